@@ -1,0 +1,5 @@
+"""`python -m orchestrator` is the program `batchscout`."""
+
+from orchestrator.cli import main
+
+main()

@@ -1,0 +1,156 @@
+"""The verbs. Everything heavy is imported inside them: `--help` needs neither torch nor ray."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from orchestrator.config import StudyConfig
+
+EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Exit 0: fine; 1: no recommendation, or a run failed; 2: bad input, said in one message; 130: stopped by Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    try:
+        sys.exit(arguments.verb(arguments))
+    except ValueError as error:
+        print(f"batchscout: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="batchscout",
+        description="Which micro-batch size, accumulation, activation checkpointing and learning rate to train with, and why.",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    for verb in (plan, run, trial):
+        command = _verb(verbs, verb, "study", "STUDY.yaml", "the study file")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
+        )
+        command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="where the study lives; default runs/<name>")
+        if verb is run:
+            command.add_argument(
+                "--address", metavar="ADDRESS", help="a Ray cluster to use ('auto': the one this node is in)"
+            )
+        if verb is plan:
+            command.add_argument("--no-memory", action="store_true", help="leave the memory prediction out")
+    command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument("--json", action="store_true", help="for programs")
+    _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument("--to", required=True, choices=EXPORTS)
+    return parser
+
+
+def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argparse.ArgumentParser:
+    """A verb is a function; its docstring is its help."""
+    command = verbs.add_parser(verb.__name__, help=verb.__doc__, description=verb.__doc__)
+    command.add_argument(argument, type=Path, metavar=metavar, help=text)
+    command.set_defaults(verb=verb)
+    return command
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    from orchestrator.plan import print_plan
+
+    print_plan(_study(arguments), predict_memory=not arguments.no_memory)
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the study, or go on with it; ends with a recommendation."""
+    study = _study(arguments)
+    from orchestrator.cluster import import_from_here
+    from orchestrator.runner import run_study
+
+    import_from_here()
+    run_dir = _run_dir(arguments, study)
+    ending = run_study(study, run_dir, arguments.address)
+    stream = sys.stdout if ending.exit_code == 0 else sys.stderr
+    print(f"\n{ending.message}", file=stream)
+    if ending.exit_code in (0, 1):
+        print(f"\n  report:         {run_dir}/report.html", file=stream)
+        if (run_dir / "recommendation.json").exists():
+            print(f"  recommendation: {run_dir}/recommendation.json", file=stream)
+            print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + study.name} --to hf", file=stream)
+    return ending.exit_code
+
+
+def trial(arguments: argparse.Namespace) -> int:
+    """Run one training run in this process, without Ray: for a debugger."""
+    study = _study(arguments)
+    from orchestrator.cluster import import_from_here
+    from orchestrator.single import run_trial
+
+    import_from_here()
+    return run_trial(study, _run_dir(arguments, study))
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show stages, trials, states, the best so far, and why each was pruned."""
+    from orchestrator.status import print_status, status_values
+
+    config, study = _open(arguments.run_dir)
+    if arguments.json:
+        print(json.dumps(status_values(config, study), indent=2))
+    else:
+        print_status(config, study)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write report.html and recommendation.json again from the journal."""
+    from orchestrator.runner import write_results
+
+    config, study = _open(arguments.run_dir)
+    recommendation = write_results(config, arguments.run_dir, study)
+    print(arguments.run_dir / "report.html")
+    return 0 if recommendation else 1
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Print the recommendation as another trainer's configuration."""
+    from orchestrator.export import export as export_text
+
+    path = arguments.run_dir / "recommendation.json"
+    if not path.exists():
+        raise ValueError(f"there is no {path}; finish the study first: batchscout run")
+    print(export_text(json.loads(path.read_text()), arguments.to))
+    return 0
+
+
+def _study(arguments: argparse.Namespace) -> StudyConfig:
+    from orchestrator.config import load_study
+
+    return load_study(arguments.study, arguments.set)
+
+
+def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
+    return (arguments.dir or Path("runs") / study.name).absolute()
+
+
+def _open(run_dir: Path) -> tuple[StudyConfig, Any]:
+    """A study as its run directory has it, read only."""
+    import yaml
+
+    from orchestrator.config import parse_study
+    from orchestrator.journal import replay
+
+    path = run_dir / "study.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"{run_dir} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
+        )
+    config = parse_study(yaml.safe_load(path.read_text()), str(path))
+    return config, replay(run_dir / "journal.jsonl", config.name)

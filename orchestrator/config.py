@@ -1,0 +1,442 @@
+"""What a study file says. Every key is documented under its field; the file's keys are these fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, ValidationError, model_validator
+
+from trainers.config import (
+    ActivationCheckpointing,
+    DataConfig,
+    Fraction,
+    ModelConfig,
+    OptimizerConfig,
+    Precision,
+    Schedule,
+    Strict,
+    TrialConfig,
+    derive_accumulation,
+)
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+def _yaml_off(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+class StudyOptimizer(OptimizerConfig):
+    lr: Positive = 6e-4
+    """Learning rate at `reference_batch_size`."""
+    reference_batch_size: PositiveInt = 32
+    """The effective batch, in samples, that `lr` was chosen for."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
+    """How the learning rate follows the effective batch: sqrt for Adam (Malladi et al. 2022, arXiv 2205.10287), linear for
+    SGD (Goyal et al. 2017, arXiv 1706.02677). A centre for the learning_rate stage, never the answer."""
+    warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Samples of linear warm-up; auto: 1 % of the budget, more for a batch that is 4 times the reference or larger."""
+
+
+class Tracking(Strict):
+    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_yaml_off)] = "off"
+    """Each trial as a W&B run, its group the study."""
+    project: str = "batchscout"
+
+
+class Placement(Strict):
+    """Null: from what the cluster has. One lane runs one trial at a time."""
+
+    lanes: PositiveInt | None = None
+    """Trials at a time; null: as many as the GPUs hold, and one on a CPU host, where two would disturb each other's clock."""
+    cpus_per_rank: PositiveInt | None = None
+    """null: on a CPU host all CPUs over the ranks; with GPUs 1."""
+
+
+class Batch(Strict):
+    """The batch of `batchscout trial`, and of stages that no earlier stage has chosen one for. Give two of the three at most."""
+
+    micro_batch_size: PositiveInt = 1
+    gradient_accumulation_steps: PositiveInt | None = None
+    effective_batch_size: PositiveInt | None = None
+
+
+class Frontier(Strict):
+    """How much fits, and what is fast?"""
+
+    type: Literal["frontier"] = "frontier"
+    activation_checkpointing: tuple[ActivationCheckpointing, ...] = ("none", "selective", "full")
+    compile: tuple[bool, ...] = (True,)
+    precision: tuple[Precision, ...] = ()
+    """Empty: the study's precision."""
+    smallest: PositiveInt = 1
+    """The micro-batch size that doubling starts at, and the baseline of the train stage."""
+    largest: PositiveInt = 1024
+    """Where doubling ends even if memory does not."""
+    steps: Annotated[int, Field(ge=5)] = 6
+    """Optimizer steps of a probe, each of 2 accumulation steps; the first 3 are not timed."""
+
+
+class Throughput(Strict):
+    """What does accumulation cost, what does it buy?"""
+
+    type: Literal["throughput"] = "throughput"
+    multiples: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16)
+    """Effective batches, in units of the chosen micro-batch times the world size."""
+    steps: Annotated[int, Field(ge=8)] = 20
+    """Optimizer steps per effective batch."""
+
+
+class Equivalence(Strict):
+    """Is (m x k) really the same as (1 x mk) for this model?"""
+
+    type: Literal["equivalence"] = "equivalence"
+    micro_batch_sizes: tuple[PositiveInt, ...] = ()
+    """The splits of the effective batch, the first is the reference; empty: the chosen micro-batch and two divisors of it."""
+    effective_batch_size: PositiveInt | None = None
+    """null: twice the largest split over all ranks."""
+    steps: PositiveInt = 10
+    tolerance: Positive | None = None
+    """Largest rho that passes; null: 1e-4 in float32, else 3 times that of a reordered copy of the second split."""
+
+
+class NoPruner(Strict):
+    type: Literal["none"] = "none"
+
+
+class AshaPruner(Strict):
+    """Promotion ASHA (Li et al. 2018, arXiv 1810.05934): pause at a rung, promote the best."""
+
+    type: Literal["asha"] = "asha"
+    min_samples: PositiveInt | None = None
+    """The first rung; null: an eighth of the budget."""
+    reduction_factor: Annotated[int, Field(ge=2)] = 2
+    """One in so many goes on from a rung."""
+    synchronous: bool = True
+    """Wait at a rung until every trial has reached it or ended; asynchronous favours who comes first, but idles less."""
+
+
+class KillRules(Strict):
+    """When a trial is stopped between rungs. A null turns the rule off; a loss that is not finite always stops."""
+
+    spike_deviations: Positive | None = 6.0
+    """A loss above the running median by so many robust standard deviations (1.4826 x MAD) ..."""
+    spike_steps: PositiveInt = 3
+    """... for so many steps in a row."""
+    above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
+    """After warm-up, a loss above so many times that of the first steps."""
+    min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
+    """Tokens/s below this share of the best trial of the same effective batch in another split or mode."""
+
+
+class Train(Strict):
+    """Which candidate reaches the loss first?"""
+
+    type: Literal["train"] = "train"
+    pruner: Annotated[NoPruner | AshaPruner, Field(discriminator="type")] = AshaPruner()
+    unscaled_contrast: bool = True
+    """Run the candidate with the best goodput once more with the learning rate unscaled."""
+
+
+class LearningRate(Strict):
+    """Is the scaling rule right here?"""
+
+    type: Literal["learning_rate"] = "learning_rate"
+    multipliers: tuple[Positive, ...] = (0.5, 0.71, 1, 1.41, 2)
+    """Of the rule's learning rate at the winner."""
+
+
+class Grid(Strict):
+    """Every combination of the lists, each a full training run; what does not divide is skipped and listed."""
+
+    type: Literal["grid"] = "grid"
+    micro_batch_size: tuple[PositiveInt, ...] = ()
+    effective_batch_size: tuple[PositiveInt, ...] = ()
+    """Empty: micro-batch x world size, no accumulation."""
+    activation_checkpointing: tuple[ActivationCheckpointing, ...] = ("none",)
+    compile: tuple[bool, ...] = (True,)
+    learning_rate: tuple[Positive, ...] = ()
+    """Empty: the scaling rule's."""
+    pruner: Annotated[NoPruner | AshaPruner, Field(discriminator="type")] = NoPruner()
+
+
+StageConfig = Annotated[
+    Frontier | Throughput | Equivalence | Train | LearningRate | Grid,
+    Field(discriminator="type"),
+]
+
+
+class StudyConfig(Strict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Letters, digits, dot, dash and underscore; the run directory is runs/<name>."""
+    model: ModelConfig
+    loss: str | None = None
+    """`package.module:callable`, called as loss(module, batch) -> (loss_sum, num_targets); null: the module returns that itself."""
+    data: DataConfig
+    optimizer: StudyOptimizer = StudyOptimizer()
+    precision: Precision = "float32"
+    world_size: PositiveInt = 1
+    """Data-parallel ranks of one trial."""
+    batch: Batch = Batch()
+    memory_limit: ByteSize | None = None
+    """Per rank. CUDA: bytes of the device, null = all of it. CPU host: bytes above the warm idle process, to which it is
+    held; null = what is available on the host when the study starts, over the ranks."""
+    headroom: Fraction = 0.05
+    """Share of the memory limit that the chosen micro-batch must leave free."""
+    sample_budget: PositiveInt = 32_768
+    """Samples (sequences) of one full training run, whatever its batch size."""
+    evaluation_samples: PositiveInt = 256
+    """Validation samples per evaluation."""
+    evaluations: Annotated[int, Field(ge=1)] = 8
+    """Evenly spaced evaluations of a full run."""
+    schedule: Schedule = Schedule()
+    isolation: Literal["lane", "trial"] = "lane"
+    """trial: fresh processes for every trial."""
+    parallel: Literal["ddp"] = "ddp"
+    tracking: Tracking = Tracking()
+    placement: Placement = Placement()
+    keep_checkpoints: PositiveInt = 1
+    """Newest checkpoints kept per trial."""
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Each candidate of train and learning_rate is run once per seed and judged by the mean."""
+    objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
+    """val_loss at the budget; or training seconds, or device hours, until the loss that the baseline ends at."""
+    kill: KillRules = KillRules()
+    stages: Annotated[tuple[StageConfig, ...], Field(min_length=1)] = (
+        Frontier(),
+        Throughput(),
+        Equivalence(),
+        Train(),
+        LearningRate(),
+    )
+
+    @model_validator(mode="after")
+    def _checks_across_keys(self) -> StudyConfig:
+        kinds = [stage.type for stage in self.stages]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+        if twice:
+            raise ValueError(
+                f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
+            )
+        given_batch(self.batch, self.world_size)
+        for stage in self.stages:
+            if isinstance(stage, Equivalence) and stage.micro_batch_sizes and stage.effective_batch_size:
+                for micro_batch_size in stage.micro_batch_sizes:
+                    derive_accumulation(stage.effective_batch_size, micro_batch_size, self.world_size)
+        return self
+
+    def stage_named(self, kind: str) -> Any:
+        """The stage of that type, or None."""
+        return next((stage for stage in self.stages if stage.type == kind), None)
+
+
+def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
+    """(micro_batch_size, gradient_accumulation_steps) that `batch` says. Raises ValueError where its numbers disagree."""
+    accumulation = batch.gradient_accumulation_steps
+    if batch.effective_batch_size is None:
+        return batch.micro_batch_size, accumulation or 1
+    derived = derive_accumulation(batch.effective_batch_size, batch.micro_batch_size, world_size)
+    if accumulation not in (None, derived):
+        raise ValueError(
+            f"batch gives gradient_accumulation_steps ({accumulation}), but effective_batch_size "
+            f"({batch.effective_batch_size}) with micro_batch_size ({batch.micro_batch_size}) and world_size "
+            f"({world_size}) makes it {derived}; leave one of them out"
+        )
+    return batch.micro_batch_size, derived
+
+
+def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
+    """What all trials of the study have in common, with the batch that `batch` gives."""
+    micro_batch_size, accumulation = given_batch(study.batch, study.world_size)
+    effective = micro_batch_size * accumulation * study.world_size
+    shared = StudyOptimizer.model_fields.keys() - OptimizerConfig.model_fields.keys()
+    return TrialConfig(
+        model=study.model,
+        loss=study.loss,
+        data=study.data,
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=accumulation,
+        world_size=study.world_size,
+        precision=study.precision,
+        optimizer=OptimizerConfig(**study.optimizer.model_dump(exclude=set(shared))),
+        learning_rate=scaled_learning_rate(study.optimizer, effective),
+        warmup_samples=warmup_samples(study.optimizer, effective, study.sample_budget),
+        schedule=study.schedule,
+        sample_budget=study.sample_budget,
+        evaluations=evenly_spaced(study.sample_budget, study.evaluations),
+        evaluation_samples=study.evaluation_samples,
+        seed=study.seeds[0],
+        keep_checkpoints=study.keep_checkpoints,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -> float:
+    """The rule's learning rate for an effective batch."""
+    ratio = effective_batch_size / optimizer.reference_batch_size
+    return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[optimizer.lr_scaling]
+
+
+def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
+    """A heuristic where `auto`: 1 % of the budget, 2 % from 8 times the reference batch, 5 % from 16 times."""
+    if optimizer.warmup != "auto":
+        return optimizer.warmup
+    ratio = effective_batch_size / optimizer.reference_batch_size
+    share = 0.05 if ratio >= 16 else 0.02 if ratio >= 8 else 0.01
+    return round(share * sample_budget)
+
+
+def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
+    """`count` sample numbers up to `total`, which is the last."""
+    return tuple(sorted({max(1, round(total * (i + 1) / count)) for i in range(count)}))
+
+
+def load_study(path: Path, overrides: list[str]) -> StudyConfig:
+    """The study that a file describes, with `a.b=c` overrides; relative data paths are resolved here and now.
+
+    Raises ValueError in the user's words: what is wrong, where, and what would be right.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no study file {path}; check the path, or start from one in configs/")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {error}; mend that line") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds no keys; a study file needs at least model and data")
+    tree.setdefault("name", path.stem)
+    for override in overrides:
+        apply_override(tree, override)
+    _make_absolute(tree)
+    return parse_study(tree, str(path))
+
+
+def _make_absolute(tree: dict[str, Any]) -> None:
+    """Paths that exist from here on: a worker has another directory, and so has the next command."""
+    for part, keys in (("data", ("train", "val", "path", "tokenizer")), ("model", ("name",))):
+        section = tree.get(part)
+        if (
+            not isinstance(section, dict)
+            or not isinstance(section.get("kwargs"), dict)
+            or ":" in str(section.get("target"))
+        ):
+            continue
+        kwargs = section["kwargs"]
+        for key in keys:
+            if key in kwargs:
+                kwargs[key] = _absolute(kwargs[key], always=section["target"] == "text" and key in ("train", "val"))
+
+
+def _absolute(value: Any, *, always: bool) -> Any:
+    """A path, or each of a list; what might be a name in a registry instead only where such a file exists."""
+    if isinstance(value, list):
+        return [_absolute(item, always=always) for item in value]
+    if isinstance(value, str) and (always or Path(value).exists()):
+        return str(Path(value).expanduser().absolute())
+    return value
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `a.b=c`; c is read as YAML, list members are addressed by their number (stages.0.smallest=4)."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set '{override}' is not of the form key=value; write --set optimizer.lr=3e-4")
+    *parents, last = key.split(".")
+    node: Any = tree
+    for name in parents:
+        node = _child(node, name, override)
+    value = yaml.safe_load(text)
+    if isinstance(node, list):
+        node[_list_index(node, last, override)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ValueError(f"--set '{override}': '{key}' lies inside a single value; set that value whole")
+
+
+def _child(node: Any, name: str, override: str) -> Any:
+    if isinstance(node, list):
+        return node[_list_index(node, name, override)]
+    if not isinstance(node, dict):
+        raise ValueError(f"--set '{override}': '{name}' lies inside a single value; set that value whole")
+    if node.get(name) is None:
+        node[name] = {}
+    return node[name]
+
+
+def _list_index(items: list[Any], name: str, override: str) -> int:
+    """A list member by number, or a stage by its type."""
+    by_type = [i for i, item in enumerate(items) if isinstance(item, dict) and item.get("type") == name]
+    if by_type:
+        return by_type[0]
+    if not name.isdigit() or int(name) >= len(items):
+        raise ValueError(
+            f"--set '{override}': the list has {len(items)} members, numbered from 0; '{name}' is none of them"
+        )
+    return int(name)
+
+
+def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
+    """A checked StudyConfig. Raises ValueError with one line per fault."""
+    try:
+        return StudyConfig.model_validate(_numbers(tree))
+    except ValidationError as error:
+        faults = "\n".join(f"  {_fault(item)}" for item in error.errors())
+        raise ValueError(f"{source} does not describe a study:\n{faults}") from error
+
+
+def _numbers(value: Any) -> Any:
+    """YAML 1.1 reads `6e-4` as text for want of a dot; whoever writes it means the number."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, str) and value[:1] in "-+0123456789." and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _fault(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "the file"
+    if item["type"] == "extra_forbidden":
+        known = ", ".join(_known_keys(item["loc"]))
+        return f"{where}: no such key; the keys here are: {known}" if known else f"{where}: no such key; remove it"
+    if item["type"] == "missing":
+        return f"{where}: is missing; add it"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{where}: {message}" if item["loc"] else message
+    return f"{where}: {message} (it is {item['input']!r}); change it"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """The keys that are possible where an unknown one was found."""
+    owner: Any = StudyConfig
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        field = owner.model_fields.get(part) if owner else None
+        owner = _model_class(field.annotation) if field else _STAGES.get(str(part), owner)
+    return list(owner.model_fields) if owner else []
+
+
+def _model_class(annotation: Any) -> Any:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
+
+
+_STAGES: dict[str, Any] = {
+    "frontier": Frontier,
+    "throughput": Throughput,
+    "equivalence": Equivalence,
+    "train": Train,
+    "learning_rate": LearningRate,
+    "grid": Grid,
+    "asha": AshaPruner,
+    "none": NoPruner,
+}

@@ -1,0 +1,268 @@
+"""Runs one stage without knowing Ray: which trial next, what a message means, what the journal must hold.
+
+The scheduler and the search algorithm of Ray Tune are thin shells around it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from orchestrator import pruners
+from orchestrator.analysis import candidate
+from orchestrator.config import AshaPruner, KillRules, StageConfig
+from orchestrator.journal import Journal
+from orchestrator.pruners import GO_ON, Decision, Entrant
+from orchestrator.stages import module_of
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Proposal, Trial, TrialState
+
+# A rate is judged from here on: compiling and the first steps are behind.
+STEPS_BEFORE_RATE_IS_JUDGED = 20
+
+
+class TrialMessage(Protocol):
+    """What a lane says of a trial; see `lanes.Message`."""
+
+    metrics: dict[str, float]
+    rungs: tuple[int, ...]
+    step_losses: tuple[float, ...]
+    evaluated: bool
+    outcome: Any
+    reason: str
+
+
+class Listener(Protocol):
+    """Who else wants to know (W&B)."""
+
+    def started(self, trial: Trial) -> None: ...
+    def result(self, trial_id: str, metrics: dict[str, float]) -> None: ...
+    def ended(self, trial: Trial) -> None: ...
+
+
+class Director:
+    """One stage of a study, from its first trial to its conclusion."""
+
+    def __init__(
+        self, stage: StageConfig, setting: Setting, journal: Journal, listener: Listener, num_lanes: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.stage, self.setting, self.journal = stage, setting, journal
+        self._listener, self._num_lanes, self._is_stopping = listener, num_lanes, is_stopping
+        self._losses: dict[str, list[float]] = {}
+        self._started: dict[str, float] = {}
+        self.latest: dict[str, dict[str, float]] = {}
+        """The last metrics heard of each running trial, journaled or not, for people to look at."""
+        self.on_change: Callable[[Trial], None] = lambda trial: None
+        """Called with every trial that starts, pauses or ends."""
+        if stage.type not in journal.study.started:
+            journal.append("stage", stage=stage.type)
+
+    # What to run
+
+    def next_trial(self) -> Trial | None:
+        """The trial to start now, or None: all lanes are busy, or nothing may run before another ends."""
+        if self._is_stopping() or self._count(TrialState.RUNNING) >= self._num_lanes:
+            return None
+        self._propose()
+        self._judge_paused()
+        waiting = [trial for trial in self._trials() if trial.state is TrialState.WAITING]
+        # Whoever is furthest goes first: it is what the others wait for.
+        return max(waiting, key=lambda trial: len(trial.promoted), default=None)
+
+    def finished(self) -> bool:
+        """Whether every trial that the stage wants has ended."""
+        self._propose()
+        return all(trial.state.ended for trial in self._trials())
+
+    def conclude(self) -> None:
+        conclusion = module_of(self.stage).conclude(self.stage, self.setting, self.journal.study)
+        self.journal.append(
+            "conclusion",
+            stage=conclusion.stage,
+            ok=conclusion.ok,
+            reason=conclusion.reason,
+            values=conclusion.values,
+            notes=list(conclusion.notes),
+        )
+
+    def proposals(self) -> list[Proposal]:
+        return module_of(self.stage).propose(self.stage, self.setting, self.journal.study)
+
+    def _propose(self) -> None:
+        for wanted in self.proposals():
+            if wanted.id not in self.journal.study.trials:
+                config = wanted.config.model_dump(mode="json")
+                fields = {"id": wanted.id, "stage": wanted.stage, "role": wanted.role, "protected": wanted.protected}
+                self.journal.append("trial", **fields, config=config)
+
+    # What happens
+
+    def on_started(self, trial_id: str) -> None:
+        self._started[trial_id] = time.monotonic()
+        self.journal.append("started", id=trial_id)
+        self._listener.started(self._trial(trial_id))
+        self.on_change(self._trial(trial_id))
+
+    def on_message(self, trial_id: str, message: TrialMessage) -> Decision:
+        """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
+        if message.outcome is not None:
+            self._on_outcome(trial_id, message)
+            return Decision("stop")
+        self.latest[trial_id] = message.metrics
+        self._losses.setdefault(trial_id, []).extend(message.step_losses)
+        decision = self._judge_running(trial_id, message)
+        if message.evaluated:
+            values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
+            self.journal.append("result", id=trial_id, metrics=message.metrics, rungs=values)
+            self._listener.result(trial_id, message.metrics)
+        if decision.action == "stop":
+            self._end(trial_id, TrialState.PRUNED, decision.reason)
+            return decision
+        for rung in message.rungs:
+            decision = self._judge_at_rung(trial_id, rung)
+            if decision.action != "go on":
+                return decision
+        return GO_ON
+
+    def on_error(self, trial_id: str, reason: str) -> None:
+        """The trial's Tune actor or its lane was lost for good."""
+        if not self._trial(trial_id).state.ended:
+            self._end(trial_id, TrialState.FAILED, f"failed: {reason}")
+
+    def _on_outcome(self, trial_id: str, message: TrialMessage) -> None:
+        if message.outcome == "stopped":
+            return  # it was told to: its state is journaled already, or it waits to go on
+        state = TrialState(message.outcome)
+        if state is TrialState.COMPLETE:
+            bad_loss = next((loss for loss in message.step_losses if not math.isfinite(loss)), None)
+            if bad_loss is not None:
+                return self._end(trial_id, TrialState.PRUNED, f"diverged: the loss is {bad_loss}", message.metrics)
+            if "val_loss" in message.metrics:
+                self.journal.append("result", id=trial_id, metrics=message.metrics, rungs={})
+                self._listener.result(trial_id, message.metrics)
+        return self._end(trial_id, state, message.reason, message.metrics)
+
+    def _end(self, trial_id: str, state: TrialState, reason: str, metrics: dict[str, float] | None = None) -> None:
+        fields = {"state": state, "reason": reason, "metrics": metrics or {}, "seconds": self._held_seconds(trial_id)}
+        self.journal.append("ended", id=trial_id, **fields)
+        self.latest.pop(trial_id, None)
+        self._losses.pop(trial_id, None)
+        self._listener.ended(self._trial(trial_id))
+        self.on_change(self._trial(trial_id))
+
+    def _held_seconds(self, trial_id: str) -> float:
+        """How long it has held a lane since it was last started; 0 for one that waits."""
+        started = self._started.pop(trial_id, None)
+        return 0.0 if started is None else time.monotonic() - started
+
+    # What is decided
+
+    def _judge_running(self, trial_id: str, message: TrialMessage) -> Decision:
+        trial, rules = self._trial(trial_id), self.setting.study.kill
+        val_loss = message.metrics.get("val_loss", 0.0)
+        if not math.isfinite(val_loss):
+            return Decision("stop", f"diverged: the validation loss is {val_loss}")
+        decision = pruners.judge_losses(
+            self._losses[trial_id],
+            math.ceil(trial.config.warmup_samples / trial.config.effective_batch_size),
+            rules.spike_deviations,
+            rules.spike_steps,
+            rules.above_start_factor,
+        )
+        if decision.action == "go on" and not trial.protected:
+            decision = self._judge_rate(trial, message, rules)
+        return decision
+
+    def _judge_rate(self, trial: Trial, message: TrialMessage, rules: KillRules) -> Decision:
+        rate = message.metrics.get("tokens_per_second")
+        samples = message.metrics.get("samples_seen", 0)
+        if rate is None or samples < STEPS_BEFORE_RATE_IS_JUDGED * trial.config.effective_batch_size:
+            return GO_ON
+        batch = trial.config.effective_batch_size
+        equals = [t for t in self._trials() if t.config.effective_batch_size == batch and _code(t) != _code(trial)]
+        rates = [t.metrics["tokens_per_second"] for t in equals if "tokens_per_second" in t.metrics]
+        return pruners.judge_throughput(rate, max(rates, default=None), rules.min_relative_throughput)
+
+    def _judge_at_rung(self, trial_id: str, rung: int) -> Decision:
+        """The verdict on one arrival; others at the rung may be promoted or cut by it too."""
+        if rung in self._trial(trial_id).promoted:
+            return GO_ON
+        self._apply_verdicts(rung, nothing_else_runs=False)
+        trial = self._trial(trial_id)
+        if trial.state is TrialState.PRUNED:
+            return Decision("stop", trial.reason)
+        if rung in trial.promoted:
+            return GO_ON
+        seconds = self._held_seconds(trial_id)
+        self.journal.append("paused", id=trial_id, reason=f"rung: waiting at {rung} samples", seconds=seconds)
+        self.on_change(self._trial(trial_id))
+        return Decision("pause", trial.reason)
+
+    def _judge_paused(self) -> None:
+        """Whoever waits at a rung may be decided by what happened since; when nothing else can run it must be."""
+        paused = [trial for trial in self._trials() if trial.state is TrialState.PAUSED]
+        if not paused:
+            return
+        others = any(t.state in (TrialState.RUNNING, TrialState.WAITING) for t in self._trials())
+        # From the top: who is let past a higher rung is needed there before the lower one is settled.
+        for rung in sorted({max(trial.rungs) for trial in paused}, reverse=True):
+            self._apply_verdicts(rung, nothing_else_runs=not others)
+
+    def _apply_verdicts(self, rung: int, *, nothing_else_runs: bool) -> None:
+        pruner = getattr(self.stage, "pruner", None)
+        if not isinstance(pruner, AshaPruner):
+            return
+        groups = self._groups()
+        verdicts = pruners.judge_rung(
+            rung,
+            [_entrant(name, group, rung) for name, group in groups.items()],
+            pruner.reduction_factor,
+            synchronous=pruner.synchronous,
+            nothing_else_runs=nothing_else_runs,
+        )
+        for name, decision in verdicts.items():
+            for trial in groups[name]:
+                self._apply(trial, rung, decision)
+
+    def _apply(self, trial: Trial, rung: int, decision: Decision) -> None:
+        if trial.state.ended or rung in trial.promoted:
+            return
+        if decision.action == "go on":
+            self.journal.append("promoted", id=trial.id, rung=rung, reason=decision.reason)
+        elif decision.action == "stop":
+            self._end(trial.id, TrialState.PRUNED, decision.reason)
+
+    def _groups(self) -> dict[str, list[Trial]]:
+        groups: dict[str, list[Trial]] = {}
+        for trial in self._trials():
+            groups.setdefault(candidate(trial), []).append(trial)
+        return groups
+
+    def _trials(self) -> list[Trial]:
+        return self.journal.study.of_stage(self.stage.type)
+
+    def _trial(self, trial_id: str) -> Trial:
+        return self.journal.study.trials[trial_id]
+
+    def _count(self, state: TrialState) -> int:
+        return sum(trial.state is state for trial in self._trials())
+
+
+def _code(trial: Trial) -> tuple[object, ...]:
+    """What decides the speed: trials that share it differ by the machine's noise alone."""
+    config = trial.config
+    return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
+
+
+def _entrant(name: str, group: list[Trial], rung: int) -> Entrant:
+    """A configuration at a rung, its seeds as one."""
+    return Entrant(
+        name,
+        pruners.mean_of_seeds({trial.id: trial.rungs.get(rung) for trial in group}),
+        out=any(trial.state.ended for trial in group),
+        protected=any(trial.protected for trial in group),
+        promoted=all(rung in trial.promoted for trial in group),
+    )

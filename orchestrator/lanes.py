@@ -1,0 +1,437 @@
+"""Lanes: warm Ray Train worker groups that run trial after trial, and the Tune Trainable that feeds them.
+
+A trial that starts a Train run of its own spends 10 to 20 seconds around its training. A lane is one long-lived Train
+run; its ranks take assignments from the `Switchboard`, an actor that knows every lane and every trial in flight.
+
+    Tune trial (LaneTrainable)  --assign, next_message, dismiss-->  Switchboard  <--take, say, ask--  ranks of a lane
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray import train, tune
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from trainers.config import TrialConfig
+from trainers.loop import Report
+
+# An assignment under which its lane's processes died this often is at fault itself.
+MAX_LANE_DEATHS = 2
+# What a CPU rank may still hold above its idle size after running out of memory before its processes are replaced.
+MEMORY_TOLERANCE_BYTES = 64 * 2**20
+# Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
+HEALTH_CHECK_SECONDS = "0.2"
+
+Outcome = Literal["complete", "stopped", "out_of_memory", "failed"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial, or what is left of it, as handed to a lane."""
+
+    trial_id: str
+    config: dict[str, Any]
+    directory: str
+    token: str
+    recycle_after: bool = False
+    lane_deaths: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a trial says: a report on the way, or (with an outcome) its last word."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    rungs: tuple[int, ...] = ()
+    step_losses: tuple[float, ...] = ()
+    evaluated: bool = False
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+class LaneRecycled(Exception):
+    """Raised by a rank so that Ray Train replaces the processes of its group."""
+
+
+class _Line:
+    """One trial in flight, as the Switchboard sees it."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.arrived = asyncio.Event()
+        self.dismissed = asyncio.Event()
+        self.verdict = asyncio.Event()
+        self.closed = False
+
+    def end(self, message: Message) -> None:
+        """Close the line with a last message, unless it has had one."""
+        if not self.closed:
+            self.messages.append(message)
+            self.closed = True
+            self.arrived.set()
+
+
+class Switchboard:
+    """Who runs what. An asyncio actor: calls wait without blocking each other."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self._num_lanes = num_lanes
+        self._queue: deque[Assignment] = deque()
+        self._lines: dict[str, _Line] = {}
+        self._in_flight: dict[str, Assignment] = {}
+        self._turns: dict[tuple[str, int], Assignment | None] = {}
+        self._causes: dict[str, str] = {}
+        self._changed = asyncio.Condition()
+        self._closing = False
+
+    # For the ranks of a lane
+
+    async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
+        """Rank 0: the next assignment of this lane; None when the study is over. One that the lane died under comes again."""
+        left_over = self._in_flight.get(lane)
+        if left_over is not None:
+            self._after_lane_death(lane, left_over)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._queue or self._closing)
+            assignment = None if self._closing else self._queue.popleft()
+            if assignment is not None:
+                self._in_flight[lane] = assignment
+            self._turns = {key: kept for key, kept in self._turns.items() if key[0] != group}
+            self._turns[(group, turn)] = assignment
+            self._changed.notify_all()
+        return assignment
+
+    async def follow(self, group: str, turn: int) -> Assignment | None:
+        """The other ranks: what rank 0 of their group took in this turn."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: (group, turn) in self._turns)
+            return self._turns[(group, turn)]
+
+    async def say(self, trial_id: str, message: Message) -> str:
+        """Deliver a message; answers "stop" where the trial is no longer wanted."""
+        line = self._lines.get(trial_id)
+        if line is None or line.closed or line.dismissed.is_set():
+            return "stop"
+        line.messages.append(message)
+        line.closed = message.outcome is not None
+        line.arrived.set()
+        return "go on"
+
+    async def ask(self, trial_id: str, message: Message) -> str:
+        """Deliver a message and wait for the verdict on it."""
+        line = self._lines.get(trial_id)
+        if line is None:
+            return "stop"
+        line.verdict.clear()
+        if await self.say(trial_id, message) == "stop":
+            return "stop"
+        await line.verdict.wait()
+        return "stop" if line.dismissed.is_set() else "go on"
+
+    async def freed(self, lane: str) -> None:
+        """The lane is done with its assignment, whatever came of it."""
+        async with self._changed:
+            self._in_flight.pop(lane, None)
+            self._changed.notify_all()
+
+    async def lane_lost(self, lane: str, cause: str) -> None:
+        """The lane's Train run is over before its time and will not come back."""
+        self._num_lanes -= 1
+        if self._num_lanes == 0:
+            for line in self._lines.values():
+                line.end(Message(outcome="failed", reason=f"failed: no lane is left; the last one said: {cause}"))
+
+    async def cause_of_death(self, lane: str, cause: str) -> None:
+        self._causes[lane] = cause
+
+    async def until_closed(self) -> None:
+        """Returns when the study is over; fails when its driver is gone, as the Switchboard is then too."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._closing)
+
+    # For the driver's side
+
+    async def assign(self, assignment: Assignment) -> None:
+        self._lines[assignment.trial_id] = _Line()
+        async with self._changed:
+            self._queue.append(assignment)
+            self._changed.notify_all()
+
+    async def next_message(self, trial_id: str) -> Message:
+        """The trial's next message; asking for it is the verdict "go on" on the one before."""
+        line = self._lines[trial_id]
+        line.verdict.set()
+        while not line.messages:
+            line.arrived.clear()
+            await line.arrived.wait()
+        return line.messages.popleft()
+
+    async def dismiss(self, trial_id: str) -> None:
+        """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
+        line = self._lines.pop(trial_id, None)
+        if line is not None:
+            line.dismissed.set()
+            line.verdict.set()
+        self._queue = deque(waiting for waiting in self._queue if waiting.trial_id != trial_id)
+
+    async def dismiss_all(self) -> None:
+        for trial_id in list(self._lines):
+            await self.dismiss(trial_id)
+
+    async def until_idle(self) -> None:
+        """Returns when no lane has an assignment."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._in_flight)
+
+    async def close(self) -> None:
+        """No more assignments: idle ranks return, and their Train runs end."""
+        await self.dismiss_all()
+        async with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
+        """The group that had this assignment is gone without a word about it."""
+        del self._in_flight[lane]
+        line = self._lines.get(assignment.trial_id)
+        if line is None or line.closed:
+            return
+        deaths = assignment.lane_deaths + 1
+        cause = self._causes.pop(lane, "its processes died without a message")
+        if deaths < MAX_LANE_DEATHS:
+            self._queue.appendleft(replace(assignment, lane_deaths=deaths))
+            return
+        line.messages.append(
+            Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}")
+        )
+        line.closed = True
+        line.arrived.set()
+
+
+# The ranks
+
+
+def serve(lane: dict[str, Any]) -> None:
+    """Ray Train's train function: run assignments until there are no more. Runs on every rank of a lane."""
+    board, name, rank = lane["switchboard"], lane["name"], train.get_context().get_world_rank()
+    _exit_with_the_study(board)
+    group = _common_name()
+    turn = 0
+    while True:
+        turn += 1
+        next_one = board.take.remote(name, group, turn) if rank == 0 else board.follow.remote(group, turn)
+        assignment: Assignment | None = ray.get(next_one)
+        if assignment is None:
+            return
+        clean = _run(assignment, board, name, rank)
+        if not clean or assignment.recycle_after:
+            raise LaneRecycled("fresh processes for the next trial")
+
+
+def _exit_with_the_study(board: Any) -> None:
+    """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost."""
+
+    def wait() -> None:
+        try:
+            ray.get(board.until_closed.remote())
+        except ray.exceptions.RayError:
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _common_name() -> str:
+    """A name for this group of processes that all its ranks know and no group before it had."""
+    import torch.distributed as dist
+
+    names = [uuid.uuid4().hex]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(names, src=0)
+    return names[0]
+
+
+def _run(assignment: Assignment, board: Any, lane: str, rank: int) -> bool:
+    """Run one assignment and say how it ended; False where this process is not fit for another one."""
+    from trainers import memory
+    from trainers.loop import pick_device
+
+    device = pick_device()
+    idle_bytes = memory.idle_bytes(device)
+    last_word, error_allows_reuse = _train(assignment, board, rank)
+    memory.give_back()
+    leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
+    if last_word is not None:
+        ray.get(board.say.remote(assignment.trial_id, last_word))
+    clean = error_allows_reuse and not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
+    if rank == 0 or not clean:
+        ray.get(board.freed.remote(lane))
+    return clean
+
+
+def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | None, bool]:
+    """(the trial's last word if this rank has it, whether the process may go on). No exception outlives this frame:
+    it would keep the whole model alive."""
+    from trainers import memory
+    from trainers.loop import train as train_one
+
+    config = TrialConfig.model_validate(assignment.config)
+    relay = Relay(board, assignment.trial_id)
+    try:
+        verdict = train_one(config, relay, Path(assignment.directory), assignment.token)
+    except Exception as error:
+        if memory.is_out_of_memory(error):
+            alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
+            return Message(outcome="out_of_memory", reason=f"out_of_memory: {_first_line(error)}"), alone_on_a_cpu
+        _write_traceback(assignment, rank)
+        return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {_first_line(error)}"), False
+    if rank != 0:
+        return None, True
+    return replace(relay.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def _write_traceback(assignment: Assignment, rank: int) -> None:
+    log = Path(assignment.directory) / f"error-rank{rank}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(traceback.format_exc())
+
+
+class Relay:
+    """Rank 0's report function: reports go out without waiting, save at rungs."""
+
+    def __init__(self, board: Any, trial_id: str) -> None:
+        self._board, self._trial_id = board, trial_id
+        self._answer: Any = None
+        self.last_message = Message()
+
+    def __call__(self, report: Report) -> str:
+        message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
+        if report.kind == "end":
+            self.last_message = message
+            return "go on"
+        if report.rungs:
+            return ray.get(self._board.ask.remote(self._trial_id, message))
+        before, self._answer = self._answer, self._board.say.remote(self._trial_id, message)
+        return "go on" if before is None else ray.get(before)
+
+
+# The driver's side
+
+
+class LaneTrainable(tune.Trainable):
+    """A Tune trial without resources of its own: it hands its trial to a lane and relays what comes back."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._board = ray.get_actor(config["switchboard"])
+        self._assignment: Assignment = config["assignment"]
+        self._assigned = False
+
+    def step(self) -> dict[str, Any]:
+        if not self._assigned:
+            ray.get(self._board.assign.remote(self._assignment))
+            self._assigned = True
+        message: Message = ray.get(self._board.next_message.remote(self._assignment.trial_id))
+        return {"message": message, "done": message.outcome is not None}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._dismiss()
+        self.setup(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self._dismiss()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Tune saves when it pauses: the lane is free from here on, and the run's own checkpoint lies in its directory."""
+        self._dismiss()
+        return {"trial": self._assignment.trial_id}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing: the run goes on from its own checkpoint."""
+
+    def _dismiss(self) -> None:
+        if self._assigned:
+            ray.get(self._board.dismiss.remote(self._assignment.trial_id))
+            self._assigned = False
+
+
+@dataclass(frozen=True)
+class LaneShape:
+    """What every lane of a study is made of."""
+
+    num_lanes: int
+    world_size: int
+    cpus_per_rank: int
+    use_gpu: bool
+
+
+class _TellCause(train.UserCallback):
+    """Tells the Switchboard why a group died."""
+
+    def __init__(self, board: Any, lane: str) -> None:
+        self._board, self._lane = board, lane
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        causes = [f"rank {rank}: {_first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
+        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes)))
+
+
+@contextlib.contextmanager
+def open_lanes(shape: LaneShape, storage: Path) -> Iterator[Any]:
+    """Start the lanes in the background; yields the Switchboard's name, and ends every process on leaving."""
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
+    token = uuid.uuid4().hex[:8]
+    name = f"switchboard-{token}"
+    board = ray.remote(num_cpus=0, max_concurrency=1000, name=name)(Switchboard).remote(shape.num_lanes)
+    threads = [
+        threading.Thread(target=_fit, args=(board, shape, storage, f"lane-{token}-{index}"), daemon=True)
+        for index in range(shape.num_lanes)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield name
+    finally:
+        ray.get(board.close.remote())
+        for thread in threads:
+            thread.join(timeout=30)
+        ray.kill(board)
+
+
+def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:
+    trainer = TorchTrainer(
+        serve,
+        train_loop_config={"switchboard": board, "name": name},
+        torch_config=TorchConfig(backend="nccl" if shape.use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=shape.world_size,
+            use_gpu=shape.use_gpu,
+            resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
+            callbacks=[_TellCause(board, name)],
+        ),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        ray.get(board.lane_lost.remote(name, _first_line(error)))

@@ -1,0 +1,90 @@
+"""`batchscout plan`: what a study would do, before it costs anything."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.config import Frontier, StageConfig, StudyConfig
+from orchestrator.stages import frontier, grid, module_of
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Study
+from orchestrator.words import bytes_text
+
+
+def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
+    """Stages, the trials that are known now, what is skipped and why, and the memory predicted for the frontier."""
+    console = Console(highlight=False)
+    setting, study = Setting(config, f"runs/{config.name}"), Study(config.name)
+    console.print(Text(f"{config.name}: {len(config.stages)} stages", style="bold"))
+    for stage in config.stages:
+        console.print(Text(f"\n{stage.type}: {type(stage).__doc__}", style="bold"))
+        for line in _lines(stage, setting, study):
+            console.print(Text(f"  {line}"))
+    stage = config.stage_named("frontier")
+    if predict_memory and isinstance(stage, Frontier):
+        _print_memory(console, stage, setting, study)
+    full_runs = _full_runs(config)
+    console.print(
+        Text(
+            f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes; "
+            "batchscout run shows the time left once the first trials have ended"
+        )
+    )
+
+
+def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
+    if stage.type == "frontier":
+        names = ", ".join(str(mode) for mode in frontier.modes(stage, setting))
+        return [f"modes: {names}", f"micro-batch {stage.smallest}, doubling until memory ends, then bisecting"]
+    if stage.type == "throughput":
+        return [f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"]
+    if stage.type == "learning_rate":
+        return [f"the winner's learning rate times {', '.join(f'{m:g}' for m in stage.multipliers)}"]
+    if stage.type == "train" and setting.study.stage_named("frontier"):
+        return ["baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"]
+    trials = [f"{found.id}  {found.role}".rstrip() for found in module_of(stage).propose(stage, setting, study)]
+    skipped = grid.skipped(stage, setting, study) if stage.type == "grid" else []
+    return trials + [f"skipped: {reason}" for reason in skipped]
+
+
+def _full_runs(config: StudyConfig) -> int:
+    setting, study = Setting(config, ""), Study(config.name)
+    counts = {"train": 6, "learning_rate": 0, "grid": 0}
+    for stage in config.stages:
+        if stage.type == "learning_rate":
+            counts["learning_rate"] = sum(multiplier != 1 for multiplier in stage.multipliers)
+        if stage.type == "grid":
+            counts["grid"] = len(grid.propose(stage, setting, study))
+    wanted = {stage.type for stage in config.stages}
+    return len(config.seeds) * sum(count for kind, count in counts.items() if kind in wanted)
+
+
+def _print_memory(console: Console, stage: Frontier, setting: Setting, study: Study) -> None:
+    """What eager tensors would take, from fake ones: no memory is used, compiled runs take less or more."""
+    from trainers.memory_prediction import predict_peaks
+
+    limit = setting.memory_limit_bytes(study)
+    console.print(Text("\npredicted peak memory (eager; compiled code differs)", style="bold"))
+    table = Table(box=None, padding=(0, 3, 0, 2))
+    table.add_column("mode")
+    sizes = [stage.smallest * factor for factor in (1, 2, 4, 8)]
+    for size in sizes:
+        table.add_column(f"m={size}", justify="right")
+    table.add_column("largest in the limit" if limit else "", justify="right")
+    for mode in stage.activation_checkpointing:
+        if isinstance(mode, float):
+            continue
+        config = setting.trial(study, stage.smallest, 1, activation_checkpointing=mode, compile=False)
+        peaks = predict_peaks(config, sizes)
+        table.add_row(mode, *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
+    console.print(table)
+
+
+def _largest(sizes: list[int], peaks: list[float], limit: int | None) -> str:
+    """On the line through the last two sizes, where activations are all that grows."""
+    if limit is None:
+        return ""
+    slope = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
+    return f"about {max(0, int(sizes[-1] + (limit - peaks[-1]) / slope))}" if slope > 0 else ""

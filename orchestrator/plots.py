@@ -1,0 +1,317 @@
+"""Small charts as SVG elements: points and lines in, a tree out. Colours come from the page's style sheet.
+
+Elements are built as a tree, so that every text is escaped where it is written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+NUM_COLOURS = 7
+_LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13
+_CHARACTER = 6.1  # of the 11 px labels, generous
+
+
+def element(tag: str, *children: Element | str | None, **attributes: object) -> Element:
+    """An HTML or SVG element; `class_` is class, and other underscores are dashes."""
+    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
+    node = Element(tag, {names[key]: str(value) for key, value in attributes.items() if value is not None})
+    for child in children:
+        if isinstance(child, str):
+            _append_text(node, child)
+        elif child is not None:
+            node.append(child)
+    return node
+
+
+def _append_text(node: Element, text: str) -> None:
+    if len(node):
+        node[-1].tail = (node[-1].tail or "") + text
+    else:
+        node.text = (node.text or "") + text
+
+
+def number_text(value: float) -> str:
+    """1.2k, 3.4M, 0.05, 2.1e-4."""
+    size = abs(value)
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if size >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
+            return f"{value / scale:.3g}{unit}" if size < 999.5 * scale else f"{value / scale:.0f}{unit}"
+    if 0 < size < 1e-2:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Mark:
+    x: float
+    y: float
+    text: str = ""
+    """Written beside it."""
+    kind: str = "point"
+    """`point`, `cross` (it failed) or `chosen` (ringed)."""
+    low: float | None = None
+    high: float | None = None
+    """An interval of y."""
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    marks: tuple[Mark, ...]
+    colour: int = 0
+    joined: bool = True
+    dashed: bool = False
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A limit or a tolerance, across the whole plot."""
+
+    value: float
+    label: str
+    vertical: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    text: Callable[[float], str] = number_text
+    log: bool = False
+    zero: bool = False
+    """Begins at zero."""
+    ticks: tuple[float, ...] = ()
+    """Where the ticks are; empty: at round numbers."""
+    unit: float = 1.0
+    """Round numbers are multiples of it."""
+    top: float | None = None
+    """Values above it are not shown."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    axis: Axis
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (self._flat(v) for v in (self.low, self.high, value))
+        return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
+
+    def _flat(self, value: float) -> float:
+        return math.log10(value) if self.axis.log else value
+
+
+def plot(
+    x_axis: Axis,
+    y_axis: Axis,
+    series: Sequence[Series],
+    lines: Sequence[Line] = (),
+    width: int = 540,
+    height: int = 270,
+    left: int = _LEFT,
+    legend: bool = True,
+) -> Element:
+    """The chart; series are named at its right edge, where they cannot cover a point."""
+    series = [_drawable(one, x_axis, y_axis) for one in series]
+    shown = [one for one in series if one.marks]
+    if not shown:
+        return _empty(width, 80)
+    labels = [one.label for one in shown if one.label] if legend else []
+    right = width - (18 + _CHARACTER * max((len(label) for label in labels), default=0))
+    height = max(height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
+    x = _scale(x_axis, _values(shown, lines, "x", x_axis), left, right)
+    y = _scale(y_axis, _values(shown, lines, "y", y_axis), height - _BOTTOM, _TOP)
+    return element(
+        "svg",
+        *_grid(x, y),
+        *[_line(line, x, y) for line in lines if _inside(line, x, y)],
+        *[_series(one, x, y) for one in shown],
+        *(_labels(shown, x, y) if labels else []),
+        viewBox=f"0 0 {width} {height}",
+        style=f"max-width:{width}px",
+        role="img",
+    )
+
+
+def _empty(width: int, height: int) -> Element:
+    text = element("text", "nothing measured yet", x=width / 2, y=height / 2, class_="muted", text_anchor="middle")
+    box = element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, class_="empty")
+    return element("svg", box, text, viewBox=f"0 0 {width} {height}", style=f"max-width:{width}px", role="img")
+
+
+def _drawable(series: Series, x_axis: Axis, y_axis: Axis) -> Series:
+    """Without the marks that no axis can show."""
+    marks = tuple(m for m in series.marks if _fits(m.x, x_axis) and _fits(m.y, y_axis))
+    return Series(series.label, marks, series.colour, series.joined, series.dashed, series.bold)
+
+
+def _fits(value: float, axis: Axis) -> bool:
+    return math.isfinite(value) and (value > 0 or not axis.log) and (axis.top is None or value <= axis.top)
+
+
+def _values(series: Sequence[Series], lines: Sequence[Line], name: str, axis: Axis) -> list[float]:
+    """All that the axis must hold."""
+    bounds = [b for one in series for m in one.marks for b in (m.low, m.high) if b is not None and name == "y"]
+    marks = [getattr(mark, name) for one in series for mark in one.marks]
+    lined = [line.value for line in lines if line.vertical == (name == "x")]
+    return [value for value in marks + bounds + lined if _fits(value, axis)]
+
+
+def _scale(axis: Axis, values: list[float], start: float, end: float) -> _Scale:
+    """A little wider than the values."""
+    low, high = min(values), max(values)
+    if axis.log:
+        margin = max((high / low) ** 0.06, 1.15)
+        return _Scale(axis, low / margin, high * margin, start, end)
+    # Ticks of our own on a linear axis are named rows, one apart.
+    margin = 0.5 if axis.ticks else 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return _Scale(axis, 0.0 if axis.zero and low >= 0 else low - margin, high + margin, start, end)
+
+
+def _ticks(scale: _Scale) -> list[float]:
+    axis = scale.axis
+    if axis.ticks:
+        return _thinned([tick for tick in axis.ticks if scale.low <= tick <= scale.high], scale)
+    if axis.log:
+        return _log_ticks(scale.low, scale.high)
+    room = abs(scale.end - scale.start) / (70 if scale.end > scale.start else 45)
+    step = _round_step((scale.high - scale.low) / axis.unit / max(2, room)) * axis.unit
+    first = math.ceil(scale.low / step)
+    return [round(step * i, 12) for i in range(first, math.floor(scale.high / step) + 1)]
+
+
+def _round_step(rough: float) -> float:
+    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    power = 10 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = math.ceil(len(decades) / 8)
+    factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+    ticks = [factor * 10.0**decade for decade in decades if decade % every == 0 for factor in factors]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _thinned(ticks: list[float], scale: _Scale) -> list[float]:
+    """Without those whose text would touch the one before."""
+    kept: list[float] = []
+    for tick in sorted(set(ticks)):
+        needed = 14 + _CHARACTER * len(scale.axis.text(tick)) if scale.end > scale.start else 14
+        if not kept or abs(scale(tick) - scale(kept[-1])) >= needed:
+            kept.append(tick)
+    return kept
+
+
+def _grid(x: _Scale, y: _Scale) -> list[Element]:
+    """Rules at the y ticks, tick texts, and what the axes are."""
+    parts = [element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")]
+    for tick in _ticks(y):
+        parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
+        parts.append(element("text", y.axis.text(tick), x=x.start - 7, y=y(tick) + 4, text_anchor="end"))
+    for tick in _ticks(x):
+        parts.append(element("line", x1=x(tick), x2=x(tick), y1=y.start, y2=y.start + 4, class_="axis"))
+        parts.append(element("text", x.axis.text(tick), x=x(tick), y=y.start + 16, text_anchor="middle"))
+    middle = (x.start + x.end) / 2
+    parts.append(element("text", x.axis.label, x=middle, y=y.start + 33, text_anchor="middle", class_="label"))
+    parts.append(element("text", y.axis.label, x=0, y=11, class_="label"))
+    return parts
+
+
+def _inside(line: Line, x: _Scale, y: _Scale) -> bool:
+    scale = x if line.vertical else y
+    return math.isfinite(line.value) and scale.low <= line.value <= scale.high
+
+
+def _line(line: Line, x: _Scale, y: _Scale) -> Element:
+    if line.vertical:
+        at = x(line.value)
+        rule = element("line", x1=at, x2=at, y1=y.end, y2=y.start, class_="limit")
+        return element("g", rule, element("text", line.label, x=at, y=y.end - 5, text_anchor="middle", class_="strong"))
+    at = y(line.value)
+    rule = element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="limit")
+    return element("g", rule, element("text", line.label, x=x.end, y=at - 4, text_anchor="end", class_="strong"))
+
+
+def _series(series: Series, x: _Scale, y: _Scale) -> Element:
+    """Lines between what was measured, a dashed one on to what failed."""
+    good = [mark for mark in series.marks if mark.kind != "cross"]
+    failed = [mark for mark in series.marks if mark.kind == "cross"]
+    looks = " ".join(name for name in ("dashed", "bold") if getattr(series, name))
+    paths = [_path(good, looks, x, y), _path([*good[-1:], *failed], "failed", x, y)] if series.joined else []
+    marks = [part for mark in series.marks for part in _mark(mark, series, x, y)]
+    return element("g", element("title", series.label), *paths, *marks, class_=f"series c{series.colour % NUM_COLOURS}")
+
+
+def _path(marks: Sequence[Mark], looks: str, x: _Scale, y: _Scale) -> Element | None:
+    points = " ".join(f"{x(mark.x)},{y(mark.y)}" for mark in marks)
+    return element("polyline", points=points, class_=looks) if len(marks) > 1 else None
+
+
+def _mark(mark: Mark, series: Series, x: _Scale, y: _Scale) -> list[Element]:
+    at_x, at_y = x(mark.x), y(mark.y)
+    parts: list[Element] = []
+    if mark.low is not None and mark.high is not None:
+        low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
+        parts.append(element("line", x1=at_x, x2=at_x, y1=low, y2=high, class_="interval"))
+    if mark.kind == "chosen":
+        parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_="ring"))
+    parts.append(_cross(at_x, at_y) if mark.kind == "cross" else _shape(at_x, at_y, series.colour))
+    if mark.text:
+        above = at_y - (12 if mark.kind == "chosen" else 7)
+        parts.append(element("text", mark.text, x=at_x, y=above, text_anchor="middle", class_="note"))
+    return parts
+
+
+def _cross(x: float, y: float) -> Element:
+    return element("path", d=f"M{x - 4},{y - 4}l8,8m0,-8l-8,8", class_="cross")
+
+
+def _shape(x: float, y: float, colour: int) -> Element:
+    """Another shape for each colour, for those who cannot tell the colours apart."""
+    shapes = (
+        f"M{x - 3.4},{y}a3.4,3.4 0 1 0 6.8,0a3.4,3.4 0 1 0 -6.8,0z",
+        f"M{x - 3},{y - 3}h6v6h-6z",
+        f"M{x},{y - 4}l4,7h-8z",
+        f"M{x},{y - 4.4}l4.4,4.4l-4.4,4.4l-4.4,-4.4z",
+        f"M{x},{y + 4}l4,-7h-8z",
+    )
+    return element("path", d=shapes[colour % len(shapes)], class_="dot")
+
+
+def _labels(series: Sequence[Series], x: _Scale, y: _Scale) -> list[Element]:
+    """The names at the right edge, each as near to its last point as the others let it be."""
+    named = sorted((one for one in series if one.label), key=lambda one: y(one.marks[-1].y))
+    places = spread([y(one.marks[-1].y) for one in named], _LABEL_GAP, y.end, y.start)
+    return [_label(one, place, x, y) for one, place in zip(named, places, strict=True)]
+
+
+def _label(series: Series, place: float, x: _Scale, y: _Scale) -> Element:
+    last = series.marks[-1]
+    leader = f"{x(last.x) + 5},{y(last.y)} {max(x(last.x) + 5, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
+    return element(
+        "g",
+        element("polyline", points=leader, class_="leader"),
+        element("text", series.label, x=x.end + 9, y=place + 4, class_="name bold" if series.bold else "name"),
+        class_=f"series c{series.colour % NUM_COLOURS}",
+    )
+
+
+def spread(places: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Sorted places moved apart until each is `gap` from the next, inside [low, high] where they all fit."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap) if moved else max(place, low))
+    for i in reversed(range(len(moved))):
+        ceiling = high if i == len(moved) - 1 else moved[i + 1] - gap
+        moved[i] = min(moved[i], ceiling)
+    return moved

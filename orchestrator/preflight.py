@@ -1,0 +1,91 @@
+"""What can be known to fail before anything is started, said in the user's words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+from orchestrator.config import Frontier, Grid, StudyConfig
+from trainers.config import TrialConfig
+
+
+def check(config: StudyConfig) -> dict[str, Any]:
+    """Load the data, build the model, look for the compiler; returns the facts that hold for the whole study.
+
+    Raises ValueError for bad input.
+    """
+    from trainers.data import load_data
+    from trainers.models import build_model, find_blocks, loss_function
+
+    check_compiler(uses_compile(config))
+    train_set, val_set = load_data(config.data)
+    check_size(config, len(train_set))
+    model = build_model(config.model, train_set)
+    find_blocks(model, config.model.blocks)
+    loss_function(config.loss)
+    facts = {
+        "num_train_samples": len(train_set),
+        "num_val_samples": len(val_set),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+    }
+    if config.memory_limit is None and not _has_cuda():
+        facts["memory_limit_bytes"] = available_memory_bytes() // config.world_size
+    return facts
+
+
+def check_trial(config: TrialConfig) -> None:
+    """The same for a single run in this process."""
+    check_compiler(config.compile)
+    if config.world_size != 1:
+        raise ValueError(
+            f"batchscout trial runs one rank in this process, and world_size is {config.world_size}; "
+            "add --set world_size=1, or use batchscout run"
+        )
+
+
+def uses_compile(config: StudyConfig) -> bool:
+    """Whether any trial of the study compiles."""
+    asked = [stage.compile for stage in config.stages if isinstance(stage, (Frontier, Grid))]
+    return any(any(choice) for choice in asked) if asked else True
+
+
+def check_compiler(compiles: bool) -> None:
+    """On a CPU torch.compile writes C++: without a compiler every compiled trial would fail minutes from now."""
+    if not compiles or _has_cuda():
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ValueError(
+            f"torch.compile needs a C++ compiler on a CPU, and there is no '{compiler}'; install one "
+            "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: [false] in the frontier stage"
+        )
+
+
+def check_size(config: StudyConfig, num_train_samples: int) -> None:
+    """The smallest step of the study must not see a sample twice."""
+    batch = config.batch
+    effective = batch.effective_batch_size or (
+        batch.micro_batch_size * (batch.gradient_accumulation_steps or 1) * config.world_size
+    )
+    frontier = config.stage_named("frontier")
+    if frontier:
+        effective = frontier.smallest * config.world_size
+    if num_train_samples < effective:
+        raise ValueError(
+            f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "
+            "add data, shorten seq_len, or lower the batch"
+        )
+
+
+def available_memory_bytes() -> int:
+    """What the kernel says can be used without swapping."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

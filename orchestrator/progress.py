@@ -1,0 +1,131 @@
+"""What a person sees while a study runs: stage, trials by state, the current best, time left."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.config import StudyConfig
+from orchestrator.study import Conclusion, Study, Trial, TrialState
+from orchestrator.words import bytes_text, seconds_text
+
+
+class Progress:
+    """A live panel on a terminal; on a pipe or a log, one line per event."""
+
+    def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
+        self._config, self._study = config, study
+        self._console = Console(quiet=quiet, highlight=False)
+        self._director: Any = None
+        self._doing = ""
+        self._started = time.monotonic()
+        self._said: dict[str, TrialState] = {trial.id: trial.state for trial in study.trials.values()}
+        self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._doing = text
+        if not self._console.is_terminal:
+            self._console.print(text)
+
+    def watch(self, director: Any) -> None:
+        """Show this stage from now on."""
+        self._director = director
+        director.on_change = self._event
+        self.say(f"{director.stage.type}: {type(director.stage).__doc__}")
+
+    def concluded(self, conclusion: Conclusion) -> None:
+        mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"
+        self._console.print(f"{mark} [bold]{conclusion.stage}[/]: ", Text(conclusion.reason), sep="")
+
+    def _event(self, trial: Trial) -> None:
+        """A trial changed its state: a line in a log, nothing on a terminal, where the panel shows it."""
+        if not self._console.is_terminal:
+            self._console.print(Text(f"  {trial.id}: {trial.state}  {trial_line(trial)}".rstrip()))
+
+    def _panel(self) -> RenderableType:
+        lines: list[RenderableType] = [self._stages(), Text(self._doing, style="dim")]
+        if self._director is not None:
+            lines += [self._running(), self._counts()]
+        return Group(*lines)
+
+    def _stages(self) -> Text:
+        text = Text(f"{self._config.name}  ", style="bold")
+        for stage in self._config.stages:
+            done = stage.type in self._study.conclusions
+            current = self._director is not None and self._director.stage.type == stage.type and not done
+            style = "green" if done else "bold yellow" if current else "dim"
+            text.append(("* " if current else "+ " if done else "- ") + stage.type + "  ", style=style)
+        return text
+
+    def _running(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for trial in list(self._study.of_stage(self._director.stage.type)):
+            if trial.state is TrialState.RUNNING:
+                metrics = trial.metrics | self._director.latest.get(trial.id, {})
+                seen = metrics.get("samples_seen", 0)
+                table.add_row(trial.id, f"{seen:,.0f} of {trial.config.sample_budget:,} samples", metrics_line(metrics))
+        return table
+
+    def _counts(self) -> Text:
+        trials = list(self._study.of_stage(self._director.stage.type))
+        counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
+        parts = [f"{count} {state}" for state, count in counts.items() if count]
+        best = best_so_far(trials)
+        text = Text("trials: " + ", ".join(parts))
+        if best:
+            text.append(f"   best: {best.id} {trial_line(best)}", style="cyan")
+        text.append(f"   {seconds_text(time.monotonic() - self._started)} so far")
+        left = seconds_left(trials)
+        if left is not None:
+            text.append(f", about {seconds_text(left)} left in this stage")
+        return text
+
+
+def best_so_far(trials: list[Trial]) -> Trial | None:
+    """The lowest val loss where there is one, else the most tokens/s."""
+    with_loss = [trial for trial in trials if trial.metrics.get("val_loss") is not None]
+    if with_loss:
+        return min(with_loss, key=lambda trial: trial.metrics["val_loss"])
+    with_rate = [trial for trial in trials if trial.metrics.get("tokens_per_second") is not None]
+    return max(with_rate, key=lambda trial: trial.metrics["tokens_per_second"], default=None)
+
+
+def seconds_left(trials: list[Trial]) -> float | None:
+    """From the mean of the trials of this stage that ended; None before the first has."""
+    ended = [trial.seconds for trial in trials if trial.state.ended and trial.seconds]
+    open_trials = sum(not trial.state.ended for trial in trials)
+    return open_trials * sum(ended) / len(ended) if ended else None
+
+
+def trial_line(trial: Trial) -> str:
+    """What a trial's end says in a line: its figures, or why there are none."""
+    return trial.reason or metrics_line(trial.metrics)
+
+
+def metrics_line(metrics: dict[str, float]) -> str:
+    parts = []
+    if metrics.get("val_loss") is not None:
+        parts.append(f"val loss {metrics['val_loss']:.3f}")
+    elif metrics.get("loss") is not None:
+        parts.append(f"loss {metrics['loss']:.3f}")
+    if metrics.get("tokens_per_second") is not None:
+        parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+    if metrics.get("peak_memory_bytes") is not None:
+        parts.append(bytes_text(metrics["peak_memory_bytes"]))
+    if metrics.get("rho") is not None:
+        parts.append(f"rho {metrics['rho']:.1e}")
+    return ", ".join(parts)

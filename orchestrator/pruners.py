@@ -1,0 +1,147 @@
+"""Who goes on at a rung, and who is stopped between rungs. Pure: values in, decisions with reasons out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Literal["go on", "pause", "stop"]
+    reason: str = ""
+
+
+GO_ON = Decision("go on")
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One configuration as a rung sees it; its seeds are judged together, by their mean."""
+
+    name: str
+    value: float | None
+    """Its objective at the rung, smaller is better; None: not there yet."""
+    out: bool = False
+    """Ended before the rung: nobody waits for it."""
+    protected: bool = False
+    promoted: bool = False
+
+
+def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tuple[int, ...]:
+    """min_samples x factor^i below the budget."""
+    rungs: list[int] = []
+    level = min_samples
+    while level < sample_budget:
+        rungs.append(level)
+        level *= reduction_factor
+    return tuple(rungs)
+
+
+def judge_rung(
+    rung: int, entrants: Sequence[Entrant], reduction_factor: int, *, synchronous: bool, nothing_else_runs: bool
+) -> dict[str, Decision]:
+    """What becomes of everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv 1810.05934).
+
+    Synchronous: when all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped.
+    Asynchronous: whoever is among the best 1/reduction_factor of those here (rounded down) goes on at once, and the
+    rest are stopped only when nothing else is left to run. Who ties with the last to go on goes on too.
+    """
+    here = [entrant for entrant in entrants if entrant.value is not None]
+    if not here:
+        return {}
+    complete = nothing_else_runs or all(e.out for e in entrants if e.value is None)
+    judged_now = complete if synchronous else True
+    places = math.ceil(len(here) / reduction_factor) if complete else len(here) // reduction_factor
+    ranked = sorted(here, key=_value)
+    cutoff = _value(ranked[places - 1]) if places else -math.inf
+    verdicts: dict[str, Decision] = {}
+    for place, entrant in enumerate(ranked, start=1):
+        if entrant.promoted or (entrant.out and not entrant.promoted):
+            continue
+        where = f"place {place} of {len(here)} at {rung} samples"
+        if entrant.protected:
+            verdicts[entrant.name] = Decision("go on", f"rung: {where}; never cut before the end")
+        elif judged_now and _value(entrant) <= cutoff:
+            verdicts[entrant.name] = Decision("go on", f"rung: {where}; the best {places} go on")
+        elif complete:
+            verdicts[entrant.name] = Decision("stop", f"rung: {where}; the best {places} go on")
+        else:
+            verdicts[entrant.name] = Decision("pause", f"rung: {where}; waiting for the others")
+    return verdicts
+
+
+def _value(entrant: Entrant) -> float:
+    """A value that is not a number is the worst there is."""
+    return math.inf if entrant.value is None or math.isnan(entrant.value) else entrant.value
+
+
+def judge_losses(
+    losses: Sequence[float],
+    num_warmup_steps: int,
+    spike_deviations: float | None,
+    spike_steps: int,
+    above_start: float | None,
+) -> Decision:
+    """Divergence, from the loss of every step so far."""
+    not_finite = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if not_finite is not None:
+        return Decision("stop", f"diverged: the loss is {losses[not_finite]} in step {not_finite + 1}")
+    return (
+        _judge_start(losses, num_warmup_steps, above_start)
+        or _judge_spike(losses, spike_deviations, spike_steps)
+        or GO_ON
+    )
+
+
+# The loss of the start is the median of so many steps; a running median needs as many before it can judge.
+_START_STEPS = 5
+_SPIKE_WINDOW = 50
+_SPIKE_HISTORY = 20
+
+
+def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float | None) -> Decision | None:
+    settled = losses[max(num_warmup_steps, _START_STEPS) :]
+    if factor is None or len(settled) < _START_STEPS:
+        return None
+    start, now = statistics.median(losses[:_START_STEPS]), statistics.median(settled[-_START_STEPS:])
+    if now <= factor * start:
+        return None
+    return Decision(
+        "stop", f"diverged: loss {now:.3f} after warm-up, {factor:g} x above the {start:.3f} it started from"
+    )
+
+
+def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) -> Decision | None:
+    """`steps` losses in a row above median + deviations x 1.4826 MAD of the window before them."""
+    before, latest = losses[-steps - _SPIKE_WINDOW : -steps], losses[-steps:]
+    if deviations is None or len(before) < _SPIKE_HISTORY:
+        return None
+    median = statistics.median(before)
+    spread = 1.4826 * statistics.median(abs(loss - median) for loss in before)
+    threshold = median + deviations * spread
+    if spread == 0 or min(latest) <= threshold:
+        return None
+    return Decision(
+        "stop", f"diverged: {steps} losses in a row above {threshold:.3f}, their median before was {median:.3f}"
+    )
+
+
+def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min_share: float | None) -> Decision:
+    """Against the fastest trial of the same effective batch."""
+    if min_share is None or best_of_equals is None or tokens_per_second >= min_share * best_of_equals:
+        return GO_ON
+    return Decision(
+        "stop",
+        f"low_throughput: {tokens_per_second:.0f} tokens/s is below {min_share:g} x {best_of_equals:.0f} tokens/s, "
+        "the best of the same effective batch",
+    )
+
+
+def mean_of_seeds(values: Mapping[str, float | None]) -> float | None:
+    """The mean over a configuration's seeds, once all of them are there."""
+    found = [value for value in values.values() if value is not None]
+    return statistics.fmean(found) if found and len(found) == len(values) else None

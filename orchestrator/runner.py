@@ -1,0 +1,277 @@
+"""`batchscout run`: a study from its file to its recommendation, stage by stage. Running again is resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator import preflight
+from orchestrator.config import StageConfig, StudyConfig
+from orchestrator.journal import Journal
+from orchestrator.progress import Progress
+from orchestrator.recommend import recommend, write_recommendation
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Study, TrialState
+
+# A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
+# to ask for nothing. Lanes take the CPUs and GPUs.
+RELAY_RESOURCES = {"CPU": 0, "node:__internal_head__": 0.001}
+# How long Ctrl-C waits for the running trials to save a checkpoint.
+SECONDS_TO_SAVE = 30
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How `batchscout run` ends."""
+
+    exit_code: int
+    message: str
+
+
+def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *, quiet: bool = False) -> Ending:
+    """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
+    open_run_directory(config, run_dir)
+    with Journal(run_dir / "journal.jsonl", config.name) as journal, _sigterm_is_ctrl_c():
+        if all(stage.type in journal.study.conclusions for stage in config.stages):
+            return finish(config, run_dir, journal.study)
+        if not journal.study.facts:
+            journal.append("facts", facts=preflight.check(config))
+        else:
+            preflight.check(config)
+        token = uuid.uuid4().hex[:8]
+        journal.append("run", token=token)
+        try:
+            with Progress(config, journal.study, quiet) as progress:
+                _run_stages(config, run_dir, journal, address, token, progress)
+        except KeyboardInterrupt:
+            finish(config, run_dir, journal.study)
+            return Ending(
+                130, f"stopped; nothing is lost. To go on, run the same command again ({_count(journal.study)})"
+            )
+        return finish(config, run_dir, journal.study)
+
+
+def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
+    """Create it, or see that it holds this very study. Raises ValueError with the difference where it does not."""
+    path = run_dir / "study.yaml"
+    now = config.model_dump(mode="json")
+    if path.exists():
+        before = yaml.safe_load(path.read_text())
+        if before != now:
+            raise ValueError(
+                f"{run_dir} holds another study:\n{_difference(before, now)}\n"
+                "choose another --dir, or take the change back to go on with that study"
+            )
+        return
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(yaml.safe_dump(now, sort_keys=False))
+    partial.replace(path)
+
+
+def _difference(before: Any, now: Any) -> str:
+    there, here = dict(_leaves(before)), dict(_leaves(now))
+    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    return "\n".join(f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys)
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    if not isinstance(tree, (dict, list)):
+        yield prefix, tree
+    for key, value in items:
+        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _run_stages(
+    config: StudyConfig, run_dir: Path, journal: Journal, address: str | None, token: str, progress: Progress
+) -> None:
+    """Start Ray and the lanes once, and run every stage that is not concluded."""
+    from orchestrator.lanes import open_lanes
+    from orchestrator.tracking import open_tracker
+
+    tracker = open_tracker(config.tracking, config.name, run_dir)
+    started = time.monotonic()
+    progress.say("starting Ray and the lanes")
+    with ray_cluster(config, address, run_dir), contextlib.closing(tracker):
+        shape = lane_shape(config)
+        with open_lanes(shape, run_dir / ".ray") as switchboard:
+            journal.append("ready", token=token, seconds=time.monotonic() - started)
+            for stage in config.stages:
+                if stage.type in journal.study.conclusions:
+                    continue
+                _run_stage(stage, config, run_dir, journal, tracker, switchboard, shape.num_lanes, token, progress)
+                if not journal.study.conclusions[stage.type].ok:
+                    return
+
+
+def _run_stage(
+    stage: StageConfig, config: StudyConfig, run_dir: Path, journal: Journal, tracker: Any, switchboard: str,
+    num_lanes: int, token: str, progress: Progress,
+) -> None:  # fmt: skip
+    from orchestrator.director import Director
+
+    director = Director(stage, Setting(config, str(run_dir)), journal, tracker, num_lanes)
+    progress.watch(director)
+    if not director.finished():
+        try:
+            _tune(director, switchboard, run_dir, token)
+        except KeyboardInterrupt:
+            progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
+            _let_trials_save(switchboard)
+            raise
+    director.conclude()
+    progress.concluded(journal.study.conclusions[stage.type])
+
+
+def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
+    """One Tuner for one stage: the Director decides, Tune and the lanes act."""
+    from ray import tune
+
+    from orchestrator.lanes import LaneTrainable
+    from orchestrator.scheduler import StageScheduler, StageSearch
+
+    scheduler = StageScheduler(director)
+    tune.Tuner(
+        tune.with_resources(LaneTrainable, RELAY_RESOURCES),
+        tune_config=tune.TuneConfig(
+            search_alg=StageSearch(director, scheduler, switchboard, token),
+            scheduler=scheduler,
+            num_samples=-1,
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=f"{director.stage.type}-{token}",
+            storage_path=str(run_dir / ".ray"),
+            verbose=0,
+        ),
+    ).fit()
+
+
+def _let_trials_save(switchboard: str) -> None:
+    import ray
+
+    board = ray.get_actor(switchboard)
+    with contextlib.suppress(ray.exceptions.GetTimeoutError):
+        ray.get(board.dismiss_all.remote())
+        ray.get(board.until_idle.remote(), timeout=SECONDS_TO_SAVE)
+
+
+def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
+    """Write report and recommendation from the journal, and say how the study stands."""
+    recommendation = write_results(config, run_dir, study)
+    failed = next((found for found in study.conclusions.values() if not found.ok), None)
+    if failed is not None:
+        bad_input = failed.values.get("bad_input", False)
+        return Ending(2 if bad_input else 1, f"{failed.stage}: {failed.reason}")
+    if recommendation is None:
+        done = [f"{found.stage}: {found.reason}" for found in study.conclusions.values()]
+        wants_one = any(stage.type in ("train", "learning_rate", "grid") for stage in config.stages)
+        return Ending(1 if wants_one else 0, "\n".join(done) or "the study has no result yet")
+    return Ending(0, recommendation["verdict"])
+
+
+def write_results(config: StudyConfig, run_dir: Path, study: Study) -> dict[str, Any] | None:
+    """recommendation.json and report.html, each whole; returns the recommendation."""
+    from orchestrator.report import write_report
+
+    recommendation = recommend(config, study)
+    write_recommendation(run_dir / "recommendation.json", recommendation)
+    write_report(run_dir / "report.html", config, study, recommendation)
+    return recommendation
+
+
+@contextlib.contextmanager
+def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iterator[None]:
+    """A connection to Ray: the caller's where there is one, else ours, ended on leaving."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    start_ray(config, address, run_dir)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
+    """ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
+    # Read when ray is imported: set before.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a banner at every verbosity
+    import ray
+
+    from orchestrator.cluster import absolute_paths, protect_local_cluster, runtime_env
+
+    environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
+    environment["env_vars"] = worker_environment()
+    if address is None:
+        protect_local_cluster()
+        options = {"include_dashboard": False, **options}
+    ray.init(address or "local", runtime_env=environment, log_to_driver=False, logging_level="ERROR", **options)
+
+
+def worker_environment() -> dict[str, str]:
+    """What every process of a study runs under."""
+    from trainers.memory import MALLOC_ENVIRONMENT
+
+    return {
+        **MALLOC_ENVIRONMENT,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes beside a memory limit
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    }
+
+
+def lane_shape(config: StudyConfig) -> Any:
+    """How many lanes of what size the cluster holds. Raises ValueError where it does not hold one."""
+    import ray
+
+    from orchestrator.lanes import LaneShape
+
+    resources = ray.cluster_resources()
+    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    world_size, placement = config.world_size, config.placement
+    lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
+    cpus_per_rank = placement.cpus_per_rank or (1 if num_gpus else max(1, num_cpus // (lanes * world_size)))
+    need, have, what = (
+        (lanes * world_size, num_gpus, "GPUs") if num_gpus else (lanes * world_size * cpus_per_rank, num_cpus, "CPUs")
+    )
+    if need > have:
+        raise ValueError(
+            f"{lanes} lane(s) of world_size {world_size} need {need} {what}, and the cluster has {have}; "
+            "lower world_size or placement.lanes, or add nodes"
+        )
+    return LaneShape(lanes, world_size, cpus_per_rank, use_gpu=num_gpus > 0)
+
+
+@contextlib.contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """A scheduler's SIGTERM stops a study as cleanly as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _count(study: Study) -> str:
+    ended = sum(trial.state.ended for trial in study.trials.values())
+    paused = sum(trial.state is TrialState.PAUSED for trial in study.trials.values())
+    return f"{ended} trials ended, {paused} paused, {len(study.trials) - ended - paused} to go on with"

@@ -1,0 +1,118 @@
+"""The Director as Ray Tune sees it: a search algorithm that names the next trial, a scheduler that pauses, promotes, stops.
+
+Tune starts every trial it knows without asking, so it is told of a trial only when that is to run now. Concurrency is
+bounded there too: `max_concurrent_trials` counts paused trials and would wait for ever with the last lane idle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from orchestrator.director import Director
+from orchestrator.lanes import Assignment, Message
+
+_ACTIONS = {"go on": TrialScheduler.CONTINUE, "pause": TrialScheduler.PAUSE, "stop": TrialScheduler.STOP}
+
+
+class _NotRestored:
+    """Tune pickles what it is given so that it could restore it; a study is restored from its journal instead."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class StageSearch(_NotRestored, Searcher):
+    """Suggests the trial that the Director wants to run now, if Tune does not hold it paused already."""
+
+    def __init__(self, director: Director, scheduler: StageScheduler, switchboard: str, token: str) -> None:
+        super().__init__()
+        self._director, self._scheduler = director, scheduler
+        self._switchboard, self._token = switchboard, token
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        trial = self._director.next_trial()
+        if trial is None:
+            return Searcher.FINISHED if self._director.finished() else None
+        if self._scheduler.holds(trial.id):
+            return None
+        self._director.on_started(trial.id)
+        assignment = Assignment(
+            trial_id=trial.id,
+            config=trial.config.model_dump(mode="json"),
+            directory=f"{self._director.setting.run_dir}/trials/{trial.id}",
+            token=self._token,
+            recycle_after=self._director.setting.study.isolation == "trial",
+        )
+        return {"switchboard": self._switchboard, "assignment": assignment}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing: the scheduler hears it first."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the journal is the truth, and Tune's restore is not used."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise AssertionError("a study is resumed from its journal")
+
+
+class StageScheduler(_NotRestored, TrialScheduler):
+    """Turns messages into Tune's decisions, and unpauses what the Director promotes."""
+
+    def __init__(self, director: Director) -> None:
+        super().__init__()
+        self._director = director
+        self._known: dict[str, TuneTrial] = {}
+
+    def holds(self, trial_id: str) -> bool:
+        """Whether Tune has the trial, paused, so that it is to be unpaused and not created."""
+        return trial_id in self._known
+
+    def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
+        self._known[_id(trial)] = trial
+
+    def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
+        message: Message = result["message"]
+        return _ACTIONS[self._director.on_message(_id(trial), message).action]
+
+    def on_trial_complete(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> None:
+        """The trial's last result: Tune asks for no decision on it."""
+        self._known.pop(_id(trial), None)
+        message: Message = result["message"]
+        if message.outcome is not None:
+            self._director.on_message(_id(trial), message)
+
+    def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
+        self._known.pop(_id(trial), None)
+        self._director.on_error(_id(trial), f"its Tune actor was lost; see {trial.error_file or 'the Ray logs'}")
+
+    def on_trial_remove(self, tune_controller: Any, trial: TuneTrial) -> None:
+        self._known.pop(_id(trial), None)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
+        self._drop_ended(tune_controller)
+        wanted = self._director.next_trial()
+        if wanted is None or wanted.id not in self._known:
+            return None
+        trial = self._known[wanted.id]
+        if trial.status != TuneTrial.PAUSED:
+            return None
+        self._director.on_started(wanted.id)
+        return trial
+
+    def debug_string(self) -> str:
+        return f"stage {self._director.stage.type}"
+
+    def _drop_ended(self, tune_controller: Any) -> None:
+        """Tune waits for paused trials for ever: those that the Director has cut since are taken from it."""
+        for trial_id, trial in list(self._known.items()):
+            if trial.status == TuneTrial.PAUSED and self._director.journal.study.trials[trial_id].state.ended:
+                self._known.pop(trial_id)
+                tune_controller.stop_trial(trial)
+
+
+def _id(trial: TuneTrial) -> str:
+    return trial.config["assignment"].trial_id

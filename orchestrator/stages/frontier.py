@@ -1,0 +1,194 @@
+"""How much fits, and what is fast? Doubling until memory ends, then bisecting, in every mode; tokens/s decides."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from orchestrator.config import Frontier
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
+from orchestrator.words import bytes_text
+from trainers.config import ActivationCheckpointing, Precision
+
+# Tokens/s within this share of the best are a tie, and go to the smaller memory.
+TIE = 0.02
+
+
+@dataclass(frozen=True)
+class Mode:
+    activation_checkpointing: ActivationCheckpointing
+    compile: bool
+    precision: Precision
+
+    def __str__(self) -> str:
+        name = str(self.activation_checkpointing)
+        return name if self.compile else f"{name}-eager"
+
+
+def modes(stage: Frontier, setting: Setting) -> list[Mode]:
+    precisions = stage.precision or (setting.study.precision,)
+    return [Mode(*mode) for mode in itertools.product(stage.activation_checkpointing, stage.compile, precisions)]
+
+
+def propose(stage: Frontier, setting: Setting, study: Study) -> list[Proposal]:
+    """In every mode: the probes so far and the next one."""
+    return [proposal for mode in modes(stage, setting) for proposal in _probes_of(stage, setting, study, mode)]
+
+
+def _probes_of(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> list[Proposal]:
+    proposals: list[Proposal] = []
+    outcomes: dict[int, bool] = {}
+    largest = _largest(stage, setting, study)
+    while (size := next_size(outcomes, stage.smallest, largest)) is not None:
+        proposal = _probe(stage, setting, study, mode, size)
+        proposals.append(proposal)
+        trial = study.trials.get(proposal.id)
+        if trial is None or not trial.state.ended or trial.state is TrialState.FAILED:
+            break
+        outcomes[size] = trial.state is TrialState.COMPLETE
+    return proposals
+
+
+def _largest(stage: Frontier, setting: Setting, study: Study) -> int:
+    """No larger than the data: a step must not see a sample twice."""
+    num_samples = study.facts.get("num_train_samples")
+    return min(stage.largest, num_samples // setting.study.world_size) if num_samples else stage.largest
+
+
+def next_size(outcomes: dict[int, bool], smallest: int, largest: int) -> int | None:
+    """The micro-batch size to try next, given which fitted; None when the largest that fits is known."""
+    fits = max((size for size, fitted in outcomes.items() if fitted), default=0)
+    fails = min((size for size, fitted in outcomes.items() if not fitted), default=None)
+    if not outcomes:
+        return smallest
+    if fails is None:
+        return min(2 * fits, largest) if fits < largest else None
+    if fails - fits <= 1 or fails == smallest:
+        return None
+    return (fits + fails) // 2
+
+
+def _probe(stage: Frontier, setting: Setting, study: Study, mode: Mode, size: int) -> Proposal:
+    config = setting.short_trial(
+        study,
+        size,
+        2,  # the gradient that is held while the next micro-batch runs counts too
+        stage.steps,
+        activation_checkpointing=mode.activation_checkpointing,
+        compile=mode.compile,
+        precision=mode.precision,
+        dynamic_micro_batch=True,
+        evaluation_samples=size * setting.study.world_size,
+    )
+    several = f"-{mode.precision}" if len(stage.precision) > 1 else ""
+    return Proposal(f"frontier-{mode}{several}-m{size}", "frontier", config)
+
+
+def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
+    """The fastest mode and size within the limit and its headroom. Raises ValueError where nothing fits."""
+    probes = study.of_stage("frontier")
+    limit = setting.memory_limit_bytes(study)
+    allowed = None if limit is None else limit * (1 - setting.study.headroom)
+    fitting = [t for t in probes if t.state is TrialState.COMPLETE and (allowed is None or _peak(t) <= allowed)]
+    if not fitting:
+        return _nothing_fits(stage, setting, probes, limit)
+    chosen = fastest(fitting)
+    in_mode = sorted({t.config.micro_batch_size for t in fitting if _mode_of(t) == _mode_of(chosen)})
+    everywhere = sorted(fitting, key=lambda t: (t.config.micro_batch_size, _rate(t)), reverse=True)
+    largest = everywhere[0]
+    peak = _peak(chosen)
+    size = chosen.config.micro_batch_size
+    room = f", {bytes_text(peak)} of {bytes_text(limit)}" if limit else f", {bytes_text(peak)}"
+    against = (
+        ""
+        if largest.id == chosen.id
+        else f"; the largest that fits, {_describe(largest)}, reaches {_rate(largest):,.0f}"
+    )
+    return Conclusion(
+        "frontier",
+        True,
+        f"{_describe(chosen)} is fastest inside the limit: {_rate(chosen):,.0f} tokens/s{room}{against}",
+        {
+            "micro_batch_size": size,
+            "activation_checkpointing": chosen.config.activation_checkpointing,
+            "compile": chosen.config.compile,
+            "precision": chosen.config.precision,
+            "tokens_per_second": _rate(chosen),
+            "peak_memory_bytes": peak,
+            "limit_bytes": limit,
+            "margin_bytes": None if limit is None else limit - peak,
+            "baseline_micro_batch_size": min(t.config.micro_batch_size for t in fitting),
+            "baseline_mode": _mode_values(_first_mode(fitting)),
+            "largest": _mode_values(largest) | {"micro_batch_size": largest.config.micro_batch_size},
+            "second_largest": _second_largest(everywhere),
+            "fitting": in_mode,
+        },
+        tuple(_edge(stage, setting, study, mode) for mode in modes(stage, setting)),
+    )
+
+
+def fastest(fitting: list[Trial]) -> Trial:
+    """The most tokens/s; within a tie the least memory."""
+    best = max(_rate(trial) for trial in fitting)
+    return min((t for t in fitting if _rate(t) >= (1 - TIE) * best), key=_peak)
+
+
+def _nothing_fits(stage: Frontier, setting: Setting, probes: list[Trial], limit: int | None) -> Conclusion:
+    failed = [trial for trial in probes if trial.state is TrialState.FAILED]
+    if failed:
+        return Conclusion("frontier", False, f"no probe succeeded; {failed[0].id}: {failed[0].reason}")
+    needed = min((_peak(t) for t in probes if t.state is TrialState.COMPLETE), default=None)
+    above = (
+        f"; the least measured was {bytes_text(needed)}, and headroom ({setting.study.headroom:.0%}) must stay free"
+        if needed
+        else ""
+    )
+    return Conclusion(
+        "frontier",
+        False,
+        f"not even micro-batch {stage.smallest} fits into memory_limit ({bytes_text(limit or 0)}) in any mode{above}; "
+        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage",
+        {"bad_input": True},
+    )
+
+
+def _second_largest(by_size: list[Trial]) -> dict[str, object] | None:
+    """The next micro-batch size below the largest, in any mode."""
+    top = by_size[0].config.micro_batch_size
+    smaller = [trial for trial in by_size if trial.config.micro_batch_size < top]
+    return _mode_values(smaller[0]) | {"micro_batch_size": smaller[0].config.micro_batch_size} if smaller else None
+
+
+def _edge(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> str:
+    """The evidence for one mode: what fits, and what does not."""
+    trials = [study.trials[p.id] for p in _probes_of(stage, setting, study, mode) if p.id in study.trials]
+    fits = max((t.config.micro_batch_size for t in trials if t.state is TrialState.COMPLETE), default=0)
+    fails = min((t.config.micro_batch_size for t in trials if t.state is TrialState.OUT_OF_MEMORY), default=None)
+    end = f"{fails} does not" if fails else f"{_largest(stage, setting, study)} is where the search ends"
+    return f"{mode}: micro-batch {fits} fits, {end} ({len(trials)} probes)"
+
+
+def _first_mode(fitting: list[Trial]) -> Trial:
+    """The smallest micro-batch in the mode that the study file names first."""
+    return min(fitting, key=lambda trial: trial.config.micro_batch_size)
+
+
+def _mode_values(trial: Trial) -> dict[str, object]:
+    return {key: getattr(trial.config, key) for key in ("activation_checkpointing", "compile", "precision")}
+
+
+def _mode_of(trial: Trial) -> Mode:
+    return Mode(trial.config.activation_checkpointing, trial.config.compile, trial.config.precision)
+
+
+def _describe(trial: Trial) -> str:
+    return f"micro-batch {trial.config.micro_batch_size} with activation checkpointing {_mode_of(trial)}"
+
+
+def _rate(trial: Trial) -> float:
+    return trial.metrics.get("tokens_per_second", 0.0)
+
+
+def _peak(trial: Trial) -> float:
+    return trial.metrics["peak_memory_bytes"]

@@ -1,0 +1,56 @@
+"""What a stage knows beside its own keys, and the choice that earlier stages hand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config import StudyConfig, base_trial, given_batch, scaled_learning_rate, warmup_samples
+from orchestrator.study import Study
+from trainers.config import TrialConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    study: StudyConfig
+    run_dir: str
+
+    def memory_limit_bytes(self, study: Study) -> int | None:
+        """The limit of the study file, or the host's that was read when the study began."""
+        return int(self.study.memory_limit) if self.study.memory_limit else study.facts.get("memory_limit_bytes")
+
+    def trial(self, study: Study, micro_batch_size: int, accumulation: int, **changes: Any) -> TrialConfig:
+        """A full training run with the batch given, the frontier's mode, and the rule's learning rate and warm-up."""
+        effective = micro_batch_size * accumulation * self.study.world_size
+        base = base_trial(self.study, self.memory_limit_bytes(study))
+        batch = {
+            "micro_batch_size": micro_batch_size,
+            "gradient_accumulation_steps": accumulation,
+            "learning_rate": scaled_learning_rate(self.study.optimizer, effective),
+            "warmup_samples": warmup_samples(self.study.optimizer, effective, self.study.sample_budget),
+        }
+        return TrialConfig.model_validate(base.model_dump() | self._mode(study) | batch | changes)
+
+    def short_trial(
+        self, study: Study, micro_batch_size: int, accumulation: int, steps: int, **changes: Any
+    ) -> TrialConfig:
+        """A run of so many optimizer steps at a constant learning rate, not evaluated."""
+        short = {
+            "sample_budget": steps * micro_batch_size * accumulation * self.study.world_size,
+            "evaluations": (),
+            "evaluation_samples": 0,
+            "warmup_samples": 0,
+            "schedule": {"type": "constant"},
+        }
+        return self.trial(study, micro_batch_size, accumulation, **(short | changes))
+
+    def chosen_batch(self, study: Study) -> tuple[int, int]:
+        """(micro_batch_size, accumulation): the frontier's choice, else the study file's."""
+        micro_batch_size = study.value("frontier", "micro_batch_size")
+        return (micro_batch_size, 1) if micro_batch_size else given_batch(self.study.batch, self.study.world_size)
+
+    @staticmethod
+    def _mode(study: Study) -> dict[str, Any]:
+        keys = ("activation_checkpointing", "compile", "precision")
+        found = {key: study.value("frontier", key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,53 @@
+"""Compile before a memory limit holds and before a clock runs.
+
+Under a limit the compiler fails in odd ways (threads that cannot start, MemoryError inside dynamo), so a throw-away
+copy of the model takes one step first. A process that runs trial after trial pays once per shape and mode.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trainers.activation_checkpointing import RECOMPILE_LIMIT
+from trainers.config import TrialConfig
+from trainers.memory import give_back
+from trainers.run import Run
+
+_warm: set[str] = set()
+
+
+def warm_up(config: TrialConfig, device: torch.device) -> float:
+    """Compile and touch every kernel that `config` will use; returns the seconds it took, 0 where that was done before.
+
+    On CUDA the first step of the run itself does it: there the limit is the device's, and a copy would cost memory.
+    """
+    if device.type == "cuda":
+        return 0.0
+    small = _smallest_of_same_code(config)
+    key = small.model_dump_json(include=set(_CODE_FIELDS))
+    if key in _warm:
+        return 0.0
+    if len(_warm) >= RECOMPILE_LIMIT // 2:
+        torch.compiler.reset()
+        _warm.clear()
+    started = time.perf_counter()
+    Run(small, device).step()
+    give_back()
+    _warm.add(key)
+    return time.perf_counter() - started
+
+
+_CODE_FIELDS = (
+    "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
+    "dynamic_micro_batch", "optimizer",
+)  # fmt: skip
+
+
+def _smallest_of_same_code(config: TrialConfig) -> TrialConfig:
+    """A step of it compiles what the whole run needs. The compiler treats 1 apart from all other sizes; eager code
+    is the same for every size."""
+    any_size = config.dynamic_micro_batch or not config.compile
+    micro_batch_size = min(config.micro_batch_size, 2) if any_size else config.micro_batch_size
+    return config.model_copy(update={"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 1})

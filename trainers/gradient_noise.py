@@ -1,0 +1,148 @@
+"""How much of the gradient is signal: pairwise coherence, and the gradient noise scale with its interval.
+
+With g_k the mean gradient of one micro-batch of b samples, A of them in a step, gbar their mean and B = bA samples:
+
+    S     = (mean |g_k|^2 - |gbar|^2) / (1/b - 1/B)          trace of the per-sample gradient covariance
+    |G|^2 = (B |gbar|^2 - b mean |g_k|^2) / (B - b)           squared norm of the true gradient
+    B_simple = S / |G|^2      McCandlish et al. 2018, arXiv 1812.06162, appendix A.1
+
+Both are unbiased; their ratio per step is not, so S and |G|^2 are averaged apart and divided once.
+Only norms are needed: no gradient is stored. Everything stays on the device until an interval is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Z_95 = 1.96
+
+
+class MicroGradientNorms:
+    """Sees each micro-batch's own gradient (hooks on the leaves run before accumulation, and before DDP's all-reduce)."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._norms: list[Tensor] = []
+        self._mean_squares: list[Tensor] = []
+        self._handles = [parameter.register_hook(self._see) for parameter in parameters]
+
+    def _see(self, gradient: Tensor) -> None:
+        self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
+
+    def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor) -> None:
+        """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward."""
+        norm = torch.linalg.vector_norm(torch.stack(self._norms))
+        self._mean_squares.append((norm / (scale * num_targets)) ** 2)
+        self._norms = []
+
+    def take(self) -> Tensor:
+        """Mean |g_k|^2 over this rank's micro-batches of the step, a scalar on the device."""
+        mean_square = torch.stack(self._mean_squares).mean()
+        self._mean_squares = []
+        return mean_square
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """In samples. None where the run cannot tell: one micro-batch and one rank, or too few steps."""
+
+    coherence: float | None
+    coherence_floor: float | None
+    noise_scale: float | None
+    noise_scale_low: float | None
+    noise_scale_high: float | None
+
+
+class NoiseLog:
+    """(mean |g_k|^2, |gbar|^2) of every step; the estimate is made from all of them."""
+
+    def __init__(self, micro_batch_size: int, num_micro_batches: int) -> None:
+        """num_micro_batches: per optimizer step, over all ranks."""
+        self.micro_batch_size = micro_batch_size
+        self.num_micro_batches = num_micro_batches
+        self._pending: list[Tensor] = []
+        self.steps: list[tuple[float, float]] = []
+
+    def add(self, mean_square: Tensor, gradient_norm: Tensor) -> None:
+        self._pending.append(torch.stack([mean_square.double(), gradient_norm.double() ** 2]))
+
+    def read(self) -> None:
+        """Bring the pending steps to the host; all ranks call it together."""
+        if not self._pending:
+            return
+        pending = torch.stack(self._pending)
+        if dist.is_initialized():
+            # |gbar|^2 is equal on all ranks, so the mean over ranks leaves it and averages mean |g_k|^2.
+            dist.all_reduce(pending)
+            pending = pending / dist.get_world_size()
+        self._pending = []
+        self.steps += [(small, big) for small, big in pending.tolist()]
+
+    def estimate(self) -> NoiseEstimate:
+        return estimate_noise(self.steps, self.micro_batch_size, self.num_micro_batches)
+
+
+def estimate_noise(steps: list[tuple[float, float]], micro_batch_size: int, num_micro_batches: int) -> NoiseEstimate:
+    """From (mean |g_k|^2, |gbar|^2) of each step; needs two micro-batches a step, and for intervals two steps."""
+    steps = [pair for pair in steps if math.isfinite(pair[0]) and math.isfinite(pair[1])]
+    if num_micro_batches < 2 or not steps:
+        return NoiseEstimate(None, None, None, None, None)
+    coherences = [_coherence(small, big, num_micro_batches) for small, big in steps]
+    small, big = _mean([s for s, _ in steps]), _mean([b for _, b in steps])
+    scale, low, high = _noise_scale(steps, micro_batch_size, num_micro_batches)
+    return NoiseEstimate(
+        coherence=_coherence(small, big, num_micro_batches),
+        # Pairs of pure noise are uncorrelated on average: what they would still show is the error of the mean.
+        coherence_floor=Z_95 * _standard_error(coherences) if len(coherences) > 1 else None,
+        noise_scale=scale,
+        noise_scale_low=low,
+        noise_scale_high=high,
+    )
+
+
+def _coherence(mean_square: float, square_of_mean: float, count: int) -> float:
+    """Mean cosine-like agreement over all pairs of micro-gradients, a U-statistic from norms alone."""
+    if mean_square == 0:
+        return 0.0
+    return (count * square_of_mean - mean_square) / ((count - 1) * mean_square)
+
+
+def _noise_scale(
+    steps: list[tuple[float, float]], micro_batch_size: int, count: int
+) -> tuple[float | None, float | None, float | None]:
+    """(B_simple, low, high) in samples. The interval is a jackknife over steps of the inverse |G|^2 / S, then inverted:
+    on the ratio itself it covers far less where the noise is large. high is None where it is unbounded."""
+    b, big_b = micro_batch_size, micro_batch_size * count
+    noise = [(small - big) / (1 / b - 1 / big_b) for small, big in steps]
+    signal = [(big_b * big - b * small) / (big_b - b) for small, big in steps]
+    n, total_noise, total_signal = len(steps), sum(noise), sum(signal)
+    if total_noise <= 0:
+        return (0.0, None, None)
+    inverse = total_signal / total_noise
+    point = 1 / inverse if inverse > 0 else None
+    if n < 2:
+        return (point, None, None)
+    left_out = [(total_signal - g) / (total_noise - s) for g, s in zip(signal, noise, strict=True) if total_noise > s]
+    if len(left_out) < n:
+        return (point, None, None)
+    mean = _mean(left_out)
+    error = math.sqrt((n - 1) / n * sum((value - mean) ** 2 for value in left_out))
+    upper, lower = inverse + Z_95 * error, inverse - Z_95 * error
+    return (point, 1 / upper if upper > 0 else None, 1 / lower if lower > 0 else None)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _standard_error(values: list[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,56 @@
+"""Peak memory of a training step without taking it: fake tensors on the CPU, every allocation counted by torch's own tracker.
+
+Eager code only: the tracker sees what is dispatched, and a compiled graph plans its buffers by itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from trainers.activation_checkpointing import apply_to_blocks
+from trainers.config import TrialConfig
+from trainers.data import fetch, load_data
+from trainers.models import build_model, loss_function
+from trainers.optim import build_optimizer
+
+
+def predict_peaks(config: TrialConfig, micro_batch_sizes: list[int]) -> list[float]:
+    """Bytes at the peak of a step with AdamW's state in place, for each micro-batch size; `config` must not compile."""
+    assert not config.compile
+    train_set, _ = load_data(config.data)
+    sample = fetch(train_set, [0])
+    return [_peak(config, train_set, sample, size) for size in micro_batch_sizes]
+
+
+def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: int) -> float:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracker warns of every kind of tensor that it has not seen before
+        model = apply_to_blocks(build_model(config.model, train_set), config)
+        optimizer = build_optimizer(model, config)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        batch = _repeated(sample, micro_batch_size)
+        with tracker:
+            for _ in range(2):  # the optimizer's state is made in the first step, the peak is in the second
+                loss_sum, _ = loss_function(config.loss)(model, batch)
+                loss_sum.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))
+
+
+def _repeated(sample: Any, times: int) -> Any:
+    """A fake batch of `times` samples of this shape."""
+    if isinstance(sample, torch.Tensor):
+        return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
+    if isinstance(sample, dict):
+        return {key: _repeated(value, times) for key, value in sample.items()}
+    if isinstance(sample, (list, tuple)):
+        return type(sample)(_repeated(value, times) for value in sample)
+    return sample

@@ -1,0 +1,127 @@
+"""From a `ModelConfig` to an nn.Module, and from an nn.Module to its repeated blocks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainers.config import ModelConfig, call_target, resolve
+from trainers.gpt import GPT, summed_cross_entropy
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
+
+
+def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
+    """The module that `model.target` names, its vocab_size and seq_len taken from the data where kwargs leave them out."""
+    target = _target(config.target)
+    parameters = inspect.signature(target).parameters
+    from_data = {
+        name: getattr(train_set, name)
+        for name in ("vocab_size", "seq_len")
+        if name in parameters and name not in config.kwargs and hasattr(train_set, name)
+    }
+    model = call_target("model", target, {**from_data, **config.kwargs})
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model.target '{config.target}' returned a {type(model).__name__}, not an nn.Module; return the module itself"
+        )
+    return model
+
+
+def _target(name: str) -> Callable[..., Any]:
+    if name == "gpt":
+        return GPT
+    if name == "hf":
+        return hf
+    if ":" not in name:
+        raise ValueError(
+            f"model.target '{name}' is not built in; use gpt, hf or an import path package.module:callable"
+        )
+    return resolve(name)
+
+
+class CausalLanguageModel(nn.Module):
+    """A transformers causal language model under this project's contract: batch in, (loss_sum, num_targets) out."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.inner(input_ids=batch["input_ids"], use_cache=False).logits
+        return summed_cross_entropy(logits, batch["targets"])
+
+
+def hf(
+    *,
+    name: str | None = None,
+    model_type: str | None = None,
+    pretrained: bool = False,
+    vocab_size: int | None = None,
+    config: dict[str, Any] | None = None,
+) -> nn.Module:
+    """A transformers causal LM: of `name` (a hub name or local folder), or of `model_type` with `config` overrides."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise ValueError("model.target 'hf' needs transformers; pip install 'batchscout[hf]'") from error
+    if (name is None) == (model_type is None):
+        raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
+    overrides = dict(config or {})
+    if vocab_size is not None and not pretrained:
+        overrides["vocab_size"] = vocab_size
+    if name is None:
+        settings = AutoConfig.for_model(model_type, **overrides)
+    else:
+        settings = AutoConfig.from_pretrained(name, **overrides)
+    if pretrained and name is not None:
+        return CausalLanguageModel(AutoModelForCausalLM.from_pretrained(name, config=settings))
+    return CausalLanguageModel(AutoModelForCausalLM.from_config(settings))
+
+
+def loss_function(path: str | None) -> LossFunction:
+    """loss(module, batch) -> (loss_sum, num_targets); without a path the module's own forward is the loss."""
+    return resolve(path) if path else _own_loss
+
+
+def _own_loss(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    return module(batch)
+
+
+def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
+    """(loss_sum, num_targets) as two scalar tensors, or a ValueError that says what was returned instead."""
+    fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ValueError(f"the model returned a {type(returned).__name__}; {fix}")
+    for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
+    return returned
+
+
+def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | None:
+    """The repeated blocks: the ModuleList called `name`, else the longest whose members are all of one class."""
+    if name is not None:
+        named = dict(model.named_modules())
+        found = named.get(name)
+        if not isinstance(found, nn.ModuleList):
+            lists = [key for key, module in named.items() if isinstance(module, nn.ModuleList)]
+            raise ValueError(
+                f"model.blocks names '{name}', which is no ModuleList of this model; it has: {', '.join(lists) or 'none'}"
+            )
+        return found
+    uniform = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
+    ]
+    return max(uniform, key=len, default=None)
+
+
+def num_batch_norms(model: nn.Module) -> int:
+    """Layers whose statistics depend on the micro-batch: with them a split of the batch is another experiment."""
+    return sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

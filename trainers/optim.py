@@ -1,0 +1,45 @@
+"""The optimizer and its schedule, both in samples so that runs of different batch sizes are comparable."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from trainers.config import TrialConfig
+
+
+def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
+    """Fused AdamW or SGD; weight decay on tensors of two or more dimensions only."""
+    settings = config.optimizer
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.type == "sgd":
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def learning_rate_at(config: TrialConfig, samples_seen: int) -> float:
+    """The learning rate of the step that ends at `samples_seen`."""
+    return config.learning_rate * min(_warmup(config, samples_seen), _after_warmup(config, samples_seen))
+
+
+def _warmup(config: TrialConfig, samples_seen: int) -> float:
+    return min(1.0, samples_seen / config.warmup_samples) if config.warmup_samples else 1.0
+
+
+def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
+    budget, schedule = config.sample_budget, config.schedule
+    if schedule.type == "cosine":
+        progress = (samples_seen - config.warmup_samples) / max(1, budget - config.warmup_samples)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+    if schedule.type == "warmup_stable_decay" and schedule.decay > 0:
+        # The step that reaches the budget still moves: the anneal ends one step's share above zero.
+        remaining = budget + config.effective_batch_size - samples_seen
+        return min(1.0, max(0.0, remaining / (schedule.decay * budget + config.effective_batch_size)))
+    return 1.0

@@ -1,0 +1,98 @@
+"""Seconds per step without stalling the device, and what they say: tokens/s, MFU and HFU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from trainers.config import TrialConfig
+
+# The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
+NUM_WARMUP_STEPS = 3
+
+# Dense peak TFLOP/s without sparsity, per device name and precision (vendors' data sheets).
+_PEAK_TFLOPS = {
+    "A100": {"bfloat16": 312, "float16": 312, "float32": 19.5},
+    "H100": {"bfloat16": 989, "float16": 989, "float32": 67},
+    "H200": {"bfloat16": 989, "float16": 989, "float32": 67},
+    "L40S": {"bfloat16": 362, "float16": 362, "float32": 91.6},
+    "RTX 4090": {"bfloat16": 165, "float16": 165, "float32": 82.6},
+    "B200": {"bfloat16": 2250, "float16": 2250, "float32": 75},
+}
+
+
+class StepClock:
+    """Durations of steps. On CUDA by events, read once per interval after a single synchronisation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.step_seconds: list[float] = []
+        self._marks: list[torch.cuda.Event] = []
+        self._last = 0.0
+
+    def start(self) -> None:
+        """Begin a run of back-to-back steps; what lies before it (evaluation, saving, waiting) is not timed."""
+        if self.device.type == "cuda":
+            self._marks = [self._mark()]
+        else:
+            self._last = time.perf_counter()
+
+    def end_of_step(self) -> None:
+        if self.device.type == "cuda":
+            self._marks.append(self._mark())
+            return
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._last)
+        self._last = now
+
+    def read(self) -> None:
+        """Bring what is pending to the host, and start again from here."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            pairs = zip(self._marks, self._marks[1:], strict=False)
+            self.step_seconds += [before.elapsed_time(after) / 1000 for before, after in pairs]
+        self.start()
+
+    def median_step_seconds(self) -> float | None:
+        """Over all steps but the first of the process; None until there is one to count."""
+        counted = self.step_seconds[NUM_WARMUP_STEPS:]
+        return statistics.median(counted) if counted else None
+
+    @staticmethod
+    def _mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Dense peak of the device in FLOP/s; None where it is not known, and then no utilisation is reported."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = next((peaks for key, peaks in _PEAK_TFLOPS.items() if key in name), None)
+    return known[precision] * 1e12 if known else None
+
+
+def model_flops_per_token(model: nn.Module) -> float:
+    """6 FLOPs per parameter that multiplies (PaLM, arXiv 2204.02311, appendix B), attention's own product left out:
+    for a user's model its shape is not known, so the utilisation is a lower bound."""
+    lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    heads = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    only_looked_up = lookups - heads
+    return 6.0 * sum(p.numel() for p in model.parameters() if id(p) not in only_looked_up)
+
+
+def utilisation(
+    model: nn.Module, config: TrialConfig, device: torch.device, tokens_per_second: float
+) -> dict[str, float]:
+    """{mfu, hfu} of one rank's device; empty where its peak is not known. Full checkpointing runs the forward twice."""
+    peak = peak_flops(device, config.precision)
+    if peak is None:
+        return {}
+    mfu = model_flops_per_token(model) * tokens_per_second / config.world_size / peak
+    recomputed = {"none": 1.0, "full": 4 / 3}.get(str(config.activation_checkpointing))
+    return {"mfu": mfu} | ({"hfu": mfu * recomputed} if recomputed else {})
