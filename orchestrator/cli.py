@@ -62,8 +62,10 @@ def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argp
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    from orchestrator.cluster import import_from_here
     from orchestrator.plan import print_plan
 
+    import_from_here()
     print_plan(_study(arguments), predict_memory=not arguments.no_memory)
     return 0
 
@@ -94,7 +96,8 @@ def trial(arguments: argparse.Namespace) -> int:
     from orchestrator.single import run_trial
 
     import_from_here()
-    return run_trial(study, _run_dir(arguments, study))
+    # Not the study's own directory, which `run` wants empty.
+    return run_trial(study, (arguments.dir or Path("runs") / f"{study.name}-trial").absolute())
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from trainers.config import (
 )
 
 Positive = Annotated[float, Field(gt=0)]
+AtLeastOne = Field(min_length=1)
 
 
 def _yaml_off(value: object) -> object:
@@ -68,8 +70,8 @@ class Frontier(Strict):
     """How much fits, and what is fast?"""
 
     type: Literal["frontier"] = "frontier"
-    activation_checkpointing: tuple[ActivationCheckpointing, ...] = ("none", "selective", "full")
-    compile: tuple[bool, ...] = (True,)
+    activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none", "selective", "full")
+    compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
     precision: tuple[Precision, ...] = ()
     """Empty: the study's precision."""
     smallest: PositiveInt = 1
@@ -84,7 +86,7 @@ class Throughput(Strict):
     """What does accumulation cost, what does it buy?"""
 
     type: Literal["throughput"] = "throughput"
-    multiples: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16)
+    multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
     """Effective batches, in units of the chosen micro-batch times the world size."""
     steps: Annotated[int, Field(ge=8)] = 20
     """Optimizer steps per effective batch."""
@@ -145,7 +147,7 @@ class LearningRate(Strict):
     """Is the scaling rule right here?"""
 
     type: Literal["learning_rate"] = "learning_rate"
-    multipliers: tuple[Positive, ...] = (0.5, 0.71, 1, 1.41, 2)
+    multipliers: Annotated[tuple[Positive, ...], AtLeastOne] = (0.5, 0.71, 1, 1.41, 2)
     """Of the rule's learning rate at the winner."""
 
 
@@ -156,8 +158,8 @@ class Grid(Strict):
     micro_batch_size: tuple[PositiveInt, ...] = ()
     effective_batch_size: tuple[PositiveInt, ...] = ()
     """Empty: micro-batch x world size, no accumulation."""
-    activation_checkpointing: tuple[ActivationCheckpointing, ...] = ("none",)
-    compile: tuple[bool, ...] = (True,)
+    activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none",)
+    compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
     learning_rate: tuple[Positive, ...] = ()
     """Empty: the scaling rule's."""
     pruner: Annotated[NoPruner | AshaPruner, Field(discriminator="type")] = NoPruner()
@@ -181,7 +183,7 @@ class StudyConfig(Strict):
     world_size: PositiveInt = 1
     """Data-parallel ranks of one trial."""
     batch: Batch = Batch()
-    memory_limit: ByteSize | None = None
+    memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
     """Per rank. CUDA: bytes of the device, null = all of it. CPU host: bytes above the warm idle process, to which it is
     held; null = what is available on the host when the study starts, over the ranks."""
     headroom: Fraction = 0.05
@@ -200,12 +202,12 @@ class StudyConfig(Strict):
     placement: Placement = Placement()
     keep_checkpoints: PositiveInt = 1
     """Newest checkpoints kept per trial."""
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
     """Each candidate of train and learning_rate is run once per seed and judged by the mean."""
     objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
     """val_loss at the budget; or training seconds, or device hours, until the loss that the baseline ends at."""
     kill: KillRules = KillRules()
-    stages: Annotated[tuple[StageConfig, ...], Field(min_length=1)] = (
+    stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
         Frontier(),
         Throughput(),
         Equivalence(),
@@ -221,7 +223,13 @@ class StudyConfig(Strict):
             raise ValueError(
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
             )
-        given_batch(self.batch, self.world_size)
+        micro_batch_size, accumulation = given_batch(self.batch, self.world_size)
+        effective = micro_batch_size * accumulation * self.world_size
+        if effective > self.sample_budget:
+            raise ValueError(
+                f"sample_budget ({self.sample_budget}) is smaller than one effective batch ({effective}); "
+                "raise sample_budget or lower the batch"
+            )
         for stage in self.stages:
             if isinstance(stage, Equivalence) and stage.micro_batch_sizes and stage.effective_batch_size:
                 for micro_batch_size in stage.micro_batch_sizes:
@@ -248,6 +256,12 @@ def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
     return batch.micro_batch_size, derived
 
 
+def uses_compile(study: StudyConfig) -> bool:
+    """Whether any trial of the study compiles."""
+    asked = [stage.compile for stage in study.stages if isinstance(stage, (Frontier, Grid))]
+    return any(any(choice) for choice in asked) if asked else True
+
+
 def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
     """What all trials of the study have in common, with the batch that `batch` gives."""
     micro_batch_size, accumulation = given_batch(study.batch, study.world_size)
@@ -260,6 +274,7 @@ def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfi
         micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=accumulation,
         world_size=study.world_size,
+        compile=uses_compile(study),
         precision=study.precision,
         optimizer=OptimizerConfig(**study.optimizer.model_dump(exclude=set(shared))),
         learning_rate=scaled_learning_rate(study.optimizer, effective),
@@ -348,7 +363,12 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     node: Any = tree
     for name in parents:
         node = _child(node, name, override)
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"--set '{override}': what follows the = is not valid YAML; quote it, or close its brackets"
+        ) from error
     if isinstance(node, list):
         node[_list_index(node, last, override)] = value
     elif isinstance(node, dict):
@@ -384,7 +404,7 @@ def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
     try:
         return StudyConfig.model_validate(_numbers(tree))
     except ValidationError as error:
-        faults = "\n".join(f"  {_fault(item)}" for item in error.errors())
+        faults = "\n".join(f"  {_fault(item)}" for item in _own_faults(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
 
 
@@ -400,6 +420,15 @@ def _numbers(value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _own_faults(items: Sequence[Any]) -> list[Any]:
+    """Without lists that are called too short only because a member of theirs is at fault."""
+
+    def a_member_is_at_fault(place: tuple[Any, ...]) -> bool:
+        return any(item["loc"] != place and item["loc"][: len(place)] == place for item in items)
+
+    return [item for item in items if item["type"] != "too_short" or not a_member_is_at_fault(item["loc"])]
 
 
 def _fault(item: Any) -> str:

@@ -137,7 +137,8 @@ class Director:
             return  # it was told to: its state is journaled already, or it waits to go on
         state = TrialState(message.outcome)
         if state is TrialState.COMPLETE:
-            bad_loss = next((loss for loss in message.step_losses if not math.isfinite(loss)), None)
+            losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
+            bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
             if bad_loss is not None:
                 return self._end(trial_id, TrialState.PRUNED, f"diverged: the loss is {bad_loss}", message.metrics)
             if "val_loss" in message.metrics:
@@ -165,12 +166,15 @@ class Director:
         val_loss = message.metrics.get("val_loss", 0.0)
         if not math.isfinite(val_loss):
             return Decision("stop", f"diverged: the validation loss is {val_loss}")
+        losses, batch = self._losses[trial_id], trial.config.effective_batch_size
+        # After a crash of the driver the first losses heard are not those of the start.
+        heard_from_start = len(losses) * batch >= message.metrics.get("samples_seen", 0)
         decision = pruners.judge_losses(
-            self._losses[trial_id],
-            math.ceil(trial.config.warmup_samples / trial.config.effective_batch_size),
+            losses,
+            math.ceil(trial.config.warmup_samples / batch),
             rules.spike_deviations,
             rules.spike_steps,
-            rules.above_start_factor,
+            rules.above_start_factor if heard_from_start else None,
         )
         if decision.action == "go on" and not trial.protected:
             decision = self._judge_rate(trial, message, rules)
@@ -196,8 +200,8 @@ class Director:
             return Decision("stop", trial.reason)
         if rung in trial.promoted:
             return GO_ON
-        seconds = self._held_seconds(trial_id)
-        self.journal.append("paused", id=trial_id, reason=f"rung: waiting at {rung} samples", seconds=seconds)
+        fields = {"rung": rung, "reason": f"rung: waiting at {rung} samples", "seconds": self._held_seconds(trial_id)}
+        self.journal.append("paused", id=trial_id, **fields)
         self.on_change(self._trial(trial_id))
         return Decision("pause", trial.reason)
 
@@ -208,7 +212,7 @@ class Director:
             return
         others = any(t.state in (TrialState.RUNNING, TrialState.WAITING) for t in self._trials())
         # From the top: who is let past a higher rung is needed there before the lower one is settled.
-        for rung in sorted({max(trial.rungs) for trial in paused}, reverse=True):
+        for rung in sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused}, reverse=True):
             self._apply_verdicts(rung, nothing_else_runs=not others)
 
     def _apply_verdicts(self, rung: int, *, nothing_else_runs: bool) -> None:
@@ -258,11 +262,20 @@ def _code(trial: Trial) -> tuple[object, ...]:
 
 
 def _entrant(name: str, group: list[Trial], rung: int) -> Entrant:
-    """A configuration at a rung, its seeds as one."""
+    """A configuration at a rung, its seeds as one; a seed that ended before makes it the worst of those there."""
+    out = all(trial.state.ended for trial in group)
+    values = {trial.id: _value_at(trial, rung) for trial in group}
+    if not out:
+        values |= {t.id: math.nan for t in group if t.state.ended and values[t.id] is None}
     return Entrant(
         name,
-        pruners.mean_of_seeds({trial.id: trial.rungs.get(rung) for trial in group}),
-        out=any(trial.state.ended for trial in group),
+        pruners.mean_of_seeds(values),
+        out=out,
         protected=any(trial.protected for trial in group),
         promoted=all(rung in trial.promoted for trial in group),
     )
+
+
+def _value_at(trial: Trial, rung: int) -> float | None:
+    """Its objective there; a step that crosses several rungs stands at the lowest that it was not let past."""
+    return trial.rungs.get(rung) if all(lower in trial.promoted for lower in trial.rungs if lower < rung) else None

@@ -30,7 +30,11 @@ class Journal:
             raise ValueError(
                 f"another process is running the study in {path.parent}; wait for it, end it, or choose another --dir"
             ) from None
-        records, whole = read_records(path)
+        try:
+            records, whole = read_records(path)
+        except ValueError:
+            self._file.close()
+            raise
         self._file.truncate(whole)
         self.study = Study(name)
         for record in records:
@@ -72,9 +76,9 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line) if line.endswith(b"\n") else None
-        except json.JSONDecodeError:
+        except ValueError:  # not JSON, or not even text
             record = None
-        if record is None:
+        if not isinstance(record, dict):
             if number < len(lines):
                 raise ValueError(
                     f"line {number} of {path} is damaged, and {len(lines) - number} more follow it; "

@@ -89,6 +89,7 @@ class Switchboard:
 
     def __init__(self, num_lanes: int) -> None:
         self._num_lanes = num_lanes
+        self._last_loss = ""
         self._queue: deque[Assignment] = deque()
         self._lines: dict[str, _Line] = {}
         self._in_flight: dict[str, Assignment] = {}
@@ -150,9 +151,13 @@ class Switchboard:
     async def lane_lost(self, lane: str, cause: str) -> None:
         """The lane's Train run is over before its time and will not come back."""
         self._num_lanes -= 1
+        self._last_loss = cause
+        for line in self._lines.values():
+            self._end_without_lanes(line)
+
+    def _end_without_lanes(self, line: _Line) -> None:
         if self._num_lanes == 0:
-            for line in self._lines.values():
-                line.end(Message(outcome="failed", reason=f"failed: no lane is left; the last one said: {cause}"))
+            line.end(Message(outcome="failed", reason=f"failed: no lane is left; the last one said: {self._last_loss}"))
 
     async def cause_of_death(self, lane: str, cause: str) -> None:
         self._causes[lane] = cause
@@ -165,7 +170,8 @@ class Switchboard:
     # For the driver's side
 
     async def assign(self, assignment: Assignment) -> None:
-        self._lines[assignment.trial_id] = _Line()
+        self._lines[assignment.trial_id] = line = _Line()
+        self._end_without_lanes(line)
         async with self._changed:
             self._queue.append(assignment)
             self._changed.notify_all()
@@ -415,7 +421,15 @@ def open_lanes(shape: LaneShape, storage: Path) -> Iterator[Any]:
 
 
 def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:
-    trainer = TorchTrainer(
+    """One lane's life, in a thread of its own: what ends it early reaches the trials that wait for it."""
+    try:
+        _trainer(board, shape, storage, name).fit()
+    except Exception as error:
+        ray.get(board.lane_lost.remote(name, f"{type(error).__name__}: {_first_line(error)}"))
+
+
+def _trainer(board: Any, shape: LaneShape, storage: Path, name: str) -> TorchTrainer:
+    return TorchTrainer(
         serve,
         train_loop_config={"switchboard": board, "name": name},
         torch_config=TorchConfig(backend="nccl" if shape.use_gpu else "gloo"),
@@ -431,7 +445,3 @@ def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:
             callbacks=[_TellCause(board, name)],
         ),
     )
-    try:
-        trainer.fit()
-    except Exception as error:
-        ray.get(board.lane_lost.remote(name, _first_line(error)))

@@ -39,11 +39,15 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
         names = ", ".join(str(mode) for mode in frontier.modes(stage, setting))
         return [f"modes: {names}", f"micro-batch {stage.smallest}, doubling until memory ends, then bisecting"]
     if stage.type == "throughput":
-        return [f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"]
+        return [
+            f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"
+        ]
     if stage.type == "learning_rate":
         return [f"the winner's learning rate times {', '.join(f'{m:g}' for m in stage.multipliers)}"]
     if stage.type == "train" and setting.study.stage_named("frontier"):
-        return ["baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"]
+        return [
+            "baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"
+        ]
     trials = [f"{found.id}  {found.role}".rstrip() for found in module_of(stage).propose(stage, setting, study)]
     skipped = grid.skipped(stage, setting, study) if stage.type == "grid" else []
     return trials + [f"skipped: {reason}" for reason in skipped]
@@ -76,7 +80,7 @@ def _print_memory(console: Console, stage: Frontier, setting: Setting, study: St
     for mode in stage.activation_checkpointing:
         if isinstance(mode, float):
             continue
-        config = setting.trial(study, stage.smallest, 1, activation_checkpointing=mode, compile=False)
+        config = setting.short_trial(study, stage.smallest, 2, 1, activation_checkpointing=mode, compile=False)
         peaks = predict_peaks(config, sizes)
         table.add_row(mode, *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
     console.print(table)

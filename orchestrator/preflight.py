@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any
 
-from orchestrator.config import Frontier, Grid, StudyConfig
+from orchestrator.config import StudyConfig, uses_compile
 from trainers.config import TrialConfig
 
 
@@ -42,12 +42,6 @@ def check_trial(config: TrialConfig) -> None:
             f"batchscout trial runs one rank in this process, and world_size is {config.world_size}; "
             "add --set world_size=1, or use batchscout run"
         )
-
-
-def uses_compile(config: StudyConfig) -> bool:
-    """Whether any trial of the study compiles."""
-    asked = [stage.compile for stage in config.stages if isinstance(stage, (Frontier, Grid))]
-    return any(any(choice) for choice in asked) if asked else True
 
 
 def check_compiler(compiles: bool) -> None:

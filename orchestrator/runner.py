@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 import uuid
@@ -16,11 +17,11 @@ import yaml
 
 from orchestrator import preflight
 from orchestrator.config import StageConfig, StudyConfig
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, read_records
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
-from orchestrator.study import Study, TrialState
+from orchestrator.study import Study, Trial, TrialState
 
 # A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
 # to ask for nothing. Lanes take the CPUs and GPUs.
@@ -66,18 +67,26 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
     now = config.model_dump(mode="json")
     if path.exists():
         before = yaml.safe_load(path.read_text())
-        if before != now:
+        if before != now and _has_begun(run_dir):
             raise ValueError(
                 f"{run_dir} holds another study:\n{_difference(before, now)}\n"
                 "choose another --dir, or take the change back to go on with that study"
             )
-        return
-    if run_dir.exists() and any(run_dir.iterdir()):
+        if before == now:
+            return
+    elif run_dir.is_file():
+        raise ValueError(f"{run_dir} is a file; choose another --dir")
+    elif run_dir.exists() and any(run_dir.iterdir()):
         raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
     run_dir.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(yaml.safe_dump(now, sort_keys=False))
     partial.replace(path)
+
+
+def _has_begun(run_dir: Path) -> bool:
+    """Whether any run got past the checks: until then the study file may still be mended."""
+    return any(record["kind"] == "run" for record in read_records(run_dir / "journal.jsonl")[0])
 
 
 def _difference(before: Any, now: Any) -> str:
@@ -113,7 +122,8 @@ def _run_stages(
                     continue
                 _run_stage(stage, config, run_dir, journal, tracker, switchboard, shape.num_lanes, token, progress)
                 if not journal.study.conclusions[stage.type].ok:
-                    return
+                    break
+    shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
 
 
 def _run_stage(
@@ -132,6 +142,7 @@ def _run_stage(
             _let_trials_save(switchboard)
             raise
     director.conclude()
+    discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
     progress.concluded(journal.study.conclusions[stage.type])
 
 
@@ -158,6 +169,18 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
             verbose=0,
         ),
     ).fit()
+
+
+def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
+    """Checkpoints and weights of a concluded stage's trials; those of full runs that completed are kept."""
+    for trial in trials:
+        directory = run_dir / "trials" / trial.id
+        (directory / "weights.pt").unlink(missing_ok=True)
+        if (
+            not (trial.state is TrialState.COMPLETE and trial.config.evaluations)
+            and (directory / "checkpoints").exists()
+        ):
+            shutil.rmtree(directory / "checkpoints")
 
 
 def _let_trials_save(switchboard: str) -> None:

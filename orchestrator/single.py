@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 
 
 def run_trial(study: StudyConfig, run_dir: Path) -> int:
-    """Train, printing every report; a second call with the same study goes on from its checkpoint."""
+    """Train, printing every report; a second call with the same configuration goes on from its checkpoint."""
     config = base_trial(study, int(study.memory_limit) if study.memory_limit else None)
     preflight.check_trial(config)
     from trainers.loop import train
 
-    name = f"m{config.micro_batch_size}k{config.gradient_accumulation_steps}-lr{config.learning_rate:.3g}"
-    train(config, print_report, run_dir / "trial" / name)
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]
+    name = f"m{config.micro_batch_size}k{config.gradient_accumulation_steps}-lr{config.learning_rate:.3g}-{digest}"
+    train(config, print_report, run_dir / name)
     return 0
 
 

@@ -48,6 +48,8 @@ class Trial:
     metrics: dict[str, float] = field(default_factory=dict)
     rungs: dict[int, float] = field(default_factory=dict)
     """The objective's value at each rung reached."""
+    paused_at: frozenset[int] = frozenset()
+    """The rungs it has waited at."""
     promoted: frozenset[int] = frozenset()
     """The rungs it was let past."""
     history: tuple[dict[str, float], ...] = ()
@@ -78,8 +80,12 @@ class Study:
     """Stages, in the order in which they began."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What was read from the machine once and holds for the whole study, such as memory_limit_bytes."""
-    startup_seconds: list[float] = field(default_factory=list)
-    """Of every run: from the command to the cluster's being there."""
+    ready: dict[str, float] = field(default_factory=dict)
+    """Of every run, by its token: seconds from the command to the cluster's being there."""
+
+    @property
+    def startup_seconds(self) -> list[float]:
+        return list(self.ready.values())
 
     def of_stage(self, stage: str) -> list[Trial]:
         """The stage's trials in the order they were proposed."""
@@ -101,7 +107,7 @@ class Study:
                 self.trials[trial.id] = replace(trial, state=TrialState.WAITING)
 
     def _on_ready(self, record: dict[str, Any]) -> None:
-        self.startup_seconds.append(record["seconds"])
+        self.ready[record["token"]] = record["seconds"]
 
     def _on_facts(self, record: dict[str, Any]) -> None:
         self.facts.update(record["facts"])
@@ -132,8 +138,10 @@ class Study:
         self._change(record, metrics=trial.metrics | metrics, history=history, rungs=rungs | trial.rungs)
 
     def _on_paused(self, record: dict[str, Any]) -> None:
-        seconds = self.trials[record["id"]].seconds + record["seconds"]
-        self._change(record, state=TrialState.PAUSED, reason=record["reason"], seconds=seconds)
+        trial, rung = self.trials[record["id"]], record["rung"]
+        seconds = trial.seconds + (0 if rung in trial.paused_at else record["seconds"])
+        paused_at = trial.paused_at | {rung}
+        self._change(record, state=TrialState.PAUSED, reason=record["reason"], paused_at=paused_at, seconds=seconds)
 
     def _on_promoted(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
@@ -142,11 +150,12 @@ class Study:
 
     def _on_ended(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
-        if not trial.state.ended:
-            metrics = trial.metrics | record["metrics"]
-            end = {"state": TrialState(record["state"]), "reason": record["reason"], "metrics": metrics}
-            self._change(record, **end, seconds=trial.seconds + record["seconds"])
+        metrics = trial.metrics | record["metrics"]
+        end = {"state": TrialState(record["state"]), "reason": record["reason"], "metrics": metrics}
+        self._change(record, **end, seconds=trial.seconds + record["seconds"])
 
     def _change(self, record: dict[str, Any], **changes: Any) -> None:
+        """What has ended never changes again."""
         trial = self.trials[record["id"]]
-        self.trials[trial.id] = replace(trial, **changes)
+        if not trial.state.ended:
+            self.trials[trial.id] = replace(trial, **changes)

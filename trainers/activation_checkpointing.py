@@ -47,9 +47,9 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig) -> nn.Module:
         for index, block in enumerate(blocks):
             blocks[index] = _checkpointed(block, mode)
     if config.compile:
-        _configure_compiler(mode)
+        _configure_compiler()
         for module in [model] if blocks is None else blocks:
-            module.compile(dynamic=config.dynamic_micro_batch)
+            module.compile(dynamic=config.dynamic_micro_batch, **_backend(mode))
     return model
 
 
@@ -69,14 +69,36 @@ def _checkpointed(block: nn.Module, mode: ActivationCheckpointing) -> nn.Module:
 
 
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+    saved = op in _SAVED_OPS and not _draws_dropout(op, args, kwargs)
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _configure_compiler(mode: ActivationCheckpointing) -> None:
+def _draws_dropout(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call draws random numbers, which a recomputation has to draw again for those after it to be the same."""
+    names = [argument.name for argument in op._schema.arguments]
+    return ({**dict(zip(names, args, strict=False)), **kwargs}).get("dropout_p", 0.0) > 0
+
+
+def _configure_compiler() -> None:
     import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
 
     dynamo.recompile_limit = RECOMPILE_LIMIT
     dynamo.fail_on_recompile_limit_hit = True
     dynamo.optimize_ddp = False  # blocks are compiled one by one: DDP's buckets overlap without cutting their graphs
-    functorch.activation_memory_budget = mode if isinstance(mode, float) else 1.0
+
+
+def _backend(mode: ActivationCheckpointing) -> dict[str, Any]:
+    """torch.compile's arguments for this mode."""
+    if not isinstance(mode, float):
+        return {}
+    # Not the compiler's global setting alone: dynamo keeps code by these arguments, and would give a later trial of
+    # this process what it compiled under another budget.
+    return {"backend": _inductor_within_budget, "options": {"activation_memory_budget": mode}}
+
+
+def _inductor_within_budget(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], *, options: dict[str, Any]) -> Any:
+    import torch._functorch.config as functorch
+    from torch._inductor.compile_fx import compile_fx
+
+    with functorch.patch(options):
+        return compile_fx(graph, inputs)

@@ -7,6 +7,7 @@ With g_k the mean gradient of one micro-batch of b samples, A of them in a step,
     B_simple = S / |G|^2      McCandlish et al. 2018, arXiv 1812.06162, appendix A.1
 
 Both are unbiased; their ratio per step is not, so S and |G|^2 are averaged apart and divided once.
+Where the numbers of targets differ, the mean of |g_k|^2 is weighted by them: only then are both still unbiased.
 Only norms are needed: no gradient is stored. Everything stays on the device until an interval is read.
 """
 
@@ -27,7 +28,7 @@ class MicroGradientNorms:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
-        self._mean_squares: list[Tensor] = []
+        self._weighted_squares: list[Tensor] = []
         self._handles = [parameter.register_hook(self._see) for parameter in parameters]
 
     def _see(self, gradient: Tensor) -> None:
@@ -36,14 +37,15 @@ class MicroGradientNorms:
     def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor) -> None:
         """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward."""
         norm = torch.linalg.vector_norm(torch.stack(self._norms))
-        self._mean_squares.append((norm / (scale * num_targets)) ** 2)
+        # 0 / 0 for a micro-batch without targets: it has no gradient of its own, and the estimate leaves its step out.
+        self._weighted_squares.append((norm / scale) ** 2 / num_targets)
         self._norms = []
 
     def take(self) -> Tensor:
-        """Mean |g_k|^2 over this rank's micro-batches of the step, a scalar on the device."""
-        mean_square = torch.stack(self._mean_squares).mean()
-        self._mean_squares = []
-        return mean_square
+        """The sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device."""
+        total = torch.stack(self._weighted_squares).sum()
+        self._weighted_squares = []
+        return total
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -72,6 +74,7 @@ class NoiseLog:
         self.steps: list[tuple[float, float]] = []
 
     def add(self, mean_square: Tensor, gradient_norm: Tensor) -> None:
+        """mean_square: of this rank, such that its mean over the ranks is the step's."""
         self._pending.append(torch.stack([mean_square.double(), gradient_norm.double() ** 2]))
 
     def read(self) -> None:

@@ -61,7 +61,9 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         for milestone in milestones(config, run.samples_seen):
             while run.samples_seen < milestone:
                 run.step()
-                if run.num_steps % STEPS_PER_INTERVAL == 0 and reporter.progress() == "stop":
+                # Not at the milestone: going on from a checkpoint saved there would leave its report out.
+                due = run.num_steps % STEPS_PER_INTERVAL == 0 and run.samples_seen < milestone
+                if due and reporter.progress() == "stop":
                     return "stop"
             if run.samples_seen < config.sample_budget and reporter.milestone() == "stop":
                 return "stop"
@@ -122,7 +124,8 @@ class Reporter:
     def end(self) -> None:
         self._step_losses += self._run.read()
         metrics = self._run.metrics() | self._evaluation() | self._weights()
-        self._save(None)
+        if self._run.config.evaluations:  # a short measurement is cheaper to repeat than to save
+            self._save(None)
         self._tell("end", metrics)
 
     def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Verdict:

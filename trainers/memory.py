@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import resource
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ _CPU_ALLOCATOR_MESSAGES = (
     "std::bad_alloc",
     "could not create a memory object",  # oneDNN's own way to say it
     "unable to mmap",
+    "can't start new thread",  # no room for its stack
 )
 
 # Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
@@ -34,6 +36,8 @@ MALLOC_ENVIRONMENT = {
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the allocator refused: torch raises OutOfMemoryError on CUDA, a plain RuntimeError on a CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_ALLOCATOR_MESSAGES)
 

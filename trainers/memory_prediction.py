@@ -20,7 +20,10 @@ from trainers.optim import build_optimizer
 
 
 def predict_peaks(config: TrialConfig, micro_batch_sizes: list[int]) -> list[float]:
-    """Bytes at the peak of a step with AdamW's state in place, for each micro-batch size; `config` must not compile."""
+    """Bytes at the peak of a step with the optimizer's state in place, for each micro-batch size; `config` must not compile.
+
+    Accumulation counts once: from the second micro-batch on, a gradient is held while the activations are.
+    """
     assert not config.compile
     train_set, _ = load_data(config.data)
     sample = fetch(train_set, [0])
@@ -38,8 +41,10 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
         batch = _repeated(sample, micro_batch_size)
         with tracker:
             for _ in range(2):  # the optimizer's state is made in the first step, the peak is in the second
-                loss_sum, _ = loss_function(config.loss)(model, batch)
-                loss_sum.backward()
+                for _ in range(min(2, config.gradient_accumulation_steps)):
+                    loss_sum, _ = loss_function(config.loss)(model, batch)
+                    loss_sum.backward()
+                    tracker.reset_mod_stats()  # it refuses a module that it has statistics of
                 optimizer.step()
                 optimizer.zero_grad()
         return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))

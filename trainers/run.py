@@ -86,7 +86,7 @@ class Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.noise.add(self.norms.take(), gradient_norm)
+        self.noise.add(self.norms.take() * config.world_size / num_targets, gradient_norm)
         self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
         self.clock.end_of_step()
 

@@ -45,6 +45,9 @@ def _point(
         accumulation = derive_accumulation(effective or size * setting.study.world_size, size, setting.study.world_size)
     except ValueError as error:
         return [], str(error)
+    total, budget = size * accumulation * setting.study.world_size, setting.study.sample_budget
+    if total > budget:
+        return [], f"effective_batch_size ({total}) is larger than sample_budget ({budget})"
     changes: dict[str, Any] = {
         "activation_checkpointing": mode,
         "compile": compiled,

@@ -1,0 +1,273 @@
+"""The program as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli import main
+from orchestrator.journal import Journal
+from tests.lane_player import Player, director_of, know
+from tests.test_director import KNOWN, train_config, with_accidents
+
+ROOT = Path(__file__).parents[1]
+VERBS = ("plan", "run", "trial", "status", "report", "export")
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 16}},
+    "data": {
+        "target": "text",
+        "kwargs": {"train": "train.txt", "val_fraction": 0.2, "seq_len": 16, "tokenizer": "bytes"},
+    },
+    "batch": {"micro_batch_size": 2, "gradient_accumulation_steps": 2},
+    "sample_budget": 32,
+    "evaluations": 2,
+    "evaluation_samples": 4,
+    "stages": [{"type": "frontier", "compile": [False], "activation_checkpointing": ["none", "full"]}],
+}
+
+
+def batchscout(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Another process, as a user starts it."""
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=120)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The same in this process: (exit code, stdout, stderr)."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    printed = capsys.readouterr()
+    return ended.value.code or 0, printed.out, printed.err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "train.txt").write_text("".join(f"line {i} of a text\n" for i in range(100)))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return tmp_path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Of a study of one train stage, half way in."""
+    config, folder = train_config(), tmp_path / "half way"
+    folder.mkdir()
+    (folder / "study.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    with Journal(folder / "journal.jsonl", config.name) as journal:
+        know(journal, **KNOWN)
+        Player(director_of(config, journal, "train"), with_accidents, stop_after=30).play()
+    return folder
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    """Nor does the help of any verb, nor a mistyped one."""
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        f"for words in (['--help'], *([verb, '--help'] for verb in {VERBS}), ['rnu']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit as ended: assert ended.code == (2 if words == ['rnu'] else 0)\n"
+        "print(sorted({'torch', 'ray', 'pydantic', 'numpy', 'wandb', 'rich', 'yaml', 'transformers'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "[]"
+    for verb in VERBS:
+        assert f"usage: batchscout {verb}" in found.stdout
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--no-memory"), ("status",)])
+def test_reading_verbs_load_neither_torch_nor_ray(home: Path, run_dir: Path, arguments: tuple[str, ...]) -> None:
+    argument = str(run_dir) if arguments[0] == "status" else "tiny.yaml"
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, arguments[0], argument, *arguments[1:]]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, env=settings, cwd=home, capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "[]", found.stderr
+
+
+def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(home: Path) -> None:
+    (home / "bad.yaml").write_text(yaml.safe_dump(TINY | {"optimiser": {"lr": 1}}))
+    found = batchscout("run", "bad.yaml", cwd=home)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr.startswith(
+        "batchscout: bad.yaml does not describe a study:\n  optimiser: no such key; the keys"
+    )
+    assert len(found.stderr.splitlines()) == 2
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("run", "nowhere.yaml"), "there is no study file nowhere.yaml; check the path, or start from one in configs/"),
+    (("plan", "tiny.yaml", "--set", "lr"), "--set 'lr' is not of the form key=value; write --set optimizer.lr=3e-4"),
+    (("trial", "tiny.yaml", "--set", "world_size=2"),
+     "batchscout trial runs one rank in this process, and world_size is 2; add --set world_size=1, or use batchscout run"),
+    (("status", "nowhere"), "nowhere holds no study (no study.yaml in it); check the path, or start one: batchscout run"),
+    (("report", "nowhere"), "nowhere holds no study (no study.yaml in it); check the path, or start one: batchscout run"),
+    (("export", "nowhere", "--to", "hf"),
+     "there is no nowhere/recommendation.json; finish the study first: batchscout run"),
+])  # fmt: skip
+def test_every_verb_says_what_is_wrong_and_what_would_be_right(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert call(capsys, *arguments) == (2, "", f"batchscout: {said}\n")
+
+
+# Status
+
+
+def test_status_json_has_exactly_the_promised_keys(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "status", str(run_dir), "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert list(found) == ["name", "stages", "trials"]
+    assert found["stages"] == [{"type": "train", "state": "running"}]
+    assert {tuple(trial) for trial in found["trials"]} == {("id", "stage", "state", "reason", "config", "metrics")}
+    states = {trial["state"] for trial in found["trials"]}
+    assert states <= {"waiting", "running", "paused", "complete", "pruned", "failed", "out_of_memory"}
+    assert len(states) > 1
+    assert all(trial["reason"] for trial in found["trials"] if trial["state"] in ("pruned", "out_of_memory", "paused"))
+
+
+def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also while the study runs and its last line is half written."""
+    with (run_dir / "journal.jsonl").open("ab") as file:
+        file.write(b'{"kind": "resu')
+    before = (run_dir / "journal.jsonl").read_bytes()
+    code, out, _ = call(capsys, "status", str(run_dir))
+    assert code == 0
+    assert "train: running" in out
+    assert (run_dir / "journal.jsonl").read_bytes() == before
+    assert sorted(path.name for path in run_dir.iterdir()) == ["journal.jsonl", "study.yaml"]
+
+
+def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    _, out, _ = call(capsys, "status", str(run_dir))
+    assert "train-m8k2-unscaled" in out
+    assert "the best 3 go on" in out
+
+
+def test_report_without_a_recommendation_is_exit_code_1_and_still_a_report(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = call(capsys, "report", str(run_dir))
+    assert (code, out) == (1, f"{run_dir}/report.html\n")
+    assert (run_dir / "report.html").read_text().startswith("<!")
+    assert not (run_dir / "recommendation.json").exists()
+
+
+# Plan
+
+
+def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = {"type": "grid", "micro_batch_size": [4, 6], "effective_batch_size": [24, 32]}
+    (home / "grid.yaml").write_text(yaml.safe_dump(TINY | {"stages": [grid]}))
+    code, out, err = call(capsys, "plan", "grid.yaml", "--no-memory")
+    assert (code, err) == (0, "")
+    for name in ("grid-m4k6-none", "grid-m4k8-none", "grid-m6k4-none"):
+        assert name in out
+    assert "skipped: effective_batch_size (32) is not a multiple of micro_batch_size x world_size (6 x 1 = 6)" in out
+    assert "at most 3 full runs of 32 samples" in out
+    assert not (home / "runs").exists()
+
+
+def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "plan", "tiny.yaml", "--set", "memory_limit=64MiB")
+    assert (code, err) == (0, "")
+    table = out[out.index("predicted peak memory") :]
+    rows = {words[0]: words for line in table.splitlines() if (words := line.split()) and words[0] in ("none", "full")}
+    assert set(rows) == {"none", "full"}
+    assert int(rows["full"][-1]) > int(rows["none"][-1]) > 8, "about so many fit"
+    assert not (home / "runs").exists()
+
+
+# Measured for METHODS.md section 2 on the allocator itself (MiB).
+MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
+
+
+@pytest.mark.parametrize("mode", MEASURED)
+def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(home: Path, mode: str) -> None:
+    from trainers.config import DataConfig, ModelConfig, TrialConfig
+    from trainers.memory_prediction import predict_peaks
+
+    text = {"train": str(home / "train.txt"), "seq_len": 256, "tokenizer": "bytes", "val_fraction": 0.3}
+    config = TrialConfig(
+        model=ModelConfig(target="gpt", kwargs={"vocab_size": 8192, "num_layers": 4, "num_heads": 4, "hidden_dim": 256}),
+        data=DataConfig(target="text", kwargs=text),
+        micro_batch_size=1,
+        activation_checkpointing=mode,
+        compile=False,
+        learning_rate=1e-3,
+        sample_budget=16,
+    )  # fmt: skip
+    assert [peak / 2**20 for peak in predict_peaks(config, [1, 4, 16])] == pytest.approx(MEASURED[mode], rel=1e-3)
+
+
+def test_accumulation_holds_one_gradient_more(home: Path) -> None:
+    from orchestrator.config import base_trial, load_study
+    from trainers.memory_prediction import predict_peaks
+
+    config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)
+    once, twice, often = (
+        predict_peaks(config.model_copy(update={"gradient_accumulation_steps": steps}), [8])[0] for steps in (1, 2, 8)
+    )
+    parameters = 256 * 16 + 16 * 16 + 12 * 16 * 16 + 6 * 16  # tied embedding, positions, one block, norms
+    assert 0.9 * 4 * parameters < twice - once < 1.1 * 4 * parameters
+    assert often == twice
+
+
+# Trial
+
+
+def test_trial_is_one_run_in_this_process_and_a_second_call_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, "trial", "tiny.yaml")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["16", "32"]
+    assert all("val loss" in line for line in lines)
+    checkpoints = list(home.glob("runs/tiny-trial/*/checkpoints/*.pt"))
+    assert [path.name.split("-")[0] for path in checkpoints] == ["000000000032"]
+    code, again, _ = call(capsys, "trial", "tiny.yaml")
+    assert code == 0
+    assert again.splitlines()[-1].split()[:5] == lines[-1].split()[:5], "the same end, and no step in between"
+    assert len(again.splitlines()) == 1
+
+
+def test_another_configuration_does_not_go_on_from_the_first_ones_checkpoint(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, "trial", "tiny.yaml")[0] == 0
+    code, out, _ = call(capsys, "trial", "tiny.yaml", "--set", "model.kwargs.num_layers=2")
+    assert (code, len(out.splitlines())) == (0, 2)
+
+
+def test_trial_leaves_the_studys_own_directory_to_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "trial", "tiny.yaml")[0] == 0
+    code, _, err = call(capsys, "run", "tiny.yaml", "--set", "loss=nowhere:loss")
+    assert code == 2
+    assert "no module named 'nowhere'" in err

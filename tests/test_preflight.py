@@ -1,0 +1,189 @@
+"""What is checked before anything is started, and said in the user's words. Nothing that was there is touched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator import preflight
+from orchestrator.cli import main
+from orchestrator.journal import Journal, replay
+from orchestrator.study import Study
+
+USERS_MODULE = '''
+"""A user's own model and data."""
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer = nn.Linear(1, width)
+
+def not_a_module():
+    return "text"
+
+def no_data():
+    return [], []
+
+def three_samples():
+    return [torch.zeros(1)] * 3, [torch.zeros(1)]
+
+number = 7
+'''
+
+STUDY: dict[str, Any] = {
+    "name": "mine",
+    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 8}},
+    "data": {
+        "target": "text",
+        "kwargs": {"train": "train.txt", "val_fraction": 0.2, "seq_len": 8, "tokenizer": "bytes"},
+    },
+    "stages": [{"type": "grid", "compile": [False], "micro_batch_size": [2]}],
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory, with data and code in it, that the program runs in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *__import__("sys").path])
+    monkeypatch.delitem(__import__("sys").modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(USERS_MODULE)
+    (tmp_path / "train.txt").write_text("".join(f"line {i}\n" for i in range(50)))
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, **changes: Any) -> tuple[int, str]:
+    """(exit code, what went to stderr) of `batchscout run` on a study of this directory."""
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "study.yaml", *arguments])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return ended.value.code, printed.err
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"target": "mine:Modell"}}, r"'mine:Modell' does not resolve: 'mine' has no 'Modell'; check its spelling"),
+    ({"model": {"target": "yours:Model"}}, r"no module named 'yours'; run from the directory that holds it, or install"),
+    ({"model": {"target": "gtp"}}, r"model.target 'gtp' is not built in; use gpt, hf or an import path"),
+    ({"model": {"target": "mine:Model", "kwargs": {"wdith": 4}}}, r"model.kwargs do not fit: .*'wdith'; it takes: width"),
+    ({"model": {"target": "mine:not_a_module"}}, r"returned a str, not an nn.Module; return the module itself"),
+    ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
+    ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
+    ({"loss": "mine"}, r"'mine' is not an import path; write it as package.module:callable"),
+    ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),
+    ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
+    ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
+    ({"data": {"target": "text", "kwargs": {"train": "no.txt"}}}, r"no\.txt"),
+    ({"data": {"target": "text", "kwargs": {"trian": "train.txt"}}}, r"data.kwargs do not fit: .*it takes: train, val"),
+    ({"model": {"target": "mine:Model"}, "data": {"target": "mine:three_samples"}, "batch": {"micro_batch_size": 4}},
+     r"the training data has 3 samples, fewer than one effective batch \(4\); add data, shorten seq_len, or lower the batch"),
+    ({"model": {"target": "mine:Model"}, "data": {"target": "mine:three_samples"}, "world_size": 2,
+      "stages": [{"type": "frontier", "smallest": 2, "compile": [False]}]}, r"has 3 samples, .*effective batch \(4\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_bad_input_is_exit_code_2_and_one_message(
+    home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    before = files(home)
+    code, message = run(capsys, **changes)
+    assert code == 2
+    assert message.startswith("batchscout: ")
+    assert message.count("batchscout: ") == 1
+    assert "Traceback" not in message
+    assert re.search(said, message), message
+    after = files(home)
+    assert {name: after[name] for name in before} == before
+    assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
+
+
+def test_a_missing_compiler_is_found_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    compiled = [STUDY["stages"][0] | {"compile": [True]}]
+    code, message = run(capsys, stages=compiled)
+    assert code == 2
+    assert re.search(
+        r"torch.compile needs a C\+\+ compiler on a CPU, and there is no '/nonexistent/g\+\+'; install one .* name yours "
+        r"in CXX, or set compile: \[false\]", message
+    )  # fmt: skip
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code, message = run(capsys, stages=compiled)
+    assert (code, "there is no 'g++'" in message) == (2, True)
+
+
+def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing had begun: the next message is about the next fault, not about another study."""
+    assert "'Modell'" in run(capsys, model={"target": "mine:Modell"})[1]
+    code, message = run(capsys, model={"target": "mine:Model"}, loss="mine:losss")
+    assert code == 2
+    assert "'losss'" in message
+    assert "another study" not in message
+
+
+def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, loss="mine:losss")[0] == 2
+    with Journal(home / "runs/mine/journal.jsonl", "mine") as journal:
+        journal.append("run", token="first")
+    before = files(home / "runs")
+    code, message = run(capsys, loss="mine:losss", sample_budget=64, seeds=[0, 1])
+    assert code == 2
+    assert "holds another study:\n" in message
+    assert "  sample_budget: 32768 there, 64 now\n" in message
+    assert "  seeds.1: absent there, 1 now\n" in message
+    assert message.count(" there, ") == 2
+    assert message.endswith("choose another --dir, or take the change back to go on with that study\n")
+    assert files(home / "runs") == before
+    assert replay(home / "runs/mine/journal.jsonl", "mine") == Study("mine")
+
+
+def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "thesis").mkdir()
+    (home / "thesis/chapter1.txt").write_text("It was a dark and stormy night.")
+    (home / "file").write_text("x")
+    before = files(home)
+    code, message = run(capsys, "--dir", "thesis")
+    assert (code, message) == (
+        2, f"batchscout: {home}/thesis is not empty and holds no study.yaml; choose another --dir, or empty it\n"
+    )  # fmt: skip
+    code, message = run(capsys, "--dir", "file")
+    assert (code, message) == (2, f"batchscout: {home}/file is a file; choose another --dir\n")
+    after = files(home)
+    del after["study.yaml"]
+    assert after == before
+
+
+def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, loss="mine:losss")[0] == 2
+    with Journal(home / "runs/mine/journal.jsonl", "mine"):
+        code, message = run(capsys, loss="mine:losss")
+    assert code == 2
+    assert message.startswith("batchscout: another process is running the study in")
+
+
+def test_the_facts_are_those_of_data_model_and_host() -> None:
+    from orchestrator.config import load_study
+
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 2}))
+    facts = preflight.check(load_study(Path("study.yaml"), []))
+    assert facts["num_train_samples"] > 4 * facts["num_val_samples"] * 0.8
+    assert facts["num_parameters"] > 256 * 8
+    assert 2**20 < facts["memory_limit_bytes"] <= preflight.available_memory_bytes() * 1.5 / 2
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"memory_limit": "1GiB"}))
+    assert "memory_limit_bytes" not in preflight.check(load_study(Path("study.yaml"), [])), "the study file's holds"

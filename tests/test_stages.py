@@ -1,0 +1,450 @@
+"""What every stage tries next and what it concludes: pure functions of what is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.stages import equivalence, frontier, grid, learning_rate, module_of, throughput, train
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Conclusion, Proposal, Study
+from tests.lane_player import study_of
+from tests.test_director import FRONTIER, THROUGHPUT
+
+MIB = 2**20
+COMPLETE = {"state": "complete", "reason": ""}
+
+
+class Known:
+    """A stage of a study, and what the journal would hold of it."""
+
+    def __init__(self, stage: dict[str, Any], facts: dict[str, Any] | None = None, **changes: Any) -> None:
+        self.config = study_of(stages=[stage], **changes)
+        self.stage, self.setting = self.config.stages[0], Setting(self.config, "/run")
+        self.study = Study("played", facts=facts or {})
+
+    def concluded(self, **stages: dict[str, Any]) -> Known:
+        for name, values in stages.items():
+            self.study.conclusions[name] = Conclusion(name, True, "", values)
+        return self
+
+    def propose(self) -> list[Proposal]:
+        return module_of(self.stage).propose(self.stage, self.setting, self.study)
+
+    def conclude(self) -> Conclusion:
+        return module_of(self.stage).conclude(self.stage, self.setting, self.study)
+
+    def end(self, trial_id: str, state: str = "complete", reason: str = "", **metrics: Any) -> None:
+        """The trial as proposed, ended."""
+        wanted = {proposal.id: proposal for proposal in self.propose()}[trial_id]
+        fields = {"id": wanted.id, "stage": wanted.stage, "role": wanted.role, "protected": wanted.protected}
+        self.study.apply({"kind": "trial", **fields, "config": wanted.config.model_dump(mode="json")})
+        end = {"state": state, "reason": reason, "metrics": metrics, "seconds": 1.0}
+        self.study.apply({"kind": "ended", "id": trial_id, **end})
+
+    def ids(self) -> list[str]:
+        return [proposal.id for proposal in self.propose()]
+
+
+# Frontier
+
+
+def search(edge: int, smallest: int, largest: int) -> tuple[dict[int, bool], list[int]]:
+    outcomes: dict[int, bool] = {}
+    order: list[int] = []
+    while (size := frontier.next_size(outcomes, smallest, largest)) is not None:
+        assert size not in outcomes, "probed twice"
+        outcomes[size] = size <= edge
+        order.append(size)
+    return outcomes, order
+
+
+@pytest.mark.parametrize("smallest", [1, 3, 4, 10])
+@pytest.mark.parametrize("largest", [10, 64, 100, 1024])
+def test_the_search_ends_at_exactly_the_edge_whatever_the_edge(smallest: int, largest: int) -> None:
+    for edge in range(1200):
+        outcomes, order = search(edge, smallest, largest)
+        fits = max((size for size, fitted in outcomes.items() if fitted), default=None)
+        assert all(smallest <= size <= largest for size in order)
+        assert fits == (None if edge < smallest else min(edge, largest))
+        assert len(order) <= 2 * math.log2(largest) + 2
+
+
+def probe_result(known: Known, mode: str, size: int, rate: float, peak: float) -> None:
+    known.end(f"frontier-{mode}-m{size}", tokens_per_second=rate, peak_memory_bytes=peak)
+
+
+def frontier_of(sizes: dict[tuple[str, int], tuple[float, float] | None], **changes: Any) -> Known:
+    """(mode, size) -> (tokens/s, MiB), None: out of memory; in the order in which the search asks."""
+    stage = {"type": "frontier", "activation_checkpointing": sorted({mode for mode, _ in sizes}, reverse=True)}
+    known = Known(stage | changes.pop("stage", {}), **changes)
+    for (mode, size), result in sizes.items():
+        if result is None:
+            known.end(f"frontier-{mode}-m{size}", "out_of_memory", "out_of_memory: x")
+        else:
+            probe_result(known, mode, size, result[0], result[1] * MIB)
+    return known
+
+
+SIZES = {
+    ("none", 1): (100.0, 50.0), ("none", 2): (180.0, 60.0), ("none", 4): (300.0, 80.0), ("none", 8): None,
+    ("none", 6): (299.0, 90.0), ("none", 7): None,
+    ("full", 1): (80.0, 45.0), ("full", 2): (150.0, 50.0), ("full", 4): (200.0, 60.0), ("full", 8): (250.0, 80.0),
+    ("full", 16): None, ("full", 12): None, ("full", 10): (240.0, 95.0), ("full", 11): None,
+}  # fmt: skip
+
+
+def test_the_fastest_inside_limit_and_headroom_is_chosen_with_the_least_memory_within_a_tie() -> None:
+    known = frontier_of(SIZES, memory_limit="96MiB", headroom="5%")
+    found = known.conclude()
+    assert found.ok
+    assert found.values["micro_batch_size"] == 4
+    assert found.values["activation_checkpointing"] == "none"
+    assert found.values["largest"]["micro_batch_size"] == 8, "10 fits, but not inside the headroom"
+    assert found.values["second_largest"]["micro_batch_size"] == 6
+    assert found.values["baseline_micro_batch_size"] == 1
+    assert found.values["baseline_mode"]["activation_checkpointing"] == "none"
+    assert found.values["margin_bytes"] == 16 * MIB
+    assert "300 tokens/s, 80 MiB of 96 MiB" in found.reason
+    assert found.notes == (
+        "none: micro-batch 6 fits, 7 does not (6 probes)",
+        "full: micro-batch 10 fits, 11 does not (8 probes)",
+    )
+
+
+def test_where_nothing_fits_the_limit_and_the_remedy_are_named() -> None:
+    known = frontier_of({("none", 1): None, ("full", 1): None}, memory_limit="30MiB")
+    found = known.conclude()
+    assert not found.ok
+    assert found.values["bad_input"]
+    assert found.reason == (
+        "not even micro-batch 1 fits into memory_limit (30 MiB) in any mode; "
+        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage"
+    )
+
+
+def test_where_only_the_headroom_does_not_fit_the_least_that_was_measured_is_named() -> None:
+    known = frontier_of({("none", 1): (10.0, 99.0), ("none", 2): None}, memory_limit="100MiB")
+    assert "the least measured was 99 MiB, and headroom (5%) must stay free" in known.conclude().reason
+
+
+def test_a_probe_that_failed_is_not_called_out_of_memory() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]})
+    known.end("frontier-none-m1", "failed", "failed: ArithmeticError: oh")
+    assert known.ids() == ["frontier-none-m1"], "no larger one is tried"
+    found = known.conclude()
+    assert not found.ok
+    assert "frontier-none-m1: failed: ArithmeticError: oh" in found.reason
+    assert "bad_input" not in found.values
+
+
+def test_every_mode_of_the_product_is_probed() -> None:
+    stage = {"type": "frontier", "activation_checkpointing": ["none", 0.5], "compile": [True, False]}
+    assert Known(stage).ids() == [
+        "frontier-none-m1",
+        "frontier-none-eager-m1",
+        "frontier-0.5-m1",
+        "frontier-0.5-eager-m1",
+    ]
+
+
+# Throughput
+
+
+def throughput_of(batches: dict[int, dict[str, float]], facts: dict[str, Any] | None = None) -> Known:
+    known = Known({"type": "throughput"}, facts).concluded(frontier=FRONTIER)
+    for accumulation, metrics in batches.items():
+        known.end(f"throughput-m8k{accumulation}", **metrics)
+    return known
+
+
+def signal(rate: float, point: float, low: float, high: float | None) -> dict[str, Any]:
+    found = {"tokens_per_second": rate, "noise_scale": point, "noise_scale_low": low, "noise_scale_high": high}
+    return found | {"coherence": 0.2, "coherence_floor": 0.1}
+
+
+def test_multiples_are_tried_one_after_the_other() -> None:
+    assert throughput_of({}).ids() == ["throughput-m8k1"]
+    assert throughput_of({1: {"tokens_per_second": 1.0}}).ids()[-1] == "throughput-m8k2"
+
+
+def test_it_stops_raising_the_batch_past_the_noise_scale_and_says_so() -> None:
+    known = throughput_of({1: {"tokens_per_second": 100.0}, 2: signal(110.0, 5.0, 4.0, 6.0)})
+    assert set(known.ids()) <= {"throughput-m8k1", "throughput-m8k2"}, "no third one"
+    found = known.conclude()
+    assert found.values["critical_batch_size"] == 5.0
+    assert found.values["best_tokens_per_second"]["gradient_accumulation_steps"] == 2
+    assert found.values["best_goodput"]["gradient_accumulation_steps"] == 1
+    left_out = [note for note in found.notes if "left out" in note]
+    assert left_out == [
+        "multiples 4, 8, 16 were left out: effective batch 16 is already past 2 x the noise scale 5 [4, 6]"
+    ]
+
+
+def test_an_unbounded_noise_scale_never_stops_it_and_ranks_no_goodput() -> None:
+    batches = {1: {"tokens_per_second": 100.0}}
+    batches |= {k: {"tokens_per_second": 100.0 + k, "noise_scale_low": 900.0} for k in (2, 4, 8, 16)}
+    known = throughput_of(batches)
+    assert len(known.ids()) == 5
+    found = known.conclude()
+    assert found.values["critical_batch_size"] is None
+    assert "undetermined" in found.reason
+    assert found.values["best_goodput"] == found.values["best_tokens_per_second"]
+    assert not [note for note in found.notes if "left out" in note]
+
+
+def test_no_effective_batch_is_larger_than_the_data_and_that_is_said() -> None:
+    batches = {1: {"tokens_per_second": 100.0}, 2: {"tokens_per_second": 100.0}}
+    known = throughput_of(batches, {"num_train_samples": 31})
+    assert known.ids() == ["throughput-m8k1", "throughput-m8k2"]
+    assert "multiples 4, 8, 16 were left out: the data has fewer samples than such a batch" in known.conclude().notes
+
+
+def test_coherence_inside_its_noise_floor_is_named() -> None:
+    inside = signal(1.0, 50.0, 40.0, 60.0) | {"coherence": 0.05}
+    known = throughput_of({1: {"tokens_per_second": 1.0}, 2: inside})
+    assert "at effective batch 16 the coherence is not above its noise floor" in known.conclude().notes
+
+
+# Equivalence
+
+
+def equivalence_of(rho: float, **changes: Any) -> Known:
+    known = Known({"type": "equivalence", **changes.pop("stage", {})}, **changes).concluded(
+        frontier=FRONTIER | {"precision": changes.get("precision", "float32")}
+    )
+    known.end("equivalence-m8k2")
+    known.end("equivalence-m4k4", rho=rho)
+    known.end("equivalence-m2k8", rho=rho / 2)
+    return known
+
+
+def test_the_splits_are_the_chosen_micro_batch_and_two_divisors_of_it_against_the_first() -> None:
+    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
+    assert known.ids() == ["equivalence-m8k2"], "the others need its weights"
+    known.end("equivalence-m8k2")
+    proposals = known.propose()
+    assert [p.id for p in proposals] == ["equivalence-m8k2", "equivalence-m4k4", "equivalence-m2k8"]
+    assert {p.config.effective_batch_size for p in proposals} == {16}
+    assert proposals[0].config.save_weights
+    assert proposals[1].config.reference_weights == "/run/trials/equivalence-m8k2/weights.pt"
+
+
+def test_float32_passes_within_its_tolerance() -> None:
+    found = equivalence_of(7e-6).conclude()
+    assert found.ok
+    assert "rho <= 7.0e-06 (tolerance 1.0e-04)" in found.reason
+
+
+def test_it_fails_with_the_number_and_a_cause() -> None:
+    found = equivalence_of(0.38).conclude()
+    assert not found.ok
+    assert "equivalence-m4k4 is rho = 3.80e-01 from the reference, above 1.0e-04" in found.reason
+    assert "mean instead of a sum" in found.reason
+
+
+def test_batch_norm_is_named_as_the_cause() -> None:
+    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
+    known.end("equivalence-m8k2")
+    known.end("equivalence-m4k4", rho=0.3, num_batch_norms=2)
+    known.end("equivalence-m2k8", rho=0.4, num_batch_norms=2)
+    assert "the model has 2 BatchNorm layers" in known.conclude().reason
+
+
+def test_low_precision_is_held_against_a_reordered_copy() -> None:
+    for rho, ok in ((0.029, True), (0.031, False)):
+        known = equivalence_of(rho, precision="bfloat16")
+        known.end("equivalence-m4k4-reordered", rho=0.01)
+        assert known.study.trials["equivalence-m4k4-reordered"].config.reverse_micro_batches
+        assert known.conclude().ok is ok
+
+
+def test_a_given_tolerance_holds() -> None:
+    assert equivalence_of(7e-6, stage={"tolerance": 1e-6}).conclude().ok is False
+
+
+def test_a_split_that_did_not_finish_fails_the_stage_with_its_reason() -> None:
+    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
+    known.end("equivalence-m8k2", "out_of_memory", "out_of_memory: x")
+    assert known.conclude().reason == "equivalence-m8k2 could not be compared: out_of_memory: x"
+    assert not known.conclude().ok
+
+
+# Train
+
+
+def test_the_candidates_are_the_baseline_first_and_protected_then_the_others() -> None:
+    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    proposals = known.propose()
+    assert [(p.id, p.role) for p in proposals] == [
+        ("train-m1k1", "baseline"),
+        ("train-m16k1", "largest micro-batch"),
+        ("train-m12k1", "second largest micro-batch"),
+        ("train-m8k4", "best tokens/s"),
+        ("train-m8k2", "best goodput"),
+        ("train-m8k2-unscaled", "best goodput, learning rate unscaled"),
+    ]
+    assert [p.protected for p in proposals] == [True] + [False] * 5
+    assert proposals[1].config.activation_checkpointing == "full", "the mode in which it fits"
+
+
+def test_each_candidate_has_its_scaled_learning_rate_and_the_contrast_the_unscaled_one() -> None:
+    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    for proposal in known.propose():
+        ratio = 1 if proposal.id.endswith("unscaled") else proposal.config.effective_batch_size / 8
+        assert proposal.config.learning_rate == pytest.approx(1e-3 * ratio**0.5)
+
+
+def test_duplicates_are_merged_and_bear_all_their_roles() -> None:
+    same = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
+    batches = {"best_tokens_per_second": same, "best_goodput": same}
+    proposals = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=batches).propose()
+    assert [(p.id, p.role) for p in proposals] == [
+        ("train-m1k1", "baseline"),
+        ("train-m16k1", "largest micro-batch, best tokens/s, best goodput"),
+        ("train-m12k1", "second largest micro-batch"),
+        ("train-m16k1-unscaled", "best goodput, learning rate unscaled"),
+    ]
+
+
+def test_without_scaling_or_on_request_there_is_no_contrast() -> None:
+    known = {"frontier": FRONTIER, "throughput": THROUGHPUT}
+    off = Known({"type": "train", "unscaled_contrast": False}).concluded(**known)
+    none = Known({"type": "train"}, optimizer={"lr": 1e-3, "lr_scaling": "none"}).concluded(**known)
+    for one in (off, none):
+        assert not [name for name in one.ids() if "unscaled" in name]
+
+
+def test_without_earlier_stages_the_study_files_batch_is_trained() -> None:
+    batch = {"micro_batch_size": 4, "effective_batch_size": 16}
+    proposals = Known({"type": "train", "unscaled_contrast": False}, batch=batch).propose()
+    assert [(p.id, p.protected) for p in proposals] == [("train-m4k1", True), ("train-m4k4", False)]
+
+
+def test_a_candidate_larger_than_the_budget_is_left_out_and_named_with_both_numbers() -> None:
+    known = Known({"type": "train"}, sample_budget=31).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    assert "train-m8k4" not in known.ids()
+    for name in known.ids():
+        known.end(name, val_loss=3.0)
+    assert known.conclude().notes == (
+        "best tokens/s was left out: its effective batch (32) is larger than sample_budget (31)",
+    )
+
+
+def test_a_tie_goes_to_the_baseline_and_else_to_the_smaller_batch() -> None:
+    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    losses = {"train-m1k1": 3.05, "train-m16k1": 3.0, "train-m12k1": 3.001, "train-m8k4": 3.0005}
+    for name in known.ids():
+        known.end(name, val_loss=losses.get(name, 3.5))
+    assert known.conclude().values["winner"] == "train-m12k1"
+    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    for name in known.ids():
+        known.end(name, val_loss=(losses | {"train-m1k1": 3.004}).get(name, 3.5))
+    assert known.conclude().values["winner"] == "train-m1k1"
+
+
+def test_no_candidate_that_finished_is_undetermined() -> None:
+    known = Known({"type": "train"})
+    for name in known.ids():
+        known.end(name, "pruned", "diverged: the loss is nan in step 3")
+    assert not known.conclude().ok
+    assert known.conclude().reason.startswith("undetermined:")
+
+
+# Learning rate
+
+
+def learning_rate_of(losses: dict[str, float], centre: float = 3.0) -> Known:
+    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known.end("train-m8k2", val_loss=centre)
+    study = known.study
+    known = Known({"type": "learning_rate"})
+    known.study = study
+    known.concluded(train={"winner": "train-m8k2"})
+    for name, loss in losses.items():
+        known.end(f"learning_rate-x{name}", val_loss=loss)
+    return known
+
+
+def test_the_centre_is_the_winners_own_run_and_not_run_again() -> None:
+    known = learning_rate_of({})
+    assert known.ids() == ["learning_rate-x0.5", "learning_rate-x0.71", "learning_rate-x1.41", "learning_rate-x2"]
+    centre = known.study.trials["train-m8k2"].config
+    for proposal, multiplier in zip(known.propose(), (0.5, 0.71, 1.41, 2), strict=True):
+        assert proposal.config.learning_rate == pytest.approx(multiplier * centre.learning_rate)
+        assert proposal.config.effective_batch_size == centre.effective_batch_size
+    assert "learning_rate-x1" in Known({"type": "learning_rate"}).ids(), "without a train stage it is"
+
+
+def test_the_best_in_the_middle_is_the_rules_own_and_no_warning() -> None:
+    found = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 3.1, "2": 3.3}).conclude()
+    assert found.values["winner"] == "train-m8k2"
+    assert not found.values["on_edge"]
+    assert found.notes == ()
+    assert found.reason.endswith("the scaling rule's own")
+
+
+@pytest.mark.parametrize(("losses", "side"), [
+    ({"0.5": 2.7, "0.71": 2.8, "1.41": 3.1, "2": 3.3}, "low"),
+    ({"0.5": 3.3, "0.71": 3.2, "1.41": 2.9, "2": 2.8}, "high"),
+])  # fmt: skip
+def test_the_best_on_the_edge_of_the_grid_is_a_warning(losses: dict[str, float], side: str) -> None:
+    found = learning_rate_of(losses).conclude()
+    assert found.values["on_edge"]
+    assert f"lies on the {side} edge of the grid" in found.notes[0]
+    assert "widen the multipliers" in found.notes[0]
+
+
+def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_the_edge() -> None:
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.9})
+    known.end("learning_rate-x2", "pruned", "diverged: the loss is nan in step 9")
+    assert not known.conclude().values["on_edge"]
+
+
+# Grid
+
+
+def test_what_does_not_divide_is_skipped_with_both_numbers_and_never_rounded() -> None:
+    known = Known({"type": "grid", "micro_batch_size": [4, 6], "effective_batch_size": [24, 32]})
+    assert known.ids() == ["grid-m4k6-none", "grid-m4k8-none", "grid-m6k4-none"]
+    for name in known.ids():
+        known.end(name, val_loss=3.0)
+    (note,) = known.conclude().notes
+    assert note.startswith(
+        "skipped: effective_batch_size (32) is not a multiple of micro_batch_size x world_size (6 x 1"
+    )
+
+
+def test_every_combination_is_a_trial_of_its_own() -> None:
+    stage = {
+        "type": "grid", "micro_batch_size": [1, 2], "activation_checkpointing": ["none", "full"],
+        "compile": [True, False], "learning_rate": [1e-3, 2e-3],
+    }  # fmt: skip
+    ids = Known(stage, seeds=[0, 1]).ids()
+    assert len(ids) == len(set(ids)) == 2**5
+
+
+def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
+    known = Known({"type": "grid", "micro_batch_size": [4], "effective_batch_size": [8, 1024]})
+    assert known.ids() == ["grid-m4k2-none"]
+    (reason,) = grid.skipped(known.stage, known.setting, known.study)
+    assert "1024" in reason
+    assert "512" in reason
+
+
+# All of them
+
+
+@pytest.mark.parametrize("stage", [frontier, throughput, equivalence, train, learning_rate, grid])
+def test_every_stage_offers_the_two_functions(stage: Any) -> None:
+    assert callable(stage.propose)
+    assert callable(stage.conclude)
+
+
+def test_proposing_is_pure() -> None:
+    """Asked twice, a stage wants the same trials."""
+    for kind in ("frontier", "throughput", "equivalence", "train", "learning_rate", "grid"):
+        known = Known({"type": kind}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+        assert known.propose() == known.propose()
