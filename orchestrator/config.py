@@ -183,6 +183,10 @@ class StudyConfig(Strict):
     world_size: PositiveInt = 1
     """Data-parallel ranks of one trial."""
     batch: Batch = Batch()
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """Of `batchscout trial`, and of stages that no frontier has chosen for: none, selective, full, or a memory budget in (0, 1)."""
+    compile: bool = True
+    """Likewise."""
     memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
     """Per rank. CUDA: bytes of the device, null = all of it. CPU host: bytes above the warm idle process, to which it is
     held; null = what is available on the host when the study starts, over the ranks."""
@@ -259,7 +263,7 @@ def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
 def uses_compile(study: StudyConfig) -> bool:
     """Whether any trial of the study compiles."""
     asked = [stage.compile for stage in study.stages if isinstance(stage, (Frontier, Grid))]
-    return any(any(choice) for choice in asked) if asked else True
+    return any(any(choice) for choice in asked) if asked else study.compile
 
 
 def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from orchestrator import pruners
 from orchestrator.analysis import candidate
 from orchestrator.config import AshaPruner, KillRules, StageConfig
 from orchestrator.journal import Journal
+from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Entrant
 from orchestrator.stages import module_of
 from orchestrator.stages.setting import Setting
@@ -21,17 +22,6 @@ from orchestrator.study import Proposal, Trial, TrialState
 
 # A rate is judged from here on: compiling and the first steps are behind.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
-
-
-class TrialMessage(Protocol):
-    """What a lane says of a trial; see `lanes.Message`."""
-
-    metrics: dict[str, float]
-    rungs: tuple[int, ...]
-    step_losses: tuple[float, ...]
-    evaluated: bool
-    outcome: Any
-    reason: str
 
 
 class Listener(Protocol):
@@ -106,8 +96,11 @@ class Director:
         self._listener.started(self._trial(trial_id))
         self.on_change(self._trial(trial_id))
 
-    def on_message(self, trial_id: str, message: TrialMessage) -> Decision:
+    def on_message(self, trial_id: str, message: Message) -> Decision:
         """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
+        trial = self._trial(trial_id)
+        if trial.state.ended:  # the verdict on another seed, or at a rung that it repeats, cut it meanwhile
+            return Decision("stop", trial.reason)
         if message.outcome is not None:
             self._on_outcome(trial_id, message)
             return Decision("stop")
@@ -132,7 +125,7 @@ class Director:
         if not self._trial(trial_id).state.ended:
             self._end(trial_id, TrialState.FAILED, f"failed: {reason}")
 
-    def _on_outcome(self, trial_id: str, message: TrialMessage) -> None:
+    def _on_outcome(self, trial_id: str, message: Message) -> None:
         if message.outcome == "stopped":
             return  # it was told to: its state is journaled already, or it waits to go on
         state = TrialState(message.outcome)
@@ -161,7 +154,7 @@ class Director:
 
     # What is decided
 
-    def _judge_running(self, trial_id: str, message: TrialMessage) -> Decision:
+    def _judge_running(self, trial_id: str, message: Message) -> Decision:
         trial, rules = self._trial(trial_id), self.setting.study.kill
         val_loss = message.metrics.get("val_loss", 0.0)
         if not math.isfinite(val_loss):
@@ -180,7 +173,7 @@ class Director:
             decision = self._judge_rate(trial, message, rules)
         return decision
 
-    def _judge_rate(self, trial: Trial, message: TrialMessage, rules: KillRules) -> Decision:
+    def _judge_rate(self, trial: Trial, message: Message, rules: KillRules) -> Decision:
         rate = message.metrics.get("tokens_per_second")
         samples = message.metrics.get("samples_seen", 0)
         if rate is None or samples < STEPS_BEFORE_RATE_IS_JUDGED * trial.config.effective_batch_size:

@@ -11,20 +11,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import threading
 import traceback
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import train, tune
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from orchestrator.messages import Assignment, Message
+from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
 from trainers.loop import Report
 
@@ -34,32 +38,6 @@ MAX_LANE_DEATHS = 2
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
 HEALTH_CHECK_SECONDS = "0.2"
-
-Outcome = Literal["complete", "stopped", "out_of_memory", "failed"]
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A trial, or what is left of it, as handed to a lane."""
-
-    trial_id: str
-    config: dict[str, Any]
-    directory: str
-    token: str
-    recycle_after: bool = False
-    lane_deaths: int = 0
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a trial says: a report on the way, or (with an outcome) its last word."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    rungs: tuple[int, ...] = ()
-    step_losses: tuple[float, ...] = ()
-    evaluated: bool = False
-    outcome: Outcome | None = None
-    reason: str = ""
 
 
 class LaneRecycled(Exception):
@@ -253,7 +231,7 @@ def _exit_with_the_study(board: Any) -> None:
     def wait() -> None:
         try:
             ray.get(board.until_closed.remote())
-        except ray.exceptions.RayError:
+        except RayError:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -300,12 +278,22 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
     except Exception as error:
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
-            return Message(outcome="out_of_memory", reason=f"out_of_memory: {_first_line(error)}"), alone_on_a_cpu
+            return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
         _write_traceback(assignment, rank)
         return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {_first_line(error)}"), False
     if rank != 0:
         return None, True
     return replace(relay.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
+
+
+def memory_reason(text: str, config: TrialConfig) -> str:
+    """What the allocator said, without the line of its source that said it."""
+    asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMG]iB)", text)
+    more = "what it asked for" if asked is None else f"{asked[1]} {asked[2]} more"
+    if asked is not None and asked[2] == "bytes":
+        more = f"{bytes_text(float(asked[1]))} more"
+    limit = f"the limit of {bytes_text(config.memory_limit_bytes)}" if config.memory_limit_bytes else "the device"
+    return f"out_of_memory: {more} did not fit into {limit}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -352,7 +340,7 @@ class LaneTrainable(tune.Trainable):
         if not self._assigned:
             ray.get(self._board.assign.remote(self._assignment))
             self._assigned = True
-        message: Message = ray.get(self._board.next_message.remote(self._assignment.trial_id))
+        message: Any = ray.get(self._board.next_message.remote(self._assignment.trial_id))
         return {"message": message, "done": message.outcome is not None}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -404,7 +392,8 @@ def open_lanes(shape: LaneShape, storage: Path) -> Iterator[Any]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
     token = uuid.uuid4().hex[:8]
     name = f"switchboard-{token}"
-    board = ray.remote(num_cpus=0, max_concurrency=1000, name=name)(Switchboard).remote(shape.num_lanes)
+    switchboard: Any = ray.remote(Switchboard)
+    board = switchboard.options(name=name, num_cpus=0, max_concurrency=1000).remote(shape.num_lanes)
     threads = [
         threading.Thread(target=_fit, args=(board, shape, storage, f"lane-{token}-{index}"), daemon=True)
         for index in range(shape.num_lanes)

@@ -82,7 +82,7 @@ def _print_memory(console: Console, stage: Frontier, setting: Setting, study: St
             continue
         config = setting.short_trial(study, stage.smallest, 2, 1, activation_checkpointing=mode, compile=False)
         peaks = predict_peaks(config, sizes)
-        table.add_row(mode, *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
+        table.add_row(str(mode), *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
     console.print(table)
 
 

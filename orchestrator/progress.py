@@ -50,6 +50,8 @@ class Progress:
     def concluded(self, conclusion: Conclusion) -> None:
         mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"
         self._console.print(f"{mark} [bold]{conclusion.stage}[/]: ", Text(conclusion.reason), sep="")
+        for note in conclusion.notes:
+            self._console.print(Text(f"     {note}", style="dim"))
 
     def _event(self, trial: Trial) -> None:
         """A trial changed its state: a line in a log, nothing on a terminal, where the panel shows it."""

@@ -164,13 +164,11 @@ def paste_text(recommendation: dict[str, Any]) -> str:
 def _trial_command(r: dict[str, Any], batch: dict[str, Any], optimizer: dict[str, Any]) -> str:
     settings = {f"batch.{key}": value for key, value in batch.items()}
     settings |= {f"optimizer.{key}": value for key, value in optimizer.items()}
-    settings |= {key: r[key] for key in ("precision", "world_size")}
+    settings |= {
+        key: _config_text(r[key]) for key in ("activation_checkpointing", "compile", "precision", "world_size")
+    }
     flags = "".join(f" \\\n  --set {key}={value}" for key, value in settings.items())
-    # `batchscout trial` has no key for these two: it checkpoints nothing and compiles.
-    beyond = {"activation_checkpointing": "none", "compile": True}
-    lost = [f"{key}={_config_text(r[key])}" for key, default in beyond.items() if r[key] != default]
-    note = f"# without {' and '.join(lost)}, which only the stage above can say\n" if lost else ""
-    return f"# or one training run, in this process\n{note}batchscout trial study.yaml{flags}"
+    return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
 
 def _stage_section(config: StudyConfig, study: Study, stage: Any) -> Element:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -185,9 +186,10 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
 
 def _let_trials_save(switchboard: str) -> None:
     import ray
+    from ray.exceptions import GetTimeoutError
 
     board = ray.get_actor(switchboard)
-    with contextlib.suppress(ray.exceptions.GetTimeoutError):
+    with contextlib.suppress(GetTimeoutError):
         ray.get(board.dismiss_all.remote())
         ray.get(board.until_idle.remote(), timeout=SECONDS_TO_SAVE)
 
@@ -239,6 +241,8 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a banner at every verbosity
+    # Ray's default of 15 would let anything else on the host slow down what is being timed.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     from orchestrator.cluster import absolute_paths, protect_local_cluster, runtime_env
@@ -248,7 +252,7 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     if address is None:
         protect_local_cluster()
         options = {"include_dashboard": False, **options}
-    ray.init(address or "local", runtime_env=environment, log_to_driver=False, logging_level="ERROR", **options)
+    ray.init(address or "local", runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
 def worker_environment() -> dict[str, str]:

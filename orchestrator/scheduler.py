@@ -13,7 +13,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from orchestrator.director import Director
-from orchestrator.lanes import Assignment, Message
+from orchestrator.messages import Assignment, Message
 
 _ACTIONS = {"go on": TrialScheduler.CONTINUE, "pause": TrialScheduler.PAUSE, "stop": TrialScheduler.STOP}
 
@@ -33,7 +33,7 @@ class StageSearch(_NotRestored, Searcher):
         self._director, self._scheduler = director, scheduler
         self._switchboard, self._token = switchboard, token
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         trial = self._director.next_trial()
         if trial is None:
             return Searcher.FINISHED if self._director.finished() else None

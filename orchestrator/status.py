@@ -8,10 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.analysis import time_split
 from orchestrator.config import StudyConfig
 from orchestrator.progress import best_so_far, metrics_line
 from orchestrator.recommend import recommend
 from orchestrator.study import Study, Trial
+from orchestrator.words import seconds_text
 
 
 def status_values(config: StudyConfig, study: Study) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def print_status(config: StudyConfig, study: Study) -> None:
         console.print(Text(recommendation["verdict"], style="green"))
     for stage in config.stages:
         _print_stage(console, stage.type, study)
+    parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
+    console.print(Text(f"\ntime: {parts}"))
 
 
 def _print_stage(console: Console, stage: str, study: Study) -> None:

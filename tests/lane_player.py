@@ -77,7 +77,8 @@ class Player:
                 assert trial.id not in self.running, "started twice"
                 self.director.on_started(trial.id)
                 self.running[trial.id] = self._run(trial.id, trial.config)
-                assert len(self.running) <= self.num_lanes
+                wanted = [one for one in self.running if not self.director.journal.study.trials[one].state.ended]
+                assert len(wanted) <= self.num_lanes
             if not self.running:
                 break
             self._one_message()

@@ -126,6 +126,10 @@ with Journal(Path(sys.argv[1]), "s") as journal:
     print("open", flush=True)
     if sys.argv[2] == "hold":
         sys.stdin.read()
+    if sys.argv[2] == "once":
+        journal.append("facts", facts={"key0": 1})
+        print(1, flush=True)
+        sys.stdin.read()
     number = 0
     while sys.argv[2] == "write":
         journal.append("facts", facts={f"key{number}": "x" * 5000})
@@ -151,6 +155,15 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
         assert replay(path, "s") == Study("s"), "reading is not writing"
         first.communicate("")
     Journal(path, "s").close()
+
+
+def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "once") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert replay(path, "s").facts == {"key0": 1}
 
 
 @pytest.mark.parametrize("written", [1, 7, 40])

@@ -89,7 +89,11 @@ def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) 
     edge = study.conclusions["frontier"].values["fitting"]
     out_of_memory = [t.config.micro_batch_size for t in study.trials.values() if t.state is TrialState.OUT_OF_MEMORY]
     assert min(out_of_memory) > max(edge)
-    assert all("allocate" in t.reason for t in study.trials.values() if t.state is TrialState.OUT_OF_MEMORY)
+    assert all(
+        "more did not fit into the limit of 256 MiB" in t.reason
+        for t in study.trials.values()
+        if t.state is TrialState.OUT_OF_MEMORY
+    )
 
 
 def test_a_limit_in_which_nothing_fits_is_bad_input(tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         reporter = Reporter(run, report, directory, token, compile_seconds)
         if unheard and reporter.again(unheard) == "stop":
             return "stop"
-        for milestone in milestones(config, run.samples_seen):
-            while run.samples_seen < milestone:
+        while ahead := milestones(config, run.samples_seen):
+            while run.samples_seen < ahead[0]:
                 run.step()
                 # Not at the milestone: going on from a checkpoint saved there would leave its report out.
-                due = run.num_steps % STEPS_PER_INTERVAL == 0 and run.samples_seen < milestone
+                due = run.num_steps % STEPS_PER_INTERVAL == 0 and run.samples_seen < ahead[0]
                 if due and reporter.progress() == "stop":
                     return "stop"
             if run.samples_seen < config.sample_budget and reporter.milestone() == "stop":
@@ -73,9 +73,8 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
 
 def milestones(config: TrialConfig, samples_seen: int) -> list[int]:
     """The sample counts still ahead at which to evaluate and save; the budget is the last."""
-    return [
-        count for count in sorted({*config.rungs, *config.evaluations, config.sample_budget}) if count > samples_seen
-    ]
+    counts = sorted({*config.rungs, *config.evaluations, config.sample_budget})
+    return [count for count in counts if samples_seen < count <= config.sample_budget]
 
 
 def rungs_crossed(config: TrialConfig, before: int, now: int) -> tuple[int, ...]:

@@ -40,7 +40,12 @@ def _target(name: str) -> Callable[..., Any]:
         raise ValueError(
             f"model.target '{name}' is not built in; use gpt, hf or an import path package.module:callable"
         )
-    return resolve(name)
+    found = resolve(name)
+    if not callable(found):
+        raise ValueError(
+            f"model.target '{name}' is a {type(found).__name__}; name a callable that returns an nn.Module"
+        )
+    return found
 
 
 class CausalLanguageModel(nn.Module):
@@ -68,15 +73,15 @@ def hf(
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
         raise ValueError("model.target 'hf' needs transformers; pip install 'batchscout[hf]'") from error
-    if (name is None) == (model_type is None):
-        raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
     overrides = dict(config or {})
     if vocab_size is not None and not pretrained:
         overrides["vocab_size"] = vocab_size
-    if name is None:
+    if name is not None and model_type is None:
+        settings = AutoConfig.from_pretrained(name, **overrides)
+    elif model_type is not None and name is None:
         settings = AutoConfig.for_model(model_type, **overrides)
     else:
-        settings = AutoConfig.from_pretrained(name, **overrides)
+        raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
     if pretrained and name is not None:
         return CausalLanguageModel(AutoModelForCausalLM.from_pretrained(name, config=settings))
     return CausalLanguageModel(AutoModelForCausalLM.from_config(settings))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.analysis import Standing, candidate, standings, tied
-from orchestrator.config import AshaPruner, Train
+from orchestrator.config import AshaPruner, Train, scaled_learning_rate
 from orchestrator.pruners import rungs_of
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
@@ -48,7 +48,11 @@ def candidates(stage: Train, setting: Setting, study: Study) -> list[Candidate]:
     for role, key in (("best tokens/s", "best_tokens_per_second"), ("best goodput", "best_goodput")):
         batch = study.value("throughput", key, given)
         found.append(Candidate(role, batch["micro_batch_size"], batch["gradient_accumulation_steps"]))
-    if stage.unscaled_contrast and setting.study.optimizer.lr_scaling != "none":
+    optimizer, effective = (
+        setting.study.optimizer,
+        found[-1].micro_batch_size * found[-1].accumulation * setting.study.world_size,
+    )
+    if stage.unscaled_contrast and scaled_learning_rate(optimizer, effective) != optimizer.lr:
         found.append(replace(found[-1], role="best goodput, learning rate unscaled", unscaled=True))
     return found
 

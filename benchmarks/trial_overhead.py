@@ -1,0 +1,183 @@
+"""Seconds per trivial trial: lanes, against Ray Tune and Ray Train composed as Ray documents it.
+
+    python benchmarks/trial_overhead.py [--device cpu|cuda] [--quick]
+
+Both sides run the same training function on the same tiny model for two optimizer steps, one trial at a time, in blocks
+that alternate within one run and one Ray cluster. Seconds per trial are wall-clock over the whole block, its start-up
+included; `steady` is the median trial of ours once its lane is warm. A second study says what compiling adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import StudyConfig, base_trial, parse_study
+from orchestrator.journal import replay
+from orchestrator.runner import run_study, start_ray
+
+STUDY: dict[str, Any] = {
+    "name": "overhead",
+    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 32}},
+    "data": {"target": "python_stdlib", "kwargs": {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}},
+    "sample_budget": 8,
+    "evaluation_samples": 4,
+    "evaluations": 1,
+}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments.add_argument("--quick", action="store_true", help="3 trials a side in one block, 1 rank")
+    chosen = arguments.parse_args()
+    if chosen.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    blocks, trials, all_ranks = (1, 3, (1,)) if chosen.quick else (2, 5, (1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        start_ray(
+            _study(1, 4, compiled=False), None, Path(folder), **({"num_cpus": 2} if chosen.device == "cpu" else {})
+        )
+        results = {ranks: _compare(ranks, blocks, trials, Path(folder), chosen.device) for ranks in all_ranks}
+        compiled = _compile_cost(Path(folder))
+    _print_table(results, compiled, blocks * trials)
+    print(json.dumps(_last_line(results, compiled)))
+
+
+def _compare(ranks: int, blocks: int, trials: int, folder: Path, device: str) -> dict[str, Any]:
+    """Blocks of ours and naive in turn: seconds per trial of each block, and the steady seconds of ours."""
+    ours, naive, steady = [], [], []
+    for block in range(blocks):
+        seconds, held = _ours(ranks, trials, folder / f"ours-{ranks}-{block}")
+        ours.append(seconds / trials)
+        steady += held[1:]
+        naive.append(_naive(ranks, trials, folder / f"naive-{ranks}-{block}", device) / trials)
+    return {"ours": ours, "naive": naive, "steady": steady}
+
+
+def _study(ranks: int, num_rates: int, *, compiled: bool, micro_batch_sizes: tuple[int, ...] = (2,)) -> StudyConfig:
+    grid = {
+        "type": "grid",
+        "compile": [compiled],
+        "micro_batch_size": list(micro_batch_sizes),
+        "learning_rate": [1e-4 * (i + 1) for i in range(num_rates)],
+    }
+    return parse_study(STUDY | {"world_size": ranks, "stages": [grid]}, "the benchmark's study")
+
+
+def _ours(ranks: int, trials: int, run_dir: Path) -> tuple[float, list[float]]:
+    """(wall-clock of the whole study, seconds that each trial held its lane)"""
+    started = time.perf_counter()
+    ending = run_study(_study(ranks, trials, compiled=False), run_dir, quiet=True)
+    seconds = time.perf_counter() - started
+    assert ending.exit_code == 0, ending.message
+    return seconds, [trial.seconds for trial in replay(run_dir / "journal.jsonl", "overhead").trials.values()]
+
+
+def _naive(ranks: int, trials: int, folder: Path, device: str) -> float:
+    """Wall-clock of a Tuner whose function trainable fits a TorchTrainer, as in Ray's guide to tuning with Ray Train."""
+    from ray import train, tune
+    from ray.train.torch import TorchTrainer
+    from ray.tune.integration.ray_train import TuneReportCallback
+
+    config = base_trial(_study(ranks, 1, compiled=False), None)
+    config = config.model_copy(update={"compile": False, "micro_batch_size": 2, "world_size": ranks})
+
+    def one_trial(space: dict[str, Any]) -> None:
+        trainer = TorchTrainer(
+            _train_function,
+            train_loop_config={"config": config.model_dump(mode="json") | space, "folder": str(folder)},
+            scaling_config=train.ScalingConfig(num_workers=ranks, use_gpu=device == "cuda"),
+            run_config=train.RunConfig(
+                name=f"trial-{tune.get_context().get_trial_id()}",
+                storage_path=str(folder),
+                callbacks=[TuneReportCallback()],
+            ),
+        )
+        trainer.fit()
+
+    started = time.perf_counter()
+    results = tune.Tuner(
+        one_trial,
+        param_space={"learning_rate": tune.grid_search([1e-4 * (i + 1) for i in range(trials)])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=tune.RunConfig(name="naive", storage_path=str(folder), verbose=0),
+    ).fit()
+    assert not results.errors, results.errors
+    return time.perf_counter() - started
+
+
+def _train_function(given: dict[str, Any]) -> None:
+    """What a Ray Train worker of the naive side runs: the same training, reported as Ray documents it."""
+    import uuid
+
+    from ray import train
+
+    from trainers.config import TrialConfig
+    from trainers.loop import Report
+    from trainers.loop import train as train_one
+
+    last: list[dict[str, float]] = [{}]
+
+    def keep(report: Report) -> None:
+        last[0] = report.metrics
+
+    config = TrialConfig.model_validate(given["config"])
+    train_one(config, keep, Path(given["folder"]) / uuid.uuid4().hex)
+    train.report(last[0])
+
+
+def _compile_cost(folder: Path) -> dict[str, float]:
+    """Seconds that a trial holds a warm lane: one that compiles, and one that finds its code compiled."""
+    run_dir = folder / "compiled"
+    ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, quiet=True)
+    assert ending.exit_code == 0, ending.message
+    trials = list(replay(run_dir / "journal.jsonl", "overhead").trials.values())
+    compiles = [t.seconds for t in trials[1:] if t.metrics["compile_seconds"] > 0]
+    warm = [t.seconds for t in trials if t.metrics["compile_seconds"] == 0]
+    return {"recompile_seconds": statistics.median(compiles), "no_recompile_seconds": statistics.median(warm)}
+
+
+def _print_table(results: dict[int, dict[str, Any]], compiled: dict[str, float], trials: int) -> None:
+    import ray
+    import torch
+
+    print(
+        f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, torch {torch.__version__}, ray {ray.__version__}"
+    )
+    print(f"{trials} trials a side; seconds per trial, each block's")
+    print(f"{'ranks':>6} {'ours':>16} {'Tune + TorchTrainer':>22} {'ratio':>7} {'ours, steady':>14}")
+    for ranks, found in results.items():
+        ours, naive = (" ".join(f"{value:.2f}" for value in found[side]) for side in ("ours", "naive"))
+        print(f"{ranks:>6} {ours:>16} {naive:>22} {_ratio(found):>7.1f} {statistics.median(found['steady']):>14.2f}")
+    print(
+        f"a warm lane, 1 rank: {compiled['no_recompile_seconds']:.2f} s for a trial whose code is compiled, "
+        f"{compiled['recompile_seconds']:.2f} s for one of another shape"
+    )
+
+
+def _ratio(found: dict[str, Any]) -> float:
+    return statistics.median(found["naive"]) / statistics.median(found["ours"])
+
+
+def _last_line(results: dict[int, dict[str, Any]], compiled: dict[str, float]) -> dict[str, Any]:
+    one, two = results[1], results.get(2)
+    return {
+        "ratio_1_rank": _ratio(one),
+        "ratio_2_ranks": _ratio(two) if two else None,
+        "ours_seconds": statistics.median(one["ours"]),
+        "naive_seconds": statistics.median(one["naive"]),
+        "steady_seconds": statistics.median(one["steady"]),
+        **compiled,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What passes between a trial and whoever directs it. Plain values: neither Ray nor torch is needed to read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["complete", "stopped", "out_of_memory", "failed"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial, or what is left of it, as handed to a lane."""
+
+    trial_id: str
+    config: dict[str, Any]
+    directory: str
+    token: str
+    recycle_after: bool = False
+    lane_deaths: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a trial says: a report on the way, or (with an outcome) its last word."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    rungs: tuple[int, ...] = ()
+    step_losses: tuple[float, ...] = ()
+    evaluated: bool = False
+    outcome: Outcome | None = None
+    reason: str = ""

@@ -1,0 +1,207 @@
+"""What counts as a model, what it must return, and which of its parts repeat."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny import config, cpu_run, data
+from trainers.config import ModelConfig
+from trainers.data import fetch
+from trainers.gpt import GPT, summed_cross_entropy
+from trainers.models import build_model, check_loss, find_blocks, loss_function
+
+TINY_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+
+
+class Bigram(nn.Module):
+    """A user's module, whose size comes from the data."""
+
+    def __init__(self, *, vocab_size: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.table, self.scale = nn.Embedding(vocab_size, vocab_size), scale
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return summed_cross_entropy(self.scale * self.table(batch["input_ids"]), batch["targets"])
+
+
+class LogitsOnly(Bigram):
+    """A user's module that knows nothing of this project."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.table(input_ids)
+
+
+def loss_of_logits(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return summed_cross_entropy(module(batch["input_ids"]), batch["targets"])
+
+
+def not_a_module(**kwargs: object) -> str:
+    return "not a module"
+
+
+NUMBER = 3
+
+
+def build(target: str, **kwargs) -> nn.Module:
+    return build_model(ModelConfig(target=target, kwargs=kwargs), data()[0])
+
+
+@pytest.fixture
+def batch():
+    return fetch(data(padded=True)[0], range(8))
+
+
+def test_a_users_module_takes_its_size_from_the_data():
+    model = build("tests.test_models:Bigram", scale=2.0)
+    assert (model.table.num_embeddings, model.scale) == (24, 2.0)
+    assert build("tests.test_models:Bigram", vocab_size=99).table.num_embeddings == 99
+
+
+def test_a_users_loss_leaves_the_module_untouched(batch):
+    loss = loss_function("tests.test_models:loss_of_logits")
+    torch.manual_seed(0)
+    foreign = loss(build("tests.test_models:LogitsOnly"), batch)
+    torch.manual_seed(0)
+    own = loss_function(None)(build("tests.test_models:Bigram"), batch)
+    assert [value.item() for value in foreign] == [value.item() for value in own]
+    trial = config(model={"target": "tests.test_models:LogitsOnly"}, loss="tests.test_models:loss_of_logits")
+    run = cpu_run(trial)
+    run.step()
+    assert run.read()[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gtp", "model.target 'gtp' is not built in; use gpt, hf or an import path package.module:callable"),
+        ("tests.absent:Model", "'tests.absent:Model' does not resolve: no module named 'tests.absent'"),
+        ("tests.test_models:Absent", "'tests.test_models' has no 'Absent'; check its spelling"),
+        ("tests.test_models:", "'tests.test_models:' is not an import path; write it as package.module:callable"),
+        ("tests.test_models:not_a_module", "returned a str, not an nn.Module; return the module itself"),
+        ("tests.test_models:NUMBER", "model.target 'tests.test_models:NUMBER' is a int; name a callable"),
+    ],
+)
+def test_a_target_that_is_no_model_is_refused_by_name(target, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(target)
+
+
+def test_kwargs_that_do_not_fit_are_refused_with_those_that_do():
+    with pytest.raises(ValueError, match=r"model\.kwargs do not fit: .*'layers'; it takes: .*num_layers"):
+        build("gpt", layers=3)
+    with pytest.raises(
+        ValueError, match=r"hidden_dim \(10\) is not a multiple of num_heads \(4\); choose a multiple of 4"
+    ):
+        build("gpt", hidden_dim=10)
+
+
+REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.tensor(1.0), "the model returned a Tensor; "),
+        ((torch.tensor(1.0),), "the model returned a tuple; "),
+        ([torch.tensor(1.0), torch.tensor(1)], "the model returned a list; "),
+        ((torch.ones(2, 3), torch.tensor(6)), "the model's loss_sum is (2, 3), not a scalar tensor; "),
+        ((torch.tensor(1.0), 6), "the model's num_targets is int, not a scalar tensor; "),
+    ],
+)
+def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message):
+    with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
+        check_loss(returned)
+
+
+def test_a_run_refuses_a_model_that_breaks_the_contract():
+    run = cpu_run(config(model={"target": "tests.test_models:Bigram"}, loss="tests.test_models:mean_loss"))
+    with pytest.raises(ValueError, match="the model returned a Tensor"):
+        run.step()
+
+
+def mean_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss_sum, num_targets = module(batch)
+    return loss_sum / num_targets
+
+
+def layers(count: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
+
+
+def test_blocks_are_the_longest_uniform_list_or_the_one_named():
+    model = nn.Module()
+    model.short, model.inside = layers(2), nn.Module()
+    model.inside.long = layers(3)
+    model.mixed = nn.ModuleList([nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()])
+    model.empty = nn.ModuleList()
+    assert find_blocks(model) is model.inside.long
+    assert find_blocks(model, "short") is model.short
+    assert find_blocks(nn.Linear(2, 2)) is None
+    expected = (
+        "model.blocks names 'inside', which is no ModuleList of this model; it has: short, inside.long, mixed, empty"
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        find_blocks(model, "inside")
+
+
+def test_targets_of_minus_100_do_not_count():
+    logits = torch.randn(2, 3, 5)
+    targets = torch.tensor([[1, -100, 2], [-100, -100, 4]])
+    loss_sum, num_targets = summed_cross_entropy(logits, targets)
+    log_p = logits.log_softmax(-1)
+    assert num_targets.item() == 3
+    assert loss_sum.item() == pytest.approx(-(log_p[0, 0, 1] + log_p[0, 2, 2] + log_p[1, 2, 4]).item(), rel=1e-5)
+
+
+def test_gpt_cannot_see_the_token_it_predicts(batch):
+    model = GPT(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16)
+    changed = {**batch, "input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][:, 6:] = 0
+    for ids in (batch, changed):
+        ids["targets"] = ids["targets"].clone()
+        ids["targets"][:, 6:] = -100
+    assert model(batch)[0].item() == pytest.approx(model(changed)[0].item(), rel=1e-6)
+
+
+def test_gpt_ties_its_head_to_its_embedding():
+    model = GPT(vocab_size=24, seq_len=12, num_layers=1, num_heads=2, hidden_dim=16)
+    assert model.head.weight is model.token_embedding.weight
+
+
+@pytest.fixture
+def gpt2():
+    return build("hf", model_type="gpt2", config=TINY_GPT2).eval()
+
+
+def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2):
+    input_ids = fetch(data()[0], range(4))["input_ids"]
+    targets = torch.cat([input_ids[:, 1:], torch.full((4, 1), -100)], dim=1)
+    loss_sum, num_targets = gpt2({"input_ids": input_ids, "targets": targets})
+    theirs = gpt2.inner(input_ids=input_ids, labels=input_ids).loss
+    assert gpt2.inner.config.vocab_size == 24
+    assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_a_transformers_models_blocks_are_found(gpt2):
+    assert find_blocks(gpt2) is gpt2.inner.transformer.h
+
+
+def test_a_transformers_model_trains_checkpointed():
+    model = {"target": "hf", "kwargs": {"model_type": "gpt2", "config": TINY_GPT2}}
+    losses = {}
+    for mode in ("none", "selective", "full"):
+        run = cpu_run(config(model=model, activation_checkpointing=mode))
+        for _ in range(3):
+            run.step()
+        losses[mode] = run.read()
+    assert losses["none"] == losses["full"] == pytest.approx(losses["selective"], rel=1e-6)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"name": "gpt2", "model_type": "gpt2"}])
+def test_a_transformers_model_needs_a_name_or_a_type(kwargs):
+    with pytest.raises(ValueError, match="need either name or model_type; give one of the two"):
+        build("hf", **kwargs)
