@@ -145,9 +145,7 @@ def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Any]:
     """A study as its run directory has it, read only."""
-    import yaml
-
-    from orchestrator.config import parse_study
+    from orchestrator.config import parse_study, read_yaml
     from orchestrator.journal import replay
 
     path = run_dir / "study.yaml"
@@ -155,5 +153,5 @@ def _open(run_dir: Path) -> tuple[StudyConfig, Any]:
         raise ValueError(
             f"{run_dir} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
         )
-    config = parse_study(yaml.safe_load(path.read_text()), str(path))
+    config = parse_study(read_yaml(path), str(path))
     return config, replay(run_dir / "journal.jsonl", config.name)

@@ -313,6 +313,14 @@ def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, round(total * (i + 1) / count)) for i in range(count)}))
 
 
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says. Raises ValueError, with the line, where it is not YAML."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {error}; mend that line") from error
+
+
 def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     """The study that a file describes, with `a.b=c` overrides; relative data paths are resolved here and now.
 
@@ -320,13 +328,12 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     """
     if not path.is_file():
         raise ValueError(f"there is no study file {path}; check the path, or start from one in configs/")
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}; mend that line") from error
+    tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
+    if any(override.startswith("stages.") for override in overrides):
+        tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
         apply_override(tree, override)
     _make_absolute(tree)

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from orchestrator import preflight
-from orchestrator.config import StageConfig, StudyConfig
+from orchestrator.config import StageConfig, StudyConfig, read_yaml
 from orchestrator.journal import Journal, read_records
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
@@ -67,7 +67,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
     path = run_dir / "study.yaml"
     now = config.model_dump(mode="json")
     if path.exists():
-        before = yaml.safe_load(path.read_text())
+        before = read_yaml(path)
         if before != now and _has_begun(run_dir):
             raise ValueError(
                 f"{run_dir} holds another study:\n{_difference(before, now)}\n"

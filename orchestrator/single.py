@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,11 @@ def run_trial(study: StudyConfig, run_dir: Path) -> int:
 
     digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]
     name = f"m{config.micro_batch_size}k{config.gradient_accumulation_steps}-lr{config.learning_rate:.3g}-{digest}"
-    train(config, print_report, run_dir / name)
+    try:
+        train(config, print_report, run_dir / name)
+    except ValueError:  # the user's code may raise it too: here a traceback is what a debugger's user wants
+        traceback.print_exc()
+        return 1
     return 0
 
 

@@ -21,9 +21,12 @@ class Strict(BaseModel):
 
 def _fraction(value: object) -> object:
     """`5%` as 0.05; numbers pass through."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return float(value.strip()[:-1]) / 100
-    return value
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
+    except ValueError:
+        raise ValueError(f"'{value}' is not a share; write 5% or 0.05") from None
 
 
 Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)]

@@ -22,6 +22,11 @@ class Setting:
     def trial(self, study: Study, micro_batch_size: int, accumulation: int, **changes: Any) -> TrialConfig:
         """A full training run with the batch given, the frontier's mode, and the rule's learning rate and warm-up."""
         effective = micro_batch_size * accumulation * self.study.world_size
+        budget = changes.get("sample_budget", self.study.sample_budget)
+        if effective > budget:
+            raise ValueError(
+                f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
+            )
         base = base_trial(self.study, self.memory_limit_bytes(study))
         batch = {
             "micro_batch_size": micro_batch_size,
