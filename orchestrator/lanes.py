@@ -99,9 +99,9 @@ class Switchboard:
             await self._changed.wait_for(lambda: (group, turn) in self._turns)
             return self._turns[(group, turn)]
 
-    async def say(self, trial_id: str, message: Message) -> str:
+    async def say(self, key: str, message: Message) -> str:
         """Deliver a message; answers "stop" where the trial is no longer wanted."""
-        line = self._lines.get(trial_id)
+        line = self._lines.get(key)
         if line is None or line.closed or line.dismissed.is_set():
             return "stop"
         line.messages.append(message)
@@ -109,13 +109,13 @@ class Switchboard:
         line.arrived.set()
         return "go on"
 
-    async def ask(self, trial_id: str, message: Message) -> str:
+    async def ask(self, key: str, message: Message) -> str:
         """Deliver a message and wait for the verdict on it."""
-        line = self._lines.get(trial_id)
+        line = self._lines.get(key)
         if line is None:
             return "stop"
         line.verdict.clear()
-        if await self.say(trial_id, message) == "stop":
+        if await self.say(key, message) == "stop":
             return "stop"
         await line.verdict.wait()
         return "stop" if line.dismissed.is_set() else "go on"
@@ -148,32 +148,32 @@ class Switchboard:
     # For the driver's side
 
     async def assign(self, assignment: Assignment) -> None:
-        self._lines[assignment.trial_id] = line = _Line()
+        self._lines[assignment.key] = line = _Line()
         self._end_without_lanes(line)
         async with self._changed:
             self._queue.append(assignment)
             self._changed.notify_all()
 
-    async def next_message(self, trial_id: str) -> Message:
+    async def next_message(self, key: str) -> Message:
         """The trial's next message; asking for it is the verdict "go on" on the one before."""
-        line = self._lines[trial_id]
+        line = self._lines[key]
         line.verdict.set()
         while not line.messages:
             line.arrived.clear()
             await line.arrived.wait()
         return line.messages.popleft()
 
-    async def dismiss(self, trial_id: str) -> None:
+    async def dismiss(self, key: str) -> None:
         """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
-        line = self._lines.pop(trial_id, None)
+        line = self._lines.pop(key, None)
         if line is not None:
             line.dismissed.set()
             line.verdict.set()
-        self._queue = deque(waiting for waiting in self._queue if waiting.trial_id != trial_id)
+        self._queue = deque(waiting for waiting in self._queue if waiting.key != key)
 
     async def dismiss_all(self) -> None:
-        for trial_id in list(self._lines):
-            await self.dismiss(trial_id)
+        for key in list(self._lines):
+            await self.dismiss(key)
 
     async def until_idle(self) -> None:
         """Returns when no lane has an assignment."""
@@ -190,7 +190,7 @@ class Switchboard:
     def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
         """The group that had this assignment is gone without a word about it."""
         del self._in_flight[lane]
-        line = self._lines.get(assignment.trial_id)
+        line = self._lines.get(assignment.key)
         if line is None or line.closed:
             return
         deaths = assignment.lane_deaths + 1
@@ -258,7 +258,7 @@ def _run(assignment: Assignment, board: Any, lane: str, rank: int) -> bool:
     memory.give_back()
     leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
     if last_word is not None:
-        ray.get(board.say.remote(assignment.trial_id, last_word))
+        ray.get(board.say.remote(assignment.key, last_word))
     clean = error_allows_reuse and not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
     if rank == 0 or not clean:
         ray.get(board.freed.remote(lane))
@@ -272,7 +272,7 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
     from trainers.loop import train as train_one
 
     config = TrialConfig.model_validate(assignment.config)
-    relay = Relay(board, assignment.trial_id)
+    relay = Relay(board, assignment.key)
     try:
         verdict = train_one(config, relay, Path(assignment.directory), assignment.token)
     except Exception as error:
@@ -309,8 +309,8 @@ def _write_traceback(assignment: Assignment, rank: int) -> None:
 class Relay:
     """Rank 0's report function: reports go out without waiting, save at rungs."""
 
-    def __init__(self, board: Any, trial_id: str) -> None:
-        self._board, self._trial_id = board, trial_id
+    def __init__(self, board: Any, key: str) -> None:
+        self._board, self._key = board, key
         self._answer: Any = None
         self.last_message = Message()
 
@@ -320,8 +320,8 @@ class Relay:
             self.last_message = message
             return "go on"
         if report.rungs:
-            return ray.get(self._board.ask.remote(self._trial_id, message))
-        before, self._answer = self._answer, self._board.say.remote(self._trial_id, message)
+            return ray.get(self._board.ask.remote(self._key, message))
+        before, self._answer = self._answer, self._board.say.remote(self._key, message)
         return "go on" if before is None else ray.get(before)
 
 
@@ -338,9 +338,10 @@ class LaneTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         if not self._assigned:
+            self._assignment = replace(self._assignment, key=uuid.uuid4().hex)
             ray.get(self._board.assign.remote(self._assignment))
             self._assigned = True
-        message: Any = ray.get(self._board.next_message.remote(self._assignment.trial_id))
+        message: Any = ray.get(self._board.next_message.remote(self._assignment.key))
         return {"message": message, "done": message.outcome is not None}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -361,7 +362,7 @@ class LaneTrainable(tune.Trainable):
 
     def _dismiss(self) -> None:
         if self._assigned:
-            ray.get(self._board.dismiss.remote(self._assignment.trial_id))
+            ray.get(self._board.dismiss.remote(self._assignment.key))
             self._assigned = False
 
 

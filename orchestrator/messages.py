@@ -17,6 +17,8 @@ class Assignment:
     directory: str
     token: str
     recycle_after: bool = False
+    key: str = ""
+    """Of this handing over: what a rank of an earlier one still says of the same trial is not taken for this one's."""
     lane_deaths: int = 0
 
 

@@ -251,6 +251,7 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     environment["env_vars"] = worker_environment()
     if address is None:
         protect_local_cluster()
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away from itself
         options = {"include_dashboard": False, **options}
     ray.init(address or "local", runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +17,8 @@ from trainers import throughput
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load_newest, random_state, set_random_state
-from trainers.config import TrialConfig
-from trainers.data import SampleOrder, fetch, load_data, micro_batch_numbers, move
+from trainers.config import DataConfig, TrialConfig
+from trainers.data import SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
 from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import MicroGradientNorms, NoiseLog
 from trainers.memory import PeakMeter
@@ -38,7 +39,7 @@ class Run:
                 f"start {config.world_size} ranks or set world_size: {world_size}"
             )
         self.memory = PeakMeter(device)
-        self.train_set, self.val_set = load_data(config.data)
+        self.train_set, self.val_set = _open_data(config.data.model_dump_json())
         self.order = SampleOrder(len(self.train_set), config.seed)
         self.module = initial_module(config, self.train_set, device)
         self.model = self._distributed(apply_to_blocks(self.module, config))
@@ -183,6 +184,12 @@ class Run:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_data(config: str) -> tuple[SampleSet, SampleSet]:
+    """Kept open from trial to trial: finding and checking the files is most of what a short trial would cost."""
+    return load_data(DataConfig.model_validate_json(config))
 
 
 def initial_module(config: TrialConfig, train_set: Any, device: torch.device) -> nn.Module:

@@ -1,0 +1,117 @@
+"""The Switchboard without Ray: it is an asyncio object, and a lane is whoever takes from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from orchestrator.config import base_trial
+from orchestrator.lanes import Switchboard, memory_reason
+from orchestrator.messages import Assignment, Message
+from tests.test_study_runs import study_of
+
+
+def assignment(trial_id: str = "a", key: str = "") -> Assignment:
+    return Assignment(trial_id, {}, f"/nowhere/{trial_id}", "token", key=key or trial_id)
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    """Run a scene; one that waits for what never comes fails instead of hanging."""
+    asyncio.run(asyncio.wait_for(scene, timeout=10))
+
+
+def test_an_assignment_reaches_every_rank_of_the_lane_that_took_it() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        taken = await board.take("lane", "group", 1)
+        assert taken == await board.follow("group", 1) == assignment()
+
+    play(scene())
+
+
+def test_what_a_lane_died_under_comes_again_once_and_then_fails_with_the_cause() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "first group", 1)
+        again = await board.take("lane", "second group", 1)
+        assert again is not None
+        assert (again.trial_id, again.lane_deaths) == ("a", 1)
+        await board.cause_of_death("lane", "rank 0: killed")
+        await board.assign(assignment("b"))
+        following = await board.take("lane", "third group", 1)
+        assert following is not None
+        assert following.trial_id == "b", "the next trial is served"
+        last = await board.next_message("a")
+        assert last.outcome == "failed"
+        assert last.reason == "failed: it ended its lane 2 times; last: rank 0: killed"
+
+    play(scene())
+
+
+def test_asking_for_the_next_message_lets_a_waiting_rank_go_on_and_dismissing_stops_it() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        for verdict in ("go on", "stop"):
+            await board.assign(assignment())
+            asking = asyncio.create_task(board.ask("a", Message(rungs=(4,))))
+            assert (await board.next_message("a")).rungs == (4,)
+            assert not asking.done(), "a rank waits at a rung until the driver has spoken"
+            if verdict == "go on":
+                waiting = asyncio.create_task(board.next_message("a"))
+                assert await asking == "go on"
+                waiting.cancel()
+            else:
+                await board.dismiss("a")
+                assert await asking == "stop"
+
+    play(scene())
+
+
+def test_the_last_word_of_a_paused_trial_is_not_taken_for_that_of_its_continuation() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=2)
+        await board.assign(assignment(key="first"))
+        await board.dismiss("first")
+        await board.assign(assignment(key="second"))
+        assert await board.say("first", Message(outcome="stopped")) == "stop"
+        assert await board.say("second", Message(metrics={"samples_seen": 8})) == "go on"
+        assert (await board.next_message("second")).metrics == {"samples_seen": 8}
+
+    play(scene())
+
+
+def test_without_lanes_trials_end_at_once_with_what_the_last_lane_said() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment("before"))
+        await board.lane_lost("lane", "no space left on device")
+        await board.assign(assignment("after"))
+        for trial_id in ("before", "after"):
+            last = await board.next_message(trial_id)
+            assert last.reason == "failed: no lane is left; the last one said: no space left on device"
+
+    play(scene())
+
+
+def test_closing_sends_idle_ranks_home() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        idle = asyncio.create_task(board.take("lane", "group", 1))
+        watchdog = asyncio.create_task(board.until_closed())
+        await board.close()
+        assert await idle is None
+        await watchdog
+
+    play(scene())
+
+
+def test_out_of_memory_is_said_in_sizes() -> None:
+    config = base_trial(study_of(memory_limit="128MiB"), 128 * 2**20)
+    cpu = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8388608 bytes. Error code 12"
+    assert memory_reason(cpu, config) == "out_of_memory: 8 MiB more did not fit into the limit of 128 MiB"
+    cuda = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79 GiB"
+    on_device = config.model_copy(update={"memory_limit_bytes": None})
+    assert memory_reason(cuda, on_device) == "out_of_memory: 2.50 GiB more did not fit into the device"
