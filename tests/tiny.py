@@ -110,6 +110,8 @@ def on_two_ranks(function: Callable[..., Any], directory: Path, *args: Any) -> l
 def _rank(rank: int, function: Callable[..., Any], directory: str, args: tuple[Any, ...]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
     try:
-        torch.save(function(*args), Path(directory) / f"result-{rank}.pt")
+        result = function(*args)
+        dist.barrier()  # a rank that leaves early would break the connection under one that still talks
+        torch.save(result, Path(directory) / f"result-{rank}.pt")
     finally:
         dist.destroy_process_group()
