@@ -53,8 +53,13 @@ class Director:
     # What to run
 
     def next_trial(self) -> Trial | None:
-        """The trial to start now, or None: all lanes are busy, or nothing may run before another ends."""
-        if self._is_stopping() or self._count(TrialState.RUNNING) >= self._num_lanes:
+        """The trial to start now, or None: all lanes are busy, or nothing may run before another ends.
+
+        Tune asks between its events: here, and nowhere else, Ctrl-C takes effect.
+        """
+        if self._is_stopping():
+            raise KeyboardInterrupt
+        if self._count(TrialState.RUNNING) >= self._num_lanes:
             return None
         self._propose()
         self._judge_paused()

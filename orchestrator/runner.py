@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,12 @@ def _run_stage(
 ) -> None:  # fmt: skip
     from orchestrator.director import Director
 
-    director = Director(stage, Setting(config, str(run_dir)), journal, tracker, num_lanes)
-    progress.watch(director)
-    if not director.finished():
+    with _interrupts_between_events() as is_stopping:
+        director = Director(stage, Setting(config, str(run_dir)), journal, tracker, num_lanes, is_stopping)
+        progress.watch(director)
         try:
-            _tune(director, switchboard, run_dir, token)
+            if not director.finished():
+                _tune(director, switchboard, run_dir, token)
         except KeyboardInterrupt:
             progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
             _let_trials_save(switchboard)
@@ -287,6 +288,30 @@ def lane_shape(config: StudyConfig) -> Any:
             "lower world_size or placement.lanes, or add nodes"
         )
     return LaneShape(lanes, world_size, cpus_per_rank, use_gpu=num_gpus > 0)
+
+
+@contextlib.contextmanager
+def _interrupts_between_events() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM raise a flag that the Director looks at; the second one is raised at once.
+
+    Raised wherever the main thread happens to be, a KeyboardInterrupt was lost in Ray's callbacks now and then.
+    """
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
