@@ -28,6 +28,8 @@ from orchestrator.journal import replay
 from orchestrator.runner import run_study, start_ray
 
 OUR_TRIALS = 10
+# Of the Ray cluster, whatever the machine has: a Tune trial of the naive side takes one beside those of its workers.
+NUM_CPUS = 4
 STUDY: dict[str, Any] = {
     "name": "overhead",
     "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 32}},
@@ -35,6 +37,7 @@ STUDY: dict[str, Any] = {
     "sample_budget": 8,
     "evaluation_samples": 4,
     "evaluations": 1,
+    "placement": {"lanes": 1, "cpus_per_rank": 1},
 }
 
 
@@ -47,9 +50,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     blocks, naive_trials, all_ranks = (1, 2, (1,)) if chosen.quick else (2, 5, (1, 2))
     with tempfile.TemporaryDirectory() as folder:
-        start_ray(
-            _study(1, 4, compiled=False), None, Path(folder), **({"num_cpus": 2} if chosen.device == "cpu" else {})
-        )
+        start_ray(_study(1, 4, compiled=False), None, Path(folder), num_cpus=NUM_CPUS)
         results = {ranks: _compare(ranks, blocks, naive_trials, Path(folder), chosen.device) for ranks in all_ranks}
         compiled = _compile_cost(Path(folder))
     _print_table(results, compiled)
@@ -63,8 +64,10 @@ def _compare(ranks: int, blocks: int, naive_trials: int, folder: Path, device: s
         seconds, held = _ours(ranks, OUR_TRIALS, folder / f"ours-{ranks}-{block}")
         ours.append(seconds / OUR_TRIALS)
         steady += held[1:]
+        print(f"{ranks} rank(s), block {block + 1}: ours {ours[-1]:.2f} s per trial", flush=True)
         with _rays_defaults():
             naive.append(_naive(ranks, naive_trials, folder / f"naive-{ranks}-{block}", device) / naive_trials)
+        print(f"{ranks} rank(s), block {block + 1}: Tune + TorchTrainer {naive[-1]:.2f} s per trial", flush=True)
     return {"ours": ours, "naive": naive, "steady": steady}
 
 

@@ -185,8 +185,8 @@ class StudyConfig(Strict):
     batch: Batch = Batch()
     activation_checkpointing: ActivationCheckpointing = "none"
     """Of `batchscout trial`, and of stages that no frontier has chosen for: none, selective, full, or a memory budget in (0, 1)."""
-    compile: bool = True
-    """Likewise."""
+    compile: bool | None = None
+    """Likewise; null: if the frontier or the grid compiles at all, or there is neither."""
     memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
     """Per rank. CUDA: bytes of the device, null = all of it. CPU host: bytes above the warm idle process, to which it is
     held; null = what is available on the host when the study starts, over the ranks."""
@@ -263,7 +263,7 @@ def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
 def uses_compile(study: StudyConfig) -> bool:
     """Whether any trial of the study compiles."""
     asked = [stage.compile for stage in study.stages if isinstance(stage, (Frontier, Grid))]
-    return any(any(choice) for choice in asked) if asked else study.compile
+    return any(any(choice) for choice in asked) if asked else study.compile is not False
 
 
 def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
@@ -278,7 +278,8 @@ def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfi
         micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=accumulation,
         world_size=study.world_size,
-        compile=uses_compile(study),
+        activation_checkpointing=study.activation_checkpointing,
+        compile=uses_compile(study) if study.compile is None else study.compile,
         precision=study.precision,
         optimizer=OptimizerConfig(**study.optimizer.model_dump(exclude=set(shared))),
         learning_rate=scaled_learning_rate(study.optimizer, effective),

@@ -32,6 +32,10 @@ class Listener(Protocol):
     def ended(self, trial: Trial) -> None: ...
 
 
+class NoLaneLeft(Exception):
+    """The cluster has nothing left to run a trial on; the trials wait for the next run of the study."""
+
+
 class Director:
     """One stage of a study, from its first trial to its conclusion."""
 
@@ -43,6 +47,7 @@ class Director:
         self._listener, self._num_lanes, self._is_stopping = listener, num_lanes, is_stopping
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
+        self._no_lane = ""
         self.latest: dict[str, dict[str, float]] = {}
         """The last metrics heard of each running trial, journaled or not, for people to look at."""
         self.on_change: Callable[[Trial], None] = lambda trial: None
@@ -59,6 +64,8 @@ class Director:
         """
         if self._is_stopping():
             raise KeyboardInterrupt
+        if self._no_lane:
+            raise NoLaneLeft(self._no_lane)
         if self._count(TrialState.RUNNING) >= self._num_lanes:
             return None
         self._propose()
@@ -133,6 +140,9 @@ class Director:
     def _on_outcome(self, trial_id: str, message: Message) -> None:
         if message.outcome == "stopped":
             return  # it was told to: its state is journaled already, or it waits to go on
+        if message.outcome == "no_lane":
+            self._no_lane = message.reason
+            return
         state = TrialState(message.outcome)
         if state is TrialState.COMPLETE:
             losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
@@ -164,6 +174,8 @@ class Director:
         val_loss = message.metrics.get("val_loss", 0.0)
         if not math.isfinite(val_loss):
             return Decision("stop", f"diverged: the validation loss is {val_loss}")
+        if not trial.config.evaluations:  # a measurement of a few steps: only a loss that is no number ends it
+            return pruners.judge_losses(self._losses[trial_id], 0, None, 1, None)
         losses, batch = self._losses[trial_id], trial.config.effective_batch_size
         # After a crash of the driver the first losses heard are not those of the start.
         heard_from_start = len(losses) * batch >= message.metrics.get("samples_seen", 0)

@@ -72,6 +72,7 @@ class Switchboard:
         self._lines: dict[str, _Line] = {}
         self._in_flight: dict[str, Assignment] = {}
         self._turns: dict[tuple[str, int], Assignment | None] = {}
+        self._groups: dict[str, str] = {}
         self._causes: dict[str, str] = {}
         self._changed = asyncio.Condition()
         self._closing = False
@@ -84,8 +85,11 @@ class Switchboard:
         if left_over is not None:
             self._after_lane_death(lane, left_over)
         async with self._changed:
-            await self._changed.wait_for(lambda: self._queue or self._closing)
-            assignment = None if self._closing else self._queue.popleft()
+            self._groups[lane] = group
+            self._changed.notify_all()
+            # A group that died while it waited here must not take what its successor is to have.
+            await self._changed.wait_for(lambda: self._queue or self._closing or self._groups[lane] != group)
+            assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
             if assignment is not None:
                 self._in_flight[lane] = assignment
             self._turns = {key: kept for key, kept in self._turns.items() if key[0] != group}
@@ -130,12 +134,16 @@ class Switchboard:
         """The lane's Train run is over before its time and will not come back."""
         self._num_lanes -= 1
         self._last_loss = cause
+        if lane in self._in_flight:
+            async with self._changed:
+                self._after_lane_death(lane, self._in_flight[lane])
+                self._changed.notify_all()
         for line in self._lines.values():
             self._end_without_lanes(line)
 
     def _end_without_lanes(self, line: _Line) -> None:
         if self._num_lanes == 0:
-            line.end(Message(outcome="failed", reason=f"failed: no lane is left; the last one said: {self._last_loss}"))
+            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {self._last_loss}"))
 
     async def cause_of_death(self, lane: str, cause: str) -> None:
         self._causes[lane] = cause
@@ -155,9 +163,10 @@ class Switchboard:
             self._changed.notify_all()
 
     async def next_message(self, key: str) -> Message:
-        """The trial's next message; asking for it is the verdict "go on" on the one before."""
+        """The trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
         line = self._lines[key]
-        line.verdict.set()
+        if not line.messages:
+            line.verdict.set()
         while not line.messages:
             line.arrived.clear()
             await line.arrived.wait()
@@ -279,11 +288,19 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
+        if lost_a_peer(error):
+            raise LaneRecycled("another rank is gone, and only the Switchboard knows whether it said why") from None
         _write_traceback(assignment, rank)
         return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {_first_line(error)}"), False
     if rank != 0:
         return None, True
     return replace(relay.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Whether a collective failed because another rank's process ended: that is its fault, not this rank's trial's."""
+    gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo")
+    return isinstance(error, RuntimeError) and any(text.lower() in str(error).lower() for text in gone)
 
 
 def memory_reason(text: str, config: TrialConfig) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["complete", "stopped", "out_of_memory", "failed"]
+Outcome = Literal["complete", "stopped", "out_of_memory", "failed", "no_lane"]
+"""How a trial's hold on its lane ended; `no_lane` says nothing of the trial: there is nowhere left to run it."""
 
 
 @dataclass(frozen=True)

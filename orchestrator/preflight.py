@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 from orchestrator.config import StudyConfig, uses_compile
 from trainers.config import TrialConfig
 
+SHARE_OF_HOST = 0.9
 
-def check(config: StudyConfig) -> dict[str, Any]:
+
+def check(config: StudyConfig, *, on_this_machine: bool = True) -> dict[str, Any]:
     """Load the data, build the model, look for the compiler; returns the facts that hold for the whole study.
+
+    on_this_machine: trials run here, and not on a cluster whose nodes may be other than its head.
 
     Raises ValueError for bad input.
     """
     from trainers.data import load_data
     from trainers.models import build_model, find_blocks, loss_function
 
-    check_compiler(uses_compile(config))
+    check_compiler(on_this_machine and uses_compile(config))
     train_set, val_set = load_data(config.data)
     check_size(config, len(train_set))
     model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
     loss_function(config.loss)
-    facts = {
+    return {
         "num_train_samples": len(train_set),
         "num_val_samples": len(val_set),
         "num_parameters": sum(p.numel() for p in model.parameters()),
     }
-    if config.memory_limit is None and not _has_cuda():
-        facts["memory_limit_bytes"] = available_memory_bytes() // config.world_size
-    return facts
 
 
 def check_trial(config: TrialConfig) -> None:
@@ -52,7 +54,7 @@ def check_compiler(compiles: bool) -> None:
     if shutil.which(compiler) is None:
         raise ValueError(
             f"torch.compile needs a C++ compiler on a CPU, and there is no '{compiler}'; install one "
-            "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: [false] in the frontier stage"
+            "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: false, and compile: [false] in the frontier stage"
         )
 
 
@@ -73,10 +75,29 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
 
 
 def available_memory_bytes() -> int:
-    """What the kernel says can be used without swapping."""
+    """What a study may take of this host: nine tenths of what is free, in the kernel's and in the container's count.
+
+    The rest is for Ray, whose memory monitor ends processes when the host is nearly full.
+    """
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(SHARE_OF_HOST * min([free, *_container_free_bytes()]))
+
+
+def _container_free_bytes() -> list[int]:
+    """What this process's control group still allows, where it has a limit (cgroup v2, then v1)."""
+    found = []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
+        if all(path.exists() for path in paths):
+            allowed, taken = (path.read_text().strip() for path in paths)
+            if allowed != "max":
+                found.append(int(allowed) - int(taken))
+    return found
 
 
 def _has_cuda() -> bool:

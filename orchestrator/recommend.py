@@ -77,7 +77,10 @@ def _against_baseline(study: Study, winner: Trial) -> str:
     if (baseline.config.micro_batch_size, baseline.config.gradient_accumulation_steps) == (
         ours.micro_batch_size, ours.gradient_accumulation_steps,
     ):  # fmt: skip
-        return f"no larger batch beat the baseline's val loss of {loss:.3f} at equal samples, so the batch is not your bottleneck"
+        return (
+            f"no larger batch beat the baseline's val loss of {baseline.metrics['val_loss']:.3f} at equal samples, "
+            "so the batch is not your bottleneck"
+        )
     speed = _ratio(winner, baseline, "tokens_per_second")
     return f"val loss {loss:.3f} against the baseline's {baseline.metrics['val_loss']:.3f} at equal samples{speed}"
 

@@ -18,6 +18,7 @@ import yaml
 
 from orchestrator import preflight
 from orchestrator.config import StageConfig, StudyConfig, read_yaml
+from orchestrator.director import Director, NoLaneLeft
 from orchestrator.journal import Journal, read_records
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
@@ -43,17 +44,21 @@ def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *,
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     open_run_directory(config, run_dir)
     with Journal(run_dir / "journal.jsonl", config.name) as journal, _sigterm_is_ctrl_c():
-        if all(stage.type in journal.study.conclusions for stage in config.stages):
+        if is_over(config, journal.study):
             return finish(config, run_dir, journal.study)
-        if not journal.study.facts:
-            journal.append("facts", facts=preflight.check(config))
-        else:
-            preflight.check(config)
+        facts = preflight.check(config, on_this_machine=address is None)
+        if not journal.study.trials:  # until then the study file may have been mended
+            journal.append("facts", facts=facts)
         token = uuid.uuid4().hex[:8]
         journal.append("run", token=token)
         try:
             with Progress(config, journal.study, quiet) as progress:
                 _run_stages(config, run_dir, journal, address, token, progress)
+        except NoLaneLeft as error:
+            finish(config, run_dir, journal.study)
+            return Ending(
+                1, f"{error}. Nothing is lost: mend that, and run the same command again ({_count(journal.study)})"
+            )
         except KeyboardInterrupt:
             finish(config, run_dir, journal.study)
             return Ending(
@@ -86,8 +91,8 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
 
 
 def _has_begun(run_dir: Path) -> bool:
-    """Whether any run got past the checks: until then the study file may still be mended."""
-    return any(record["kind"] == "run" for record in read_records(run_dir / "journal.jsonl")[0])
+    """Whether any trial was proposed: until then the study file may still be mended."""
+    return any(record["kind"] == "trial" for record in read_records(run_dir / "journal.jsonl")[0])
 
 
 def _difference(before: Any, now: Any) -> str:
@@ -104,6 +109,12 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
+def is_over(config: StudyConfig, study: Study) -> bool:
+    """Whether every stage is concluded, or one has failed: what would follow it has nothing to stand on."""
+    failed = any(not conclusion.ok for conclusion in study.conclusions.values())
+    return failed or all(stage.type in study.conclusions for stage in config.stages)
+
+
 def _run_stages(
     config: StudyConfig, run_dir: Path, journal: Journal, address: str | None, token: str, progress: Progress
 ) -> None:
@@ -116,6 +127,9 @@ def _run_stages(
     progress.say("starting Ray and the lanes")
     with ray_cluster(config, address, run_dir), contextlib.closing(tracker):
         shape = lane_shape(config)
+        if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
+            share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
+            journal.append("facts", facts={"memory_limit_bytes": share})
         with open_lanes(shape, run_dir / ".ray") as switchboard:
             journal.append("ready", token=token, seconds=time.monotonic() - started)
             for stage in config.stages:
@@ -131,8 +145,6 @@ def _run_stage(
     stage: StageConfig, config: StudyConfig, run_dir: Path, journal: Journal, tracker: Any, switchboard: str,
     num_lanes: int, token: str, progress: Progress,
 ) -> None:  # fmt: skip
-    from orchestrator.director import Director
-
     with _interrupts_between_events() as is_stopping:
         director = Director(stage, Setting(config, str(run_dir)), journal, tracker, num_lanes, is_stopping)
         progress.watch(director)
@@ -206,6 +218,11 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
         done = [f"{found.stage}: {found.reason}" for found in study.conclusions.values()]
         wants_one = any(stage.type in ("train", "learning_rate", "grid") for stage in config.stages)
         return Ending(1 if wants_one else 0, "\n".join(done) or "the study has no result yet")
+    broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
+    if broken:
+        where = f"{run_dir}/trials/{broken[0].id}"
+        what = f"{len(broken)} trial(s) failed; {broken[0].id}: {broken[0].reason} (see {where})"
+        return Ending(1, f"{recommendation['verdict']}\n{what}")
     return Ending(0, recommendation["verdict"])
 
 
@@ -279,14 +296,13 @@ def lane_shape(config: StudyConfig) -> Any:
     world_size, placement = config.world_size, config.placement
     lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
     cpus_per_rank = placement.cpus_per_rank or (1 if num_gpus else max(1, num_cpus // (lanes * world_size)))
-    need, have, what = (
-        (lanes * world_size, num_gpus, "GPUs") if num_gpus else (lanes * world_size * cpus_per_rank, num_cpus, "CPUs")
-    )
-    if need > have:
-        raise ValueError(
-            f"{lanes} lane(s) of world_size {world_size} need {need} {what}, and the cluster has {have}; "
-            "lower world_size or placement.lanes, or add nodes"
-        )
+    ranks = lanes * world_size
+    for what, need, have in (("GPUs", ranks if num_gpus else 0, num_gpus), ("CPUs", ranks * cpus_per_rank, num_cpus)):
+        if need > have:
+            raise ValueError(
+                f"{lanes} lane(s) of world_size {world_size} need {need} {what}, and the cluster has {have}; "
+                "lower world_size or placement.lanes, or add nodes"
+            )
     return LaneShape(lanes, world_size, cpus_per_rank, use_gpu=num_gpus > 0)
 
 

@@ -70,6 +70,51 @@ def test_asking_for_the_next_message_lets_a_waiting_rank_go_on_and_dismissing_st
     play(scene())
 
 
+def test_a_verdict_is_not_given_before_the_question_is_read() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.say("a", Message(metrics={"samples_seen": 1}))
+        asking = asyncio.create_task(board.ask("a", Message(rungs=(4,))))
+        await asyncio.sleep(0)
+        assert (await board.next_message("a")).metrics == {"samples_seen": 1}
+        assert (await board.next_message("a")).rungs == (4,)
+        await asyncio.sleep(0)
+        assert not asking.done(), "the driver has read it only now"
+        waiting = asyncio.create_task(board.next_message("a"))
+        assert await asking == "go on"
+        waiting.cancel()
+
+    play(scene())
+
+
+def test_a_lane_that_dies_idle_does_not_take_what_its_successor_is_to_have() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        dead = asyncio.create_task(board.take("lane", "first group", 1))
+        await asyncio.sleep(0)
+        alive = asyncio.create_task(board.take("lane", "second group", 1))
+        await asyncio.sleep(0)
+        await board.assign(assignment())
+        assert await alive == assignment()
+        assert await dead is None
+
+    play(scene())
+
+
+def test_a_lane_that_is_lost_hands_its_trial_to_another() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=2)
+        await board.assign(assignment())
+        await board.take("first lane", "group", 1)
+        await board.lane_lost("first lane", "its node is gone")
+        again = await board.take("second lane", "other group", 1)
+        assert again is not None
+        assert again.trial_id == "a"
+
+    play(scene())
+
+
 def test_the_last_word_of_a_paused_trial_is_not_taken_for_that_of_its_continuation() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=2)
@@ -91,7 +136,8 @@ def test_without_lanes_trials_end_at_once_with_what_the_last_lane_said() -> None
         await board.assign(assignment("after"))
         for trial_id in ("before", "after"):
             last = await board.next_message(trial_id)
-            assert last.reason == "failed: no lane is left; the last one said: no space left on device"
+            assert last.outcome == "no_lane"
+            assert last.reason == "no lane is left; the last one said: no space left on device"
 
     play(scene())
 

@@ -114,7 +114,9 @@ def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback_and_the_s
     log = (tmp_path / "run" / "trials" / many.id / "error-rank0.log").read_text()
     assert 'studies.py", line' in log
     assert "ArithmeticError: my own mistake" in log
-    assert ending.exit_code == 0
+    assert ending.exit_code == 1, "a failure that is not a result"
+    assert ending.message.startswith("Train with micro-batch 64")
+    assert "my own mistake" in ending.message
 
 
 @pytest.mark.parametrize(("times", "state"), [(1, TrialState.COMPLETE), (2, TrialState.FAILED)])
@@ -142,6 +144,10 @@ def test_a_model_whose_batch_cannot_be_split_fails_the_study_with_the_number(tmp
     assert rho > 1e-3
     assert f"rho = {rho:.2e}" in ending.message
     assert "1 BatchNorm layers" in ending.message
+    before = (tmp_path / "run" / "journal.jsonl").read_bytes()
+    again, _ = run(tmp_path / "run", model=model, stages=stages, batch={"micro_batch_size": 8})
+    assert again == ending, "running again does not get past a stage that failed"
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
 
 
 def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(tmp_path: Path) -> None:

@@ -16,13 +16,16 @@ from pathlib import Path
 
 import torch
 
-_CPU_ALLOCATOR_MESSAGES = (
+_ALLOCATOR_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "std::bad_alloc",
     "could not create a memory object",  # oneDNN's own way to say it
     "unable to mmap",
     "can't start new thread",  # no room for its stack
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
 )
 
 # Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
@@ -39,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_ALLOCATOR_MESSAGES)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATOR_MESSAGES)
 
 
 def status_bytes(key: str) -> int:
@@ -97,6 +100,11 @@ def held_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """All memory of the GPU; None on a CPU host."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def on_cuda() -> bool:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers import throughput
+from trainers import memory, throughput
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load_newest, random_state, set_random_state
@@ -21,7 +21,6 @@ from trainers.config import DataConfig, TrialConfig
 from trainers.data import SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
 from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import MicroGradientNorms, NoiseLog
-from trainers.memory import PeakMeter
 from trainers.models import LossFunction, build_model, loss_function, num_batch_norms
 from trainers.optim import build_optimizer, learning_rate_at
 
@@ -38,7 +37,7 @@ class Run:
                 f"world_size is {config.world_size}, but {world_size} process(es) run this trial; "
                 f"start {config.world_size} ranks or set world_size: {world_size}"
             )
-        self.memory = PeakMeter(device)
+        self.peak = memory.PeakMeter(device)
         self.train_set, self.val_set = _open_data(config.data.model_dump_json())
         self.order = SampleOrder(len(self.train_set), config.seed)
         self.module = initial_module(config, self.train_set, device)
@@ -56,6 +55,7 @@ class Run:
         self._loss_sum = self._num_targets = 0.0
         self._targets_per_step = self._gradient_norm = 0.0
         self._loss: float | None = None
+        self._seconds_before = 0.0  # of the processes that this run was in before
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.clock.start()
 
@@ -113,9 +113,10 @@ class Run:
             "loss": self._loss,
             "gradient_norm": self._gradient_norm,
             "learning_rate": learning_rate_at(self.config, self.samples_seen),
-            "peak_memory_bytes": self.memory.peak_bytes(),
+            "peak_memory_bytes": self.peak.peak_bytes(),
             "num_batch_norms": num_batch_norms(self.module),
-            "train_seconds": sum(self.clock.step_seconds),
+            "train_seconds": self._seconds_before + self.clock.total_seconds(),
+            "device_memory_bytes": memory.device_bytes(self.device),
             **asdict(self.noise.estimate()),
             **self._rates(),
         }
@@ -138,6 +139,7 @@ class Run:
         return {
             "report": report,
             "num_steps": self.num_steps,
+            "train_seconds": self._seconds_before + self.clock.total_seconds(),
             "effective_batch_size": self.config.effective_batch_size,
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -153,6 +155,7 @@ class Run:
             return None
         assert state["effective_batch_size"] == self.config.effective_batch_size
         self.num_steps = state["num_steps"]
+        self._seconds_before = state["train_seconds"]
         self.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

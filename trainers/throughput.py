@@ -15,6 +15,7 @@ NUM_WARMUP_STEPS = 3
 
 # Dense peak TFLOP/s without sparsity, per device name and precision (vendors' data sheets).
 _PEAK_TFLOPS = {
+    "H100 PCIe": {"bfloat16": 756, "float16": 756, "float32": 51},
     "A100": {"bfloat16": 312, "float16": 312, "float32": 19.5},
     "H100": {"bfloat16": 989, "float16": 989, "float32": 67},
     "H200": {"bfloat16": 989, "float16": 989, "float32": 67},
@@ -55,6 +56,10 @@ class StepClock:
             pairs = zip(self._marks, self._marks[1:], strict=False)
             self.step_seconds += [before.elapsed_time(after) / 1000 for before, after in pairs]
         self.start()
+
+    def total_seconds(self) -> float:
+        """Of all steps; on CUDA without the first, which compiles (on a CPU that was done before)."""
+        return sum(self.step_seconds[1:] if self.device.type == "cuda" else self.step_seconds)
 
     def median_step_seconds(self) -> float | None:
         """Over all steps but the first of the process; None until there is one to count."""

@@ -44,7 +44,7 @@ def _probes_of(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> l
         proposal = _probe(stage, setting, study, mode, size)
         proposals.append(proposal)
         trial = study.trials.get(proposal.id)
-        if trial is None or not trial.state.ended or trial.state is TrialState.FAILED:
+        if trial is None or trial.state not in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY):
             break
         outcomes[size] = trial.state is TrialState.COMPLETE
     return proposals
@@ -88,7 +88,7 @@ def _probe(stage: Frontier, setting: Setting, study: Study, mode: Mode, size: in
 def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
     """The fastest mode and size within the limit and its headroom. Raises ValueError where nothing fits."""
     probes = study.of_stage("frontier")
-    limit = setting.memory_limit_bytes(study)
+    limit = setting.memory_limit_bytes(study) or _device_bytes(probes)
     allowed = None if limit is None else limit * (1 - setting.study.headroom)
     fitting = [t for t in probes if t.state is TrialState.COMPLETE and (allowed is None or _peak(t) <= allowed)]
     if not fitting:
@@ -128,6 +128,12 @@ def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
     )
 
 
+def _device_bytes(probes: list[Trial]) -> int | None:
+    """The GPU's memory as its ranks read it; None on a CPU host."""
+    found = [trial.metrics["device_memory_bytes"] for trial in probes if "device_memory_bytes" in trial.metrics]
+    return int(min(found)) if found else None
+
+
 def fastest(fitting: list[Trial]) -> Trial:
     """The most tokens/s; within a tie the least memory."""
     best = max(_rate(trial) for trial in fitting)
@@ -148,7 +154,8 @@ def _nothing_fits(stage: Frontier, setting: Setting, probes: list[Trial], limit:
         "frontier",
         False,
         f"not even micro-batch {stage.smallest} fits into memory_limit ({bytes_text(limit or 0)}) in any mode{above}; "
-        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage",
+        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage, "
+        "and run it with another --dir",
         {"bad_input": True},
     )
 
@@ -163,6 +170,9 @@ def _second_largest(by_size: list[Trial]) -> dict[str, object] | None:
 def _edge(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> str:
     """The evidence for one mode: what fits, and what does not."""
     trials = [study.trials[p.id] for p in _probes_of(stage, setting, study, mode) if p.id in study.trials]
+    broken = [t for t in trials if t.state in (TrialState.FAILED, TrialState.PRUNED)]
+    if broken:
+        return f"{mode}: the search ended at {broken[0].id}, which {broken[0].state}: {broken[0].reason}"
     fits = max((t.config.micro_batch_size for t in trials if t.state is TrialState.COMPLETE), default=0)
     fails = min((t.config.micro_batch_size for t in trials if t.state is TrialState.OUT_OF_MEMORY), default=None)
     end = f"{fails} does not" if fails else f"{_largest(stage, setting, study)} is where the search ends"
