@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.config import StudyConfig, parse_study
 from orchestrator.director import Director
 from orchestrator.journal import Journal
+from orchestrator.messages import Message
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Study, Trial
 from trainers.config import TrialConfig
@@ -29,18 +30,6 @@ KEYS: dict[str, Any] = {
 
 def study_of(**changes: Any) -> StudyConfig:
     return parse_study(KEYS | changes, "the test's study")
-
-
-@dataclass(frozen=True)
-class Message:
-    """As `orchestrator.lanes.Message`, which imports Ray."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    rungs: tuple[int, ...] = ()
-    step_losses: tuple[float, ...] = ()
-    evaluated: bool = False
-    outcome: str | None = None
-    reason: str = ""
 
 
 class NoListener:
