@@ -204,7 +204,7 @@ class Director:
         """The verdict on one arrival; others at the rung may be promoted or cut by it too."""
         if rung in self._trial(trial_id).promoted:
             return GO_ON
-        self._apply_verdicts(rung, nothing_else_runs=False)
+        self._apply_verdicts(rung)
         trial = self._trial(trial_id)
         if trial.state is TrialState.PRUNED:
             return Decision("stop", trial.reason)
@@ -216,16 +216,12 @@ class Director:
         return Decision("pause", trial.reason)
 
     def _judge_paused(self) -> None:
-        """Whoever waits at a rung may be decided by what happened since; when nothing else can run it must be."""
+        """Whoever waits at a rung may be decided by what happened since."""
         paused = [trial for trial in self._trials() if trial.state is TrialState.PAUSED]
-        if not paused:
-            return
-        others = any(t.state in (TrialState.RUNNING, TrialState.WAITING) for t in self._trials())
-        # From the top: who is let past a higher rung is needed there before the lower one is settled.
-        for rung in sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused}, reverse=True):
-            self._apply_verdicts(rung, nothing_else_runs=not others)
+        for rung in sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused}):
+            self._apply_verdicts(rung)
 
-    def _apply_verdicts(self, rung: int, *, nothing_else_runs: bool) -> None:
+    def _apply_verdicts(self, rung: int) -> None:
         pruner = getattr(self.stage, "pruner", None)
         if not isinstance(pruner, AshaPruner):
             return
@@ -235,7 +231,6 @@ class Director:
             [_entrant(name, group, rung) for name, group in groups.items()],
             pruner.reduction_factor,
             synchronous=pruner.synchronous,
-            nothing_else_runs=nothing_else_runs,
         )
         for name, decision in verdicts.items():
             for trial in groups[name]:

@@ -42,18 +42,19 @@ def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tup
 
 
 def judge_rung(
-    rung: int, entrants: Sequence[Entrant], reduction_factor: int, *, synchronous: bool, nothing_else_runs: bool
+    rung: int, entrants: Sequence[Entrant], reduction_factor: int, *, synchronous: bool
 ) -> dict[str, Decision]:
     """What becomes of everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv 1810.05934).
 
     Synchronous: when all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped.
     Asynchronous: whoever is among the best 1/reduction_factor of those here (rounded down) goes on at once, and the
-    rest are stopped only when nothing else is left to run. Who ties with the last to go on goes on too.
+    rest are stopped when all have come. Who ties with the last to go on goes on too. When nobody runs any more, all
+    who are left have come to the lowest rung that anyone waits at, so there is always one that decides.
     """
     here = [entrant for entrant in entrants if entrant.value is not None]
     if not here:
         return {}
-    complete = nothing_else_runs or all(e.out for e in entrants if e.value is None)
+    complete = all(e.out for e in entrants if e.value is None)
     judged_now = complete if synchronous else True
     places = math.ceil(len(here) / reduction_factor) if complete else len(here) // reduction_factor
     ranked = sorted(here, key=_value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import zlib
@@ -118,6 +119,19 @@ def test_synchronous_rungs_keep_the_best_half_and_the_baseline(tmp_path: Path) -
     }
     assert study.trials["train-m8k2-unscaled"].reason.startswith("rung: place 5 of 6 at 64 samples; the best 3 go on")
     assert study.value("train", "winner") == "train-m8k2"
+
+
+def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_before_all_have_come(tmp_path: Path) -> None:
+    config = train_config(pruner={"synchronous": False})
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", curves, **KNOWN)
+    assert set(states(study).values()) == {"complete", "pruned"}
+    assert study.value("train", "winner") == "train-m8k2"
+    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    last_arrival = max(i for i, line in enumerate(lines) if 64 in map(int, line.get("rungs", {})))
+    first_cut = next(i for i, line in enumerate(lines) if line["kind"] == "ended" and line["state"] == "pruned")
+    assert "paused" in kinds
+    assert last_arrival < first_cut, "at the first rung all came before anyone was cut"
 
 
 def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:

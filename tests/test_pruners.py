@@ -20,8 +20,8 @@ from orchestrator.pruners import (
 RULES = {"spike_deviations": 6.0, "spike_steps": 3, "above_start": 1.1}
 
 
-def judge(entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True, nothing_else_runs: bool = False):
-    verdicts = judge_rung(64, entrants, factor, synchronous=synchronous, nothing_else_runs=nothing_else_runs)
+def judge(entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True):
+    verdicts = judge_rung(64, entrants, factor, synchronous=synchronous)
     return {name: decision.action for name, decision in verdicts.items()}
 
 
@@ -68,18 +68,14 @@ def test_synchronous_everyone_waits_for_all_who_can_still_come() -> None:
 
 
 def test_asynchronous_decides_for_the_best_at_once_and_against_the_rest_at_the_end_only() -> None:
-    entrants = arrived(1.0, 2.0, 3.0, 4.0, None)
-    assert judge(entrants, synchronous=False) == {"t0": "go on", "t1": "go on", "t2": "pause", "t3": "pause"}
-    assert judge(entrants, synchronous=False, nothing_else_runs=True)["t3"] == "stop"
+    verdicts = judge(arrived(1.0, 2.0, 3.0, 4.0, None), synchronous=False)
+    assert verdicts == {"t0": "go on", "t1": "go on", "t2": "pause", "t3": "pause"}
+    assert judge(arrived(1.0, 2.0, 3.0, 4.0, 5.0), synchronous=False)["t3"] == "stop"
 
 
 def test_asynchronous_the_first_to_arrive_does_not_pass_unseen() -> None:
     """Ray's ASHA always lets it."""
     assert judge(arrived(1.0, None, None, None), synchronous=False) == {"t0": "pause"}
-
-
-def test_one_straggler_that_stands_alone_goes_on_when_nothing_else_runs() -> None:
-    assert judge(arrived(7.0), nothing_else_runs=True) == {"t0": "go on"}
 
 
 def test_nobody_at_the_rung_or_everyone_out_is_no_verdict() -> None:
@@ -99,7 +95,7 @@ def test_verdicts_do_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_the_reason_has_the_place_the_number_and_how_many_go_on() -> None:
-    verdicts = judge_rung(64, arrived(1.0, 2.0, 3.0), 2, synchronous=True, nothing_else_runs=False)
+    verdicts = judge_rung(64, arrived(1.0, 2.0, 3.0), 2, synchronous=True)
     assert verdicts["t2"].reason == "rung: place 3 of 3 at 64 samples; the best 2 go on"
 
 
