@@ -1,4 +1,4 @@
-"""Lanes: warm Ray Train worker groups that run trial after trial, and the Tune Trainable that feeds them.
+"""Lanes: warm Ray Train worker groups that run trial after trial.
 
 A trial that starts a Train run of its own spends 10 to 20 seconds around its training. A lane is one long-lived Train
 run; its ranks take assignments from the `Switchboard`, an actor that knows every lane and every trial in flight.
@@ -8,32 +8,31 @@ run; its ranks take assignments from the `Switchboard`, an actor that knows ever
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import gc
+import importlib
 import os
 import re
 import threading
 import traceback
 import uuid
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import train, tune
+from ray import train
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from orchestrator.messages import Assignment, Message
+from orchestrator.switchboard import Switchboard
 from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
 from trainers.loop import Report
 
-# An assignment under which its lane's processes died this often is at fault itself.
-MAX_LANE_DEATHS = 2
 # What a CPU rank may still hold above its idle size after running out of memory before its processes are replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
@@ -44,176 +43,6 @@ class LaneRecycled(Exception):
     """Raised by a rank so that Ray Train replaces the processes of its group."""
 
 
-class _Line:
-    """One trial in flight, as the Switchboard sees it."""
-
-    def __init__(self) -> None:
-        self.messages: deque[Message] = deque()
-        self.arrived = asyncio.Event()
-        self.dismissed = asyncio.Event()
-        self.verdict = asyncio.Event()
-        self.closed = False
-
-    def end(self, message: Message) -> None:
-        """Close the line with a last message, unless it has had one."""
-        if not self.closed:
-            self.messages.append(message)
-            self.closed = True
-            self.arrived.set()
-
-
-class Switchboard:
-    """Who runs what. An asyncio actor: calls wait without blocking each other."""
-
-    def __init__(self, num_lanes: int) -> None:
-        self._num_lanes = num_lanes
-        self._last_loss = ""
-        self._queue: deque[Assignment] = deque()
-        self._lines: dict[str, _Line] = {}
-        self._in_flight: dict[str, Assignment] = {}
-        self._turns: dict[tuple[str, int], Assignment | None] = {}
-        self._groups: dict[str, str] = {}
-        self._causes: dict[str, str] = {}
-        self._changed = asyncio.Condition()
-        self._closing = False
-
-    # For the ranks of a lane
-
-    async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
-        """Rank 0: the next assignment of this lane; None when the study is over. One that the lane died under comes again."""
-        left_over = self._in_flight.get(lane)
-        if left_over is not None:
-            self._after_lane_death(lane, left_over)
-        async with self._changed:
-            self._groups[lane] = group
-            self._changed.notify_all()
-            # A group that died while it waited here must not take what its successor is to have.
-            await self._changed.wait_for(lambda: self._queue or self._closing or self._groups[lane] != group)
-            assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
-            if assignment is not None:
-                self._in_flight[lane] = assignment
-            self._turns = {key: kept for key, kept in self._turns.items() if key[0] != group}
-            self._turns[(group, turn)] = assignment
-            self._changed.notify_all()
-        return assignment
-
-    async def follow(self, group: str, turn: int) -> Assignment | None:
-        """The other ranks: what rank 0 of their group took in this turn."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: (group, turn) in self._turns)
-            return self._turns[(group, turn)]
-
-    async def say(self, key: str, message: Message) -> str:
-        """Deliver a message; answers "stop" where the trial is no longer wanted."""
-        line = self._lines.get(key)
-        if line is None or line.closed or line.dismissed.is_set():
-            return "stop"
-        line.messages.append(message)
-        line.closed = message.outcome is not None
-        line.arrived.set()
-        return "go on"
-
-    async def ask(self, key: str, message: Message) -> str:
-        """Deliver a message and wait for the verdict on it."""
-        line = self._lines.get(key)
-        if line is None:
-            return "stop"
-        line.verdict.clear()
-        if await self.say(key, message) == "stop":
-            return "stop"
-        await line.verdict.wait()
-        return "stop" if line.dismissed.is_set() else "go on"
-
-    async def freed(self, lane: str) -> None:
-        """The lane is done with its assignment, whatever came of it."""
-        async with self._changed:
-            self._in_flight.pop(lane, None)
-            self._changed.notify_all()
-
-    async def lane_lost(self, lane: str, cause: str) -> None:
-        """The lane's Train run is over before its time and will not come back."""
-        self._num_lanes -= 1
-        self._last_loss = cause
-        if lane in self._in_flight:
-            async with self._changed:
-                self._after_lane_death(lane, self._in_flight[lane])
-                self._changed.notify_all()
-        for line in self._lines.values():
-            self._end_without_lanes(line)
-
-    def _end_without_lanes(self, line: _Line) -> None:
-        if self._num_lanes == 0:
-            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {self._last_loss}"))
-
-    async def cause_of_death(self, lane: str, cause: str) -> None:
-        self._causes[lane] = cause
-
-    async def until_closed(self) -> None:
-        """Returns when the study is over; fails when its driver is gone, as the Switchboard is then too."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._closing)
-
-    # For the driver's side
-
-    async def assign(self, assignment: Assignment) -> None:
-        self._lines[assignment.key] = line = _Line()
-        self._end_without_lanes(line)
-        async with self._changed:
-            self._queue.append(assignment)
-            self._changed.notify_all()
-
-    async def next_message(self, key: str) -> Message:
-        """The trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
-        line = self._lines[key]
-        if not line.messages:
-            line.verdict.set()
-        while not line.messages:
-            line.arrived.clear()
-            await line.arrived.wait()
-        return line.messages.popleft()
-
-    async def dismiss(self, key: str) -> None:
-        """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
-        line = self._lines.pop(key, None)
-        if line is not None:
-            line.dismissed.set()
-            line.verdict.set()
-        self._queue = deque(waiting for waiting in self._queue if waiting.key != key)
-
-    async def dismiss_all(self) -> None:
-        for key in list(self._lines):
-            await self.dismiss(key)
-
-    async def until_idle(self) -> None:
-        """Returns when no lane has an assignment."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._in_flight)
-
-    async def close(self) -> None:
-        """No more assignments: idle ranks return, and their Train runs end."""
-        await self.dismiss_all()
-        async with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-    def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
-        """The group that had this assignment is gone without a word about it."""
-        del self._in_flight[lane]
-        line = self._lines.get(assignment.key)
-        if line is None or line.closed:
-            return
-        deaths = assignment.lane_deaths + 1
-        cause = self._causes.pop(lane, "its processes died without a message")
-        if deaths < MAX_LANE_DEATHS:
-            self._queue.appendleft(replace(assignment, lane_deaths=deaths))
-            return
-        line.messages.append(
-            Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}")
-        )
-        line.closed = True
-        line.arrived.set()
-
-
 # The ranks
 
 
@@ -221,6 +50,7 @@ def serve(lane: dict[str, Any]) -> None:
     """Ray Train's train function: run assignments until there are no more. Runs on every rank of a lane."""
     board, name, rank = lane["switchboard"], lane["name"], train.get_context().get_world_rank()
     _exit_with_the_study(board)
+    _freeze_what_is_imported()
     group = _common_name()
     turn = 0
     while True:
@@ -232,6 +62,13 @@ def serve(lane: dict[str, Any]) -> None:
         clean = _run(assignment, board, name, rank)
         if not clean or assignment.recycle_after:
             raise LaneRecycled("fresh processes for the next trial")
+
+
+def _freeze_what_is_imported() -> None:
+    """The collection after every trial then looks at what trials made, not at the objects of 1,500 modules."""
+    importlib.import_module("torch._dynamo")  # the first optimizer would import it
+    gc.collect()
+    gc.freeze()
 
 
 def _exit_with_the_study(board: Any) -> None:
@@ -343,44 +180,6 @@ class Relay:
 
 
 # The driver's side
-
-
-class LaneTrainable(tune.Trainable):
-    """A Tune trial without resources of its own: it hands its trial to a lane and relays what comes back."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        self._board = ray.get_actor(config["switchboard"])
-        self._assignment: Assignment = config["assignment"]
-        self._assigned = False
-
-    def step(self) -> dict[str, Any]:
-        if not self._assigned:
-            self._assignment = replace(self._assignment, key=uuid.uuid4().hex)
-            ray.get(self._board.assign.remote(self._assignment))
-            self._assigned = True
-        message: Any = ray.get(self._board.next_message.remote(self._assignment.key))
-        return {"message": message, "done": message.outcome is not None}
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._dismiss()
-        self.setup(new_config)
-        return True
-
-    def cleanup(self) -> None:
-        self._dismiss()
-
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Tune saves when it pauses: the lane is free from here on, and the run's own checkpoint lies in its directory."""
-        self._dismiss()
-        return {"trial": self._assignment.trial_id}
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: the run goes on from its own checkpoint."""
-
-    def _dismiss(self) -> None:
-        if self._assigned:
-            ray.get(self._board.dismiss.remote(self._assignment.key))
-            self._assigned = False
 
 
 @dataclass(frozen=True)

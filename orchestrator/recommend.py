@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import StudyConfig
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text
+from trainers.files import written_whole
 
 _EVIDENCE = (
     "val_loss", "perplexity", "tokens_per_second", "step_seconds", "peak_memory_bytes", "train_seconds",
@@ -135,6 +135,5 @@ def write_recommendation(path: Path, recommendation: dict[str, Any] | None) -> N
     """Whole or absent; nothing is written while there is nothing to recommend."""
     if recommendation is None:
         return
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(recommendation, indent=2) + "\n")
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.write((json.dumps(recommendation, indent=2) + "\n").encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from orchestrator.config import StudyConfig
 from orchestrator.plots import Axis, Line, Mark, Series, element, number_text, plot
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text, seconds_text
+from trainers.files import written_whole
 
 _RECOMMENDED = (
     "micro_batch_size",
@@ -75,9 +75,9 @@ _STAGE_METRICS = {
 
 def write_report(path: Path, config: StudyConfig, study: Study, recommendation: dict[str, Any] | None) -> None:
     """Put the report in place whole: a reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(render_report(config, study, recommendation).encode("utf-8", "replace"))
-    os.replace(temporary, path)
+    page = render_report(config, study, recommendation).encode("utf-8", "replace")
+    with written_whole(path) as file:
+        file.write(page)
 
 
 def render_report(config: StudyConfig, study: Study, recommendation: dict[str, Any] | None) -> str:

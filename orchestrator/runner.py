@@ -24,6 +24,7 @@ from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Study, Trial, TrialState
+from trainers.files import PARTIAL, written_whole
 
 # A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
 # to ask for nothing. Lanes take the CPUs and GPUs.
@@ -62,7 +63,8 @@ def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *,
         except KeyboardInterrupt:
             finish(config, run_dir, journal.study)
             return Ending(
-                130, f"stopped; nothing is lost. To go on, run the same command again ({_count(journal.study)})"
+                130,
+                f"stopped; nothing that was measured or saved is lost. To go on, run the same command again ({_count(journal.study)})",
             )
         return finish(config, run_dir, journal.study)
 
@@ -82,12 +84,10 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
             return
     elif run_dir.is_file():
         raise ValueError(f"{run_dir} is a file; choose another --dir")
-    elif run_dir.exists() and any(run_dir.iterdir()):
+    elif run_dir.exists() and any(entry.suffix != PARTIAL for entry in run_dir.iterdir()):
         raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(yaml.safe_dump(now, sort_keys=False))
-    partial.replace(path)
+    with written_whole(path) as file:
+        file.write(yaml.safe_dump(now, sort_keys=False).encode())
 
 
 def _has_begun(run_dir: Path) -> bool:
@@ -153,7 +153,8 @@ def _run_stage(
                 _tune(director, switchboard, run_dir, token)
         except KeyboardInterrupt:
             progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
-            _let_trials_save(switchboard)
+            if not _let_trials_save(switchboard):
+                progress.say("they did not save in time: they will go on from their last checkpoint")
             raise
     director.conclude()
     discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
@@ -164,8 +165,8 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
     """One Tuner for one stage: the Director decides, Tune and the lanes act."""
     from ray import tune
 
-    from orchestrator.lanes import LaneTrainable
     from orchestrator.scheduler import StageScheduler, StageSearch
+    from orchestrator.trainable import LaneTrainable
 
     scheduler = StageScheduler(director)
     tune.Tuner(
@@ -189,7 +190,8 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
     """Checkpoints and weights of a concluded stage's trials; those of full runs that completed are kept."""
     for trial in trials:
         directory = run_dir / "trials" / trial.id
-        (directory / "weights.pt").unlink(missing_ok=True)
+        for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
+            leftover.unlink(missing_ok=True)
         if (
             not (trial.state is TrialState.COMPLETE and trial.config.evaluations)
             and (directory / "checkpoints").exists()
@@ -197,14 +199,18 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
             shutil.rmtree(directory / "checkpoints")
 
 
-def _let_trials_save(switchboard: str) -> None:
+def _let_trials_save(switchboard: str) -> bool:
+    """Whether all of them did in time."""
     import ray
     from ray.exceptions import GetTimeoutError
 
     board = ray.get_actor(switchboard)
-    with contextlib.suppress(GetTimeoutError):
-        ray.get(board.dismiss_all.remote())
+    ray.get(board.dismiss_all.remote())
+    try:
         ray.get(board.until_idle.remote(), timeout=SECONDS_TO_SAVE)
+    except GetTimeoutError:
+        return False
+    return True
 
 
 def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
@@ -266,12 +272,27 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     from orchestrator.cluster import absolute_paths, protect_local_cluster, runtime_env
 
     environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
-    environment["env_vars"] = worker_environment()
-    if address is None:
-        protect_local_cluster()
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away from itself
-        options = {"include_dashboard": False, **options}
-    ray.init(address or "local", runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR, **options)
+    options = {"log_to_driver": False, "logging_level": logging.ERROR, **options}
+    if address is not None:
+        ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+        return
+    protect_local_cluster()
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away from itself
+    # Inherited, not a runtime_env: Ray's idle processes can then become the study's, instead of being started anew.
+    with _environment(worker_environment()):
+        ray.init("local", runtime_env=environment, include_dashboard=False, **options)
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """The environment that processes started meanwhile inherit."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def worker_environment() -> dict[str, str]:

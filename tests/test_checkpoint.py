@@ -115,11 +115,17 @@ def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
 
 def test_a_half_written_file_is_not_a_checkpoint(tmp_path):
     save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
-    (tmp_path / f"{16:012d}-a.partial").write_bytes(b"PK half of a file")
+    (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
     assert load_newest(tmp_path) == {"number": 8}
     save_checkpoint(tmp_path, "a", 16, {"number": 16}, keep=1)
     assert load_newest(tmp_path) == {"number": 16}
-    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    before = save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
+    with pytest.raises(AttributeError, match="pickle"):
+        save_checkpoint(tmp_path, "a", 16, {"number": lambda: 16}, keep=1)
+    assert list(tmp_path.iterdir()) == [before]
 
 
 def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path):

@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from orchestrator.config import base_trial
-from orchestrator.lanes import Switchboard, memory_reason
+from orchestrator.lanes import memory_reason
 from orchestrator.messages import Assignment, Message
+from orchestrator.switchboard import Switchboard
 from tests.test_study_runs import study_of
 
 

@@ -6,7 +6,6 @@ driver by seconds, and what they still write must not meet what its successor wr
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -14,17 +13,14 @@ from typing import Any
 
 import torch
 
+from trainers.files import written_whole
+
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
-    """Write atomically (sibling file, fsync, rename), then delete all of this token's but the newest `keep`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write it whole, then delete all of this token's but the newest `keep`."""
     path = directory / f"{samples_seen:012d}-{token}.pt"
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with written_whole(path) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
     for old in sorted(directory.glob(f"*-{token}.pt"))[:-keep]:
         old.unlink()
     return path

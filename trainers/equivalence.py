@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from trainers.files import written_whole
+
 Weights = dict[str, Tensor]
 
 
@@ -41,10 +43,8 @@ def _distance(a: Weights, b: Weights) -> float:
 
 def save_weights(path: Path, initial: Weights, final: Weights) -> None:
     """Leave both ends behind for another run's rho; whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save({"initial": initial, "final": final}, partial)
-    partial.replace(path)
+    with written_whole(path) as file:
+        torch.save({"initial": initial, "final": final}, file)
 
 
 def rho_to_file(final: Weights, path: Path) -> float:

@@ -1,0 +1,185 @@
+"""Who runs what: the one actor through which trials reach lanes and their words reach Tune.
+
+It imports next to nothing: its process starts beside those of the first lane, on the same cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+from orchestrator.messages import Assignment, Message
+
+# An assignment under which its lane's processes died this often is at fault itself.
+MAX_LANE_DEATHS = 2
+
+
+class _Line:
+    """One trial in flight, as the Switchboard sees it."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.arrived = asyncio.Event()
+        self.dismissed = asyncio.Event()
+        self.verdict = asyncio.Event()
+        self.closed = False
+
+    def end(self, message: Message) -> None:
+        """Close the line with a last message, unless it has had one."""
+        if not self.closed:
+            self.messages.append(message)
+            self.closed = True
+            self.arrived.set()
+
+
+class Switchboard:
+    """Who runs what. An asyncio actor: calls wait without blocking each other."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self._num_lanes = num_lanes
+        self._last_loss = ""
+        self._queue: deque[Assignment] = deque()
+        self._lines: dict[str, _Line] = {}
+        self._in_flight: dict[str, Assignment] = {}
+        self._turns: dict[tuple[str, int], Assignment | None] = {}
+        self._groups: dict[str, str] = {}
+        self._causes: dict[str, str] = {}
+        self._changed = asyncio.Condition()
+        self._closing = False
+
+    # For the ranks of a lane
+
+    async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
+        """Rank 0: the next assignment of this lane; None when the study is over. One that the lane died under comes again."""
+        left_over = self._in_flight.get(lane)
+        if left_over is not None:
+            self._after_lane_death(lane, left_over)
+        async with self._changed:
+            self._groups[lane] = group
+            self._changed.notify_all()
+            # A group that died while it waited here must not take what its successor is to have.
+            await self._changed.wait_for(lambda: self._queue or self._closing or self._groups[lane] != group)
+            assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
+            if assignment is not None:
+                self._in_flight[lane] = assignment
+            self._turns = {key: kept for key, kept in self._turns.items() if key[0] != group}
+            self._turns[(group, turn)] = assignment
+            self._changed.notify_all()
+        return assignment
+
+    async def follow(self, group: str, turn: int) -> Assignment | None:
+        """The other ranks: what rank 0 of their group took in this turn."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: (group, turn) in self._turns)
+            return self._turns[(group, turn)]
+
+    async def say(self, key: str, message: Message) -> str:
+        """Deliver a message; answers "stop" where the trial is no longer wanted."""
+        line = self._lines.get(key)
+        if line is None or line.closed or line.dismissed.is_set():
+            return "stop"
+        line.messages.append(message)
+        line.closed = message.outcome is not None
+        line.arrived.set()
+        return "go on"
+
+    async def ask(self, key: str, message: Message) -> str:
+        """Deliver a message and wait for the verdict on it."""
+        line = self._lines.get(key)
+        if line is None:
+            return "stop"
+        line.verdict.clear()
+        if await self.say(key, message) == "stop":
+            return "stop"
+        await line.verdict.wait()
+        return "stop" if line.dismissed.is_set() else "go on"
+
+    async def freed(self, lane: str) -> None:
+        """The lane is done with its assignment, whatever came of it."""
+        async with self._changed:
+            self._in_flight.pop(lane, None)
+            self._changed.notify_all()
+
+    async def lane_lost(self, lane: str, cause: str) -> None:
+        """The lane's Train run is over before its time and will not come back."""
+        self._num_lanes -= 1
+        self._last_loss = cause
+        if lane in self._in_flight:
+            async with self._changed:
+                self._after_lane_death(lane, self._in_flight[lane])
+                self._changed.notify_all()
+        for line in self._lines.values():
+            self._end_without_lanes(line)
+
+    def _end_without_lanes(self, line: _Line) -> None:
+        if self._num_lanes == 0:
+            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {self._last_loss}"))
+
+    async def cause_of_death(self, lane: str, cause: str) -> None:
+        self._causes[lane] = cause
+
+    async def until_closed(self) -> None:
+        """Returns when the study is over; fails when its driver is gone, as the Switchboard is then too."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._closing)
+
+    # For the driver's side
+
+    async def assign(self, assignment: Assignment) -> None:
+        self._lines[assignment.key] = line = _Line()
+        self._end_without_lanes(line)
+        async with self._changed:
+            self._queue.append(assignment)
+            self._changed.notify_all()
+
+    async def next_message(self, key: str) -> Message:
+        """The trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
+        line = self._lines[key]
+        if not line.messages:
+            line.verdict.set()
+        while not line.messages:
+            line.arrived.clear()
+            await line.arrived.wait()
+        return line.messages.popleft()
+
+    async def dismiss(self, key: str) -> None:
+        """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
+        line = self._lines.pop(key, None)
+        if line is not None:
+            line.dismissed.set()
+            line.verdict.set()
+        self._queue = deque(waiting for waiting in self._queue if waiting.key != key)
+
+    async def dismiss_all(self) -> None:
+        for key in list(self._lines):
+            await self.dismiss(key)
+
+    async def until_idle(self) -> None:
+        """Returns when no lane has an assignment."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._in_flight)
+
+    async def close(self) -> None:
+        """No more assignments: idle ranks return, and their Train runs end."""
+        await self.dismiss_all()
+        async with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
+        """The group that had this assignment is gone without a word about it."""
+        del self._in_flight[lane]
+        line = self._lines.get(assignment.key)
+        if line is None or line.closed:
+            return
+        deaths = assignment.lane_deaths + 1
+        cause = self._causes.pop(lane, "its processes died without a message")
+        if deaths < MAX_LANE_DEATHS:
+            self._queue.appendleft(replace(assignment, lane_deaths=deaths))
+            return
+        line.messages.append(
+            Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}")
+        )
+        line.closed = True
+        line.arrived.set()
