@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.config import Frontier, StageConfig, StudyConfig
+from orchestrator.config import Frontier, StageConfig, StudyConfig, base_trial
 from orchestrator.stages import frontier, grid, module_of
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Study
-from orchestrator.words import bytes_text
+from orchestrator.words import bytes_text, seconds_text
 
 
 def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
@@ -26,12 +26,9 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     if predict_memory and isinstance(stage, Frontier):
         _print_memory(console, stage, setting, study)
     full_runs = _full_runs(config)
-    console.print(
-        Text(
-            f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes; "
-            "batchscout run shows the time left once the first trials have ended"
-        )
-    )
+    console.print(Text(f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes"))
+    if predict_memory and full_runs:
+        console.print(Text(_estimate(config, setting, study, full_runs)))
 
 
 def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
@@ -42,6 +39,8 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
         return [
             f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"
         ]
+    if stage.type == "equivalence" and not stage.micro_batch_sizes and setting.study.stage_named("frontier"):
+        return ["the chosen micro-batch against the two largest sizes that divide it, over one effective batch"]
     if stage.type == "learning_rate":
         return [f"the winner's learning rate times {', '.join(f'{m:g}' for m in stage.multipliers)}"]
     if stage.type == "train" and setting.study.stage_named("frontier"):
@@ -51,6 +50,26 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
     trials = [f"{found.id}  {found.role}".rstrip() for found in module_of(stage).propose(stage, setting, study)]
     skipped = grid.skipped(stage, setting, study) if stage.type == "grid" else []
     return trials + [f"skipped: {reason}" for reason in skipped]
+
+
+# What a training step reaches of the rate of large matrix products alone; a guess, and said to be one.
+ASSUMED_UTILISATION = 0.5
+
+
+def _estimate(config: StudyConfig, setting: Setting, study: Study, full_runs: int) -> str:
+    """The seconds of the full runs, from FLOPs counted on fake tensors and this machine's rate of matrix products."""
+    from trainers.loop import pick_device
+    from trainers.prediction import flops_per_sample, matmul_flops_per_second
+
+    trial = base_trial(config, None)
+    flops = flops_per_sample(trial)
+    rate = matmul_flops_per_second(pick_device(), trial.precision) * config.world_size
+    seconds = full_runs * config.sample_budget * flops / (ASSUMED_UTILISATION * rate)
+    return (
+        f"ETA: about {seconds_text(seconds)} of training if nothing is pruned ({flops:.2g} FLOPs per sample, at "
+        f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {config.world_size} rank(s) of this "
+        "machine); start-up, compiling and the probes come on top. batchscout run shows the time left as it is measured"
+    )
 
 
 def _full_runs(config: StudyConfig) -> int:
@@ -67,7 +86,7 @@ def _full_runs(config: StudyConfig) -> int:
 
 def _print_memory(console: Console, stage: Frontier, setting: Setting, study: Study) -> None:
     """What eager tensors would take, from fake ones: no memory is used, compiled runs take less or more."""
-    from trainers.memory_prediction import predict_peaks
+    from trainers.prediction import predict_peaks
 
     limit = setting.memory_limit_bytes(study)
     console.print(Text("\npredicted peak memory (eager; compiled code differs)", style="bold"))

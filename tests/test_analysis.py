@@ -28,7 +28,7 @@ def trial(name: str, val_loss: float | None = None, state: TrialState = TrialSta
 def test_goodput_is_tokens_times_token_efficiency_or_steps_times_step_efficiency(
     noise_scale: float, batch: int
 ) -> None:
-    """The identity of METHODS section 6: both forms are one quantity, up to a factor that no batch changes."""
+    """Both forms are one quantity, up to a factor that no batch changes."""
     steps_per_second, seq_len = 3.0, 256
     step_efficiency = 1 / (1 + noise_scale / batch)
     by_steps = steps_per_second * step_efficiency * noise_scale * seq_len

@@ -191,6 +191,9 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
         assert name in out
     assert "skipped: effective_batch_size (32) is not a multiple of micro_batch_size x world_size (6 x 1 = 6)" in out
     assert "at most 3 full runs of 32 samples" in out
+    assert "ETA" not in out
+    _, out, _ = call(capsys, "plan", "grid.yaml")
+    assert "ETA: about" in out
     assert not (home / "runs").exists()
 
 
@@ -204,14 +207,14 @@ def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.Captu
     assert not (home / "runs").exists()
 
 
-# Measured for METHODS.md section 2 on the allocator itself (MiB).
+# The peaks of the allocator itself, as the profiler saw its events (MiB).
 MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
 
 
 @pytest.mark.parametrize("mode", MEASURED)
 def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(home: Path, mode: str) -> None:
     from trainers.config import DataConfig, ModelConfig, TrialConfig
-    from trainers.memory_prediction import predict_peaks
+    from trainers.prediction import predict_peaks
 
     text = {"train": str(home / "train.txt"), "seq_len": 256, "tokenizer": "bytes", "val_fraction": 0.3}
     config = TrialConfig(
@@ -226,9 +229,19 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(home: Path
     assert [peak / 2**20 for peak in predict_peaks(config, [1, 4, 16])] == pytest.approx(MEASURED[mode], rel=1e-3)
 
 
+def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
+    from orchestrator.config import base_trial, load_study
+    from trainers.prediction import flops_per_sample
+
+    config = base_trial(load_study(home / "tiny.yaml", []), None)
+    weights = 256 * 16 + 12 * 16 * 16  # the head, tied to the embedding, and one block
+    tokens = TINY["data"]["kwargs"]["seq_len"]
+    assert flops_per_sample(config) == 6 * weights * tokens + 12 * tokens**2 * 16
+
+
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
     from orchestrator.config import base_trial, load_study
-    from trainers.memory_prediction import predict_peaks
+    from trainers.prediction import predict_peaks
 
     config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)
     once, twice, often = (

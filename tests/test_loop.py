@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.tiny import config, cpu_run, gradient_of_step, on_two_ranks, relative_error
+from tests.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
 from trainers import loop
 from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
@@ -168,6 +168,28 @@ def test_another_number_of_processes_than_world_size_is_refused(tmp_path):
     expected = r"world_size is 2, but 1 process\(es\) run this trial; start 2 ranks or set world_size: 1"
     with pytest.raises(ValueError, match=expected):
         train(config(world_size=2), lambda report: None, tmp_path)
+
+
+def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path):
+    train(config(sample_budget=64), Listener(lambda report: True), tmp_path)
+    train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
+    with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with the batch"):
+        train(config(sample_budget=64, micro_batch_size=8), Listener(), tmp_path)
+
+
+def no_targets() -> tuple[Samples, Samples]:
+    train_set, val_set = data(num_train=8)
+    for sample in train_set[4:]:
+        sample["targets"].fill_(-100)
+    return train_set, val_set
+
+
+def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path):
+    trial = config(micro_batch_size=1, sample_budget=8, data={"target": "tests.test_loop:no_targets"})
+    with pytest.raises(
+        ValueError, match="had no targets: every label of its 1 samples is masked; leave such samples out"
+    ):
+        train(trial, Listener(), tmp_path)
 
 
 def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_batch_size():

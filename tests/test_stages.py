@@ -356,13 +356,15 @@ def test_no_candidate_that_finished_is_undetermined() -> None:
 # Learning rate
 
 
-def learning_rate_of(losses: dict[str, float], centre: float = 3.0) -> Known:
+def learning_rate_of(losses: dict[str, float], centre: float = 3.0, unscaled: float | None = None) -> Known:
     known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
     known.end("train-m8k2", val_loss=centre)
+    if unscaled is not None:
+        known.end("train-m8k2-unscaled", val_loss=unscaled)
     study = known.study
     known = Known({"type": "learning_rate"})
     known.study = study
-    known.concluded(train={"winner": "train-m8k2"})
+    known.concluded(train={"winner": "train-m8k2" if (unscaled or math.inf) > centre else "train-m8k2-unscaled"})
     for name, loss in losses.items():
         known.end(f"learning_rate-x{name}", val_loss=loss)
     return known
@@ -384,6 +386,25 @@ def test_the_best_in_the_middle_is_the_rules_own_and_no_warning() -> None:
     assert not found.values["on_edge"]
     assert found.notes == ()
     assert found.reason.endswith("the scaling rule's own")
+
+
+def test_the_contrast_is_a_point_of_the_grid_and_the_rules_rate_its_centre_even_where_the_contrast_won() -> None:
+    known = learning_rate_of({"0.5": 3.2, "1.41": 3.1, "2": 3.3}, centre=3.0, unscaled=2.5)
+    assert "learning_rate-x0.71" not in known.ids(), "the contrast ran at 1/sqrt(2) of the rule's"
+    rule, contrast = (known.study.trials[name].config.learning_rate for name in ("train-m8k2", "train-m8k2-unscaled"))
+    found = known.conclude()
+    assert found.values["winner"] == "train-m8k2-unscaled"
+    assert found.values["learning_rate"] == contrast
+    assert found.reason.endswith(f"{contrast / rule:.2g} x the scaling rule's {rule:.3g}")
+    assert len(found.values["losses"]) == 5
+    assert not found.values["on_edge"]
+
+
+def test_a_tie_goes_to_the_rate_nearest_to_the_rules() -> None:
+    found = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.999, "2": 2.998}).conclude()
+    assert found.values["winner"] == "train-m8k2"
+    assert "tied with" in found.reason
+    assert not found.values["on_edge"]
 
 
 @pytest.mark.parametrize(("losses", "side"), [

@@ -29,7 +29,8 @@ class MicroGradientNorms:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
         self._weighted_squares: list[Tensor] = []
-        self._handles = [parameter.register_hook(self._see) for parameter in parameters]
+        for parameter in parameters:
+            parameter.register_hook(self._see)
 
     def _see(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
@@ -46,10 +47,6 @@ class MicroGradientNorms:
         total = torch.stack(self._weighted_squares).sum()
         self._weighted_squares = []
         return total
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)

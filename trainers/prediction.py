@@ -1,19 +1,22 @@
-"""Peak memory of a training step without taking it: fake tensors on the CPU, every allocation counted by torch's own tracker.
+"""Peak memory and FLOPs of a training step without taking it: fake tensors on the CPU, counted by torch's own trackers.
 
-Eager code only: the tracker sees what is dispatched, and a compiled graph plans its buffers by itself.
+Eager code only: they see what is dispatched, and a compiled graph plans its buffers by itself.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.activation_checkpointing import apply_to_blocks
-from trainers.config import TrialConfig
+from trainers.config import Precision, TrialConfig
 from trainers.data import fetch, load_data
 from trainers.models import build_model, loss_function
 from trainers.optim import build_optimizer
@@ -48,6 +51,33 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
                 optimizer.step()
                 optimizer.zero_grad()
         return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))
+
+
+def flops_per_sample(config: TrialConfig) -> float:
+    """Of forward and backward, recomputation left out: matrix products, convolutions and attention, as torch counts them.
+
+    Causal attention counts in full: its fused kernels on a CPU are not counted at all, so it is taken apart into products.
+    """
+    train_set, _ = load_data(config.data)
+    sample = fetch(train_set, [0])
+    with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
+        model = build_model(config.model, train_set)
+        with FlopCounterMode(display=False) as counter:
+            loss_sum, _ = loss_function(config.loss)(model, _repeated(sample, 1))
+            loss_sum.backward()
+    return float(counter.get_total_flops())
+
+
+def matmul_flops_per_second(device: torch.device, precision: Precision, seconds: float = 0.3) -> float:
+    """What large square matrix products reach on this device."""
+    size = 8192 if device.type == "cuda" else 1024
+    square = torch.rand(size, size, device=device).to(getattr(torch, precision))
+    torch.mm(square, square).sum().item()
+    count, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        torch.mm(square, square).sum().item()  # the sum is read, so the product is done
+        count += 1
+    return count * 2.0 * size**3 / elapsed
 
 
 def _repeated(sample: Any, times: int) -> Any:

@@ -101,6 +101,11 @@ class Run:
             self._loss_sum += loss_sum
             self._num_targets += num_targets
             self._targets_per_step, self._gradient_norm = num_targets, gradient_norm
+        if not all(num_targets for _, num_targets, _ in steps):
+            raise ValueError(
+                f"one of the steps up to {self.num_steps} had no targets: every label of its "
+                f"{self.config.effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
+            )
         return [loss_sum / num_targets for loss_sum, num_targets, _ in steps]
 
     def metrics(self) -> dict[str, float]:
@@ -153,7 +158,12 @@ class Run:
         state = load_newest(directory / "checkpoints")
         if state is None:
             return None
-        assert state["effective_batch_size"] == self.config.effective_batch_size
+        before, now = state["effective_batch_size"], self.config.effective_batch_size
+        if before != now:
+            raise ValueError(
+                f"the checkpoint in {directory} was made with an effective batch of {before}, and this run has {now}; "
+                "go on with the batch it was made with, or start in another directory"
+            )
         self.num_steps = state["num_steps"]
         self._seconds_before = state["train_seconds"]
         self.module.load_state_dict(state["model"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.config import Frontier
 from orchestrator.stages.setting import Setting
@@ -94,38 +95,39 @@ def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
     if not fitting:
         return _nothing_fits(stage, setting, probes, limit)
     chosen = fastest(fitting)
-    in_mode = sorted({t.config.micro_batch_size for t in fitting if _mode_of(t) == _mode_of(chosen)})
-    everywhere = sorted(fitting, key=lambda t: (t.config.micro_batch_size, _rate(t)), reverse=True)
-    largest = everywhere[0]
+    by_size = sorted(fitting, key=lambda t: (t.config.micro_batch_size, _rate(t)), reverse=True)
+    edges = tuple(_edge(stage, setting, study, mode) for mode in modes(stage, setting))
+    values = _values(chosen, by_size, limit)
+    return Conclusion("frontier", True, _sentence(chosen, by_size[0], limit), values, edges)
+
+
+def _sentence(chosen: Trial, largest: Trial, limit: int | None) -> str:
+    room = f"{bytes_text(_peak(chosen))} of {bytes_text(limit)}" if limit else bytes_text(_peak(chosen))
+    found = f"{_describe(chosen)} is fastest inside the limit: {_rate(chosen):,.0f} tokens/s, {room}"
+    if largest.id == chosen.id:
+        return found
+    return f"{found}; the largest that fits, {_describe(largest)}, reaches {_rate(largest):,.0f}"
+
+
+def _values(chosen: Trial, by_size: list[Trial], limit: int | None) -> dict[str, Any]:
+    """What the later stages build on; `by_size`: all that fit, the largest micro-batch first."""
     peak = _peak(chosen)
-    size = chosen.config.micro_batch_size
-    room = f", {bytes_text(peak)} of {bytes_text(limit)}" if limit else f", {bytes_text(peak)}"
-    against = (
-        ""
-        if largest.id == chosen.id
-        else f"; the largest that fits, {_describe(largest)}, reaches {_rate(largest):,.0f}"
-    )
-    return Conclusion(
-        "frontier",
-        True,
-        f"{_describe(chosen)} is fastest inside the limit: {_rate(chosen):,.0f} tokens/s{room}{against}",
-        {
-            "micro_batch_size": size,
-            "activation_checkpointing": chosen.config.activation_checkpointing,
-            "compile": chosen.config.compile,
-            "precision": chosen.config.precision,
-            "tokens_per_second": _rate(chosen),
-            "peak_memory_bytes": peak,
-            "limit_bytes": limit,
-            "margin_bytes": None if limit is None else limit - peak,
-            "baseline_micro_batch_size": min(t.config.micro_batch_size for t in fitting),
-            "baseline_mode": _mode_values(_first_mode(fitting)),
-            "largest": _mode_values(largest) | {"micro_batch_size": largest.config.micro_batch_size},
-            "second_largest": _second_largest(everywhere),
-            "fitting": in_mode,
-        },
-        tuple(_edge(stage, setting, study, mode) for mode in modes(stage, setting)),
-    )
+    return {
+        **_of_mode_and_size(chosen),
+        "tokens_per_second": _rate(chosen),
+        "peak_memory_bytes": peak,
+        "limit_bytes": limit,
+        "margin_bytes": None if limit is None else limit - peak,
+        "baseline_micro_batch_size": by_size[-1].config.micro_batch_size,
+        "baseline_mode": _mode_values(_first_mode(by_size)),
+        "largest": _of_mode_and_size(by_size[0]),
+        "second_largest": _second_largest(by_size),
+        "fitting": sorted({t.config.micro_batch_size for t in by_size if _mode_of(t) == _mode_of(chosen)}),
+    }
+
+
+def _of_mode_and_size(trial: Trial) -> dict[str, Any]:
+    return _mode_values(trial) | {"micro_batch_size": trial.config.micro_batch_size}
 
 
 def _device_bytes(probes: list[Trial]) -> int | None:
@@ -164,7 +166,7 @@ def _second_largest(by_size: list[Trial]) -> dict[str, object] | None:
     """The next micro-batch size below the largest, in any mode."""
     top = by_size[0].config.micro_batch_size
     smaller = [trial for trial in by_size if trial.config.micro_batch_size < top]
-    return _mode_values(smaller[0]) | {"micro_batch_size": smaller[0].config.micro_batch_size} if smaller else None
+    return _of_mode_and_size(smaller[0]) if smaller else None
 
 
 def _edge(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> str:
