@@ -50,6 +50,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     blocks, naive_trials, all_ranks = (1, 2, (1,)) if chosen.quick else (2, 5, (1, 2))
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # or an earlier run's code would be found
         start_ray(_study(1, 4, compiled=False), None, Path(folder), num_cpus=NUM_CPUS)
         results = {ranks: _compare(ranks, blocks, naive_trials, Path(folder), chosen.device) for ranks in all_ranks}
         compiled = _compile_cost(Path(folder))
