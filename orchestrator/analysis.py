@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -76,30 +77,32 @@ def standings(trials: Sequence[Trial], objective: str, target_loss: float | None
     for trial in trials:
         by_name.setdefault(candidate(trial), []).append(trial)
     found = [
-        Standing(
-            name, tuple(group), _mean(_score(t, objective, target_loss) for t in group), _mean(map(_val_loss, group))
-        )
+        Standing(name, tuple(group), _score(group, objective, target_loss), _mean(map(_val_loss, group)))
         for name, group in by_name.items()
         if all(t.state is TrialState.COMPLETE and "val_loss" in t.metrics for t in group)
     ]
     return sorted(found, key=lambda standing: standing.score)
 
 
-def _score(trial: Trial, objective: str, target_loss: float | None) -> float:
+def _score(group: Sequence[Trial], objective: str, target_loss: float | None) -> float:
     if objective == "val_loss" or target_loss is None:
-        return _val_loss(trial)
-    seconds = seconds_to(trial, target_loss)
-    return seconds * (trial.config.world_size / 3600 if objective == "gpu_hours" else 1)
+        return _mean(map(_val_loss, group))
+    seconds = seconds_to(group, target_loss)
+    return seconds * (group[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
 
 
-def seconds_to(trial: Trial, target_loss: float) -> float:
-    """Training seconds (compile, evaluation and waiting left out) until an evaluation reaches the loss; else infinite."""
-    reached = [point["train_seconds"] for point in trial.history if point.get("val_loss", float("inf")) <= target_loss]
-    return min(reached, default=float("inf"))
+def seconds_to(group: Sequence[Trial], target_loss: float) -> float:
+    """Training seconds (compile, evaluation and waiting left out) until the seeds' mean loss reaches it; else infinite."""
+    evaluated = [[point for point in trial.history if "val_loss" in point] for trial in group]
+    for points in zip(*evaluated, strict=False):  # the seeds of one configuration evaluate at the same samples
+        if _mean(point["val_loss"] for point in points) <= target_loss:
+            return _mean(point["train_seconds"] for point in points)
+    return math.inf
 
 
 def tied(a: float, b: float) -> bool:
-    return abs(a - b) <= LOSS_TIE * max(abs(a), abs(b))
+    """Whether two scores are equal up to what one seed's order of samples decides; never reaching the target is no tie."""
+    return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
 
 
 def time_split(study: Study) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from typing import Any
 PACKAGES = ("orchestrator", "trainers")
 # Ray itself refuses 500 MiB, but only after it has zipped them.
 LARGEST_UPLOAD_BYTES = 200 * 2**20
+SECONDS_TO_ANSWER = 5
 # `.*` would match the directory itself, `.`, and Ray would ship nothing.
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
 
@@ -54,6 +56,20 @@ def refuse_hidden_packages() -> None:
                     f"{other} would hide this program's own '{package}' ({ours}) on Ray's workers; run from another "
                     f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {here}`"
                 )
+
+
+def refuse_silent_address(address: str) -> None:
+    """Raise ValueError where nothing listens at host:port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return  # auto, or a form that Ray resolves itself
+    try:
+        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise ValueError(
+            f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
+            "on a node of the cluster with --address auto"
+        ) from error
 
 
 def refuse_large_directory(here: Path, left_out: Iterable[Path]) -> None:

@@ -40,7 +40,7 @@ class StudyOptimizer(OptimizerConfig):
     """How the learning rate follows the effective batch: sqrt for Adam (Malladi et al. 2022, arXiv 2205.10287), linear for
     SGD (Goyal et al. 2017, arXiv 1706.02677). A centre for the learning_rate stage, never the answer."""
     warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """Samples of linear warm-up; auto: 1 % of the budget, more for a batch that is 4 times the reference or larger."""
+    """Samples of linear warm-up; auto: 1 % of the budget, 2 % from 8 times the reference batch, 5 % from 16 times."""
 
 
 class Tracking(Strict):
@@ -102,7 +102,7 @@ class Equivalence(Strict):
     """null: twice the largest split over all ranks."""
     steps: PositiveInt = 10
     tolerance: Positive | None = None
-    """Largest rho that passes; null: 1e-4 in float32, else 3 times that of a reordered copy of the second split."""
+    """Largest rho that passes; null: 1e-4 in float32, else 3 times that of a reordered copy of the second split, at least 0.02."""
 
 
 class NoPruner(Strict):

@@ -18,7 +18,7 @@ from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Entrant
 from orchestrator.stages import module_of
 from orchestrator.stages.setting import Setting
-from orchestrator.study import Proposal, Trial, TrialState
+from orchestrator.study import Conclusion, Proposal, Trial, TrialState
 
 # A rate is judged from here on: compiling and the first steps are behind.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
@@ -47,7 +47,7 @@ class Director:
         self._listener, self._num_lanes, self._is_stopping = listener, num_lanes, is_stopping
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
-        self._no_lane = ""
+        self._no_lane = self._impossible = ""
         self.latest: dict[str, dict[str, float]] = {}
         """The last metrics heard of each running trial, journaled or not, for people to look at."""
         self.on_change: Callable[[Trial], None] = lambda trial: None
@@ -80,7 +80,7 @@ class Director:
         return all(trial.state.ended for trial in self._trials())
 
     def conclude(self) -> None:
-        conclusion = module_of(self.stage).conclude(self.stage, self.setting, self.journal.study)
+        conclusion = self._conclusion()
         self.journal.append(
             "conclusion",
             stage=conclusion.stage,
@@ -90,8 +90,22 @@ class Director:
             notes=list(conclusion.notes),
         )
 
+    def _conclusion(self) -> Conclusion:
+        kind = self.stage.type
+        if self._impossible:
+            return Conclusion(kind, False, self._impossible)
+        try:
+            return module_of(self.stage).conclude(self.stage, self.setting, self.journal.study)
+        except ValueError as error:
+            return Conclusion(kind, False, str(error))
+
     def proposals(self) -> list[Proposal]:
-        return module_of(self.stage).propose(self.stage, self.setting, self.journal.study)
+        """None more where what earlier stages chose cannot be run: the stage ends with that as its result."""
+        try:
+            return module_of(self.stage).propose(self.stage, self.setting, self.journal.study)
+        except ValueError as error:
+            self._impossible = str(error)
+            return []
 
     def _propose(self) -> None:
         for wanted in self.proposals():
@@ -117,7 +131,7 @@ class Director:
             self._on_outcome(trial_id, message)
             return Decision("stop")
         self.latest[trial_id] = message.metrics
-        self._losses.setdefault(trial_id, []).extend(message.step_losses)
+        self._hear_losses(trial, message)
         decision = self._judge_running(trial_id, message)
         if message.evaluated:
             values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
@@ -131,6 +145,13 @@ class Director:
             if decision.action != "go on":
                 return decision
         return GO_ON
+
+    def _hear_losses(self, trial: Trial, message: Message) -> None:
+        """Of every step once: a trial that went on from a checkpoint, its lane having died, takes some steps again."""
+        losses = self._losses.setdefault(trial.id, [])
+        steps = round(message.metrics.get("samples_seen", 0) / trial.config.effective_batch_size)
+        del losses[max(0, steps - len(message.step_losses)) :]
+        losses.extend(message.step_losses)
 
     def on_error(self, trial_id: str, reason: str) -> None:
         """The trial's Tune actor or its lane was lost for good."""

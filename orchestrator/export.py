@@ -178,7 +178,7 @@ def _factor_lines(recommendation: Recommendation) -> list[str]:
     total, warmup, decay = _max_steps(recommendation), _warmup_steps(recommendation), _decay_steps(recommendation)
     lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
     if recommendation["schedule"]["type"] == "cosine":
-        progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {max(1, total - warmup)}))"
+        progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {total + 1 - warmup}))"
         return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
     if decay:
         return [*lines, f"    return min(warmup, max(0.0, ({total} - step) / {decay + 1}))"]

@@ -14,6 +14,7 @@ import importlib
 import os
 import re
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ from trainers.loop import Report
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
 HEALTH_CHECK_SECONDS = "0.2"
+# How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
+SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class LaneRecycled(Exception):
@@ -60,6 +63,8 @@ def serve(lane: dict[str, Any]) -> None:
         if assignment is None:
             return
         clean = _run(assignment, board, name, rank)
+        if clean and assignment.recycle_after:
+            ray.get(board.until_freed.remote(name, assignment.key))  # ended now, rank 0 could not say its last word
         if not clean or assignment.recycle_after:
             raise LaneRecycled("fresh processes for the next trial")
 
@@ -74,13 +79,14 @@ def _freeze_what_is_imported() -> None:
 def _exit_with_the_study(board: Any) -> None:
     """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost."""
 
-    def wait() -> None:
+    def watch() -> None:
         try:
-            ray.get(board.until_closed.remote())
+            while not ray.get(board.is_closed.remote()):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
         except RayError:
             os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _common_name() -> str:
@@ -100,12 +106,13 @@ def _run(assignment: Assignment, board: Any, lane: str, rank: int) -> bool:
 
     device = pick_device()
     idle_bytes = memory.idle_bytes(device)
-    last_word, error_allows_reuse = _train(assignment, board, rank)
-    memory.give_back()
-    leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
+    last_word, clean = _train(assignment, board, rank)
+    if clean:  # else the device may be past use, and the process ends in any case
+        memory.give_back()
+        leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
+        clean = not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
     if last_word is not None:
         ray.get(board.say.remote(assignment.key, last_word))
-    clean = error_allows_reuse and not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
     if rank == 0 or not clean:
         ray.get(board.freed.remote(lane))
     return clean
@@ -125,9 +132,9 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
-        if lost_a_peer(error):
-            raise LaneRecycled("another rank is gone, and only the Switchboard knows whether it said why") from None
         _write_traceback(assignment, rank)
+        if lost_a_peer(error):  # whoever has another reason says it; if nobody has, this one is the cause of death
+            raise LaneRecycled(f"a collective failed: {_first_line(error)}") from None
         return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {_first_line(error)}"), False
     if rank != 0:
         return None, True
@@ -161,7 +168,7 @@ def _write_traceback(assignment: Assignment, rank: int) -> None:
 
 
 class Relay:
-    """Rank 0's report function: reports go out without waiting, save at rungs."""
+    """Rank 0's report function: evaluations wait for the driver's word, what is between them goes out without waiting."""
 
     def __init__(self, board: Any, key: str) -> None:
         self._board, self._key = board, key
@@ -173,7 +180,7 @@ class Relay:
         if report.kind == "end":
             self.last_message = message
             return "go on"
-        if report.rungs:
+        if report.kind == "milestone":  # once its checkpoint is past, only the driver's journal has it
             return ray.get(self._board.ask.remote(self._key, message))
         before, self._answer = self._answer, self._board.say.remote(self._key, message)
         return "go on" if before is None else ray.get(before)

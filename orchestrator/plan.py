@@ -62,7 +62,10 @@ def _estimate(config: StudyConfig, setting: Setting, study: Study, full_runs: in
     from trainers.prediction import flops_per_sample, matmul_flops_per_second
 
     trial = base_trial(config, None)
-    flops = flops_per_sample(trial)
+    try:
+        flops = flops_per_sample(trial)
+    except Exception as error:
+        return f"ETA: {_not_predictable(error)}"
     rate = matmul_flops_per_second(pick_device(), trial.precision) * config.world_size
     seconds = full_runs * config.sample_budget * flops / (ASSUMED_UTILISATION * rate)
     return (
@@ -70,6 +73,13 @@ def _estimate(config: StudyConfig, setting: Setting, study: Study, full_runs: in
         f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {config.world_size} rank(s) of this "
         "machine); start-up, compiling and the probes come on top. batchscout run shows the time left as it is measured"
     )
+
+
+def _not_predictable(error: Exception) -> str:
+    """A user's forward may do what fake tensors cannot, such as reading a value; bad input is raised again."""
+    if isinstance(error, ValueError):
+        raise error
+    return f"not predictable without running it ({type(error).__name__})"
 
 
 def _full_runs(config: StudyConfig) -> int:
@@ -100,7 +110,11 @@ def _print_memory(console: Console, stage: Frontier, setting: Setting, study: St
         if isinstance(mode, float):
             continue
         config = setting.short_trial(study, stage.smallest, 2, 1, activation_checkpointing=mode, compile=False)
-        peaks = predict_peaks(config, sizes)
+        try:
+            peaks = predict_peaks(config, sizes)
+        except Exception as error:
+            table.add_row(str(mode), _not_predictable(error))
+            continue
         table.add_row(str(mode), *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
     console.print(table)
 

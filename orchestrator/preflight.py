@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import StudyConfig, uses_compile
+from orchestrator.config import StudyConfig
 from trainers.config import TrialConfig
 
 SHARE_OF_HOST = 0.9
 
 
-def check(config: StudyConfig, *, on_this_machine: bool = True) -> dict[str, Any]:
+def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     """Load the data, build the model, look for the compiler; returns the facts that hold for the whole study.
 
-    on_this_machine: trials run here, and not on a cluster whose nodes may be other than its head.
+    compiles: whether this machine will compile; the nodes of a cluster may be other than its head.
 
     Raises ValueError for bad input.
     """
     from trainers.data import load_data
     from trainers.models import build_model, find_blocks, loss_function
 
-    check_compiler(on_this_machine and uses_compile(config))
-    train_set, val_set = load_data(config.data)
-    check_size(config, len(train_set))
-    model = build_model(config.model, train_set)
+    check_compiler(compiles)
+    with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
+        train_set, val_set = load_data(config.data)
+        check_size(config, len(train_set))
+    with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
+        model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
     loss_function(config.loss)
     return {
@@ -36,14 +41,35 @@ def check(config: StudyConfig, *, on_this_machine: bool = True) -> dict[str, Any
     }
 
 
-def check_trial(config: TrialConfig) -> None:
-    """The same for a single run in this process."""
+@contextlib.contextmanager
+def _in_the_users_words(what: str) -> Iterator[None]:
+    """Whatever the user's target raises, as one ValueError that says where."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{what} raised {type(error).__name__}: {error} (in {frame.filename}, line {frame.lineno}); "
+            "check the values, or debug it with batchscout trial"
+        ) from error
+
+
+def check_trial(study: StudyConfig, config: TrialConfig) -> None:
+    """The same for a single run in this process; what the user's own code raises stays as it is, for their debugger."""
+    from trainers.data import load_data
+    from trainers.models import build_model
+
     check_compiler(config.compile)
     if config.world_size != 1:
         raise ValueError(
             f"batchscout trial runs one rank in this process, and world_size is {config.world_size}; "
             "add --set world_size=1, or use batchscout run"
         )
+    train_set, _ = load_data(config.data)
+    check_size(study, len(train_set))
+    build_model(config.model, train_set)
 
 
 def check_compiler(compiles: bool) -> None:
@@ -67,6 +93,9 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
     frontier = config.stage_named("frontier")
     if frontier:
         effective = frontier.smallest * config.world_size
+    equivalence = config.stage_named("equivalence")
+    if equivalence and equivalence.effective_batch_size:
+        effective = max(effective, equivalence.effective_batch_size)
     if num_train_samples < effective:
         raise ValueError(
             f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "

@@ -98,8 +98,8 @@ class Progress:
 
 
 def best_so_far(trials: list[Trial]) -> Trial | None:
-    """The lowest val loss where there is one, else the most tokens/s."""
-    with_loss = [trial for trial in trials if trial.metrics.get("val_loss") is not None]
+    """The lowest val loss of the full runs, else the most tokens/s."""
+    with_loss = [t for t in trials if t.config.evaluations and t.metrics.get("val_loss") is not None]
     if with_loss:
         return min(with_loss, key=lambda trial: trial.metrics["val_loss"])
     with_rate = [trial for trial in trials if trial.metrics.get("tokens_per_second") is not None]

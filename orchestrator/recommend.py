@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis import LOSS_TIE
 from orchestrator.config import StudyConfig
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text
@@ -78,8 +79,8 @@ def _against_baseline(study: Study, winner: Trial) -> str:
         ours.micro_batch_size, ours.gradient_accumulation_steps,
     ):  # fmt: skip
         return (
-            f"no larger batch beat the baseline's val loss of {baseline.metrics['val_loss']:.3f} at equal samples, "
-            "so the batch is not your bottleneck"
+            f"no larger batch beat the baseline (val loss {baseline.metrics['val_loss']:.3f}) by more than a tie's width, "
+            f"{LOSS_TIE:.1%}, so the batch is not your bottleneck"
         )
     speed = _ratio(winner, baseline, "tokens_per_second")
     return f"val loss {loss:.3f} against the baseline's {baseline.metrics['val_loss']:.3f} at equal samples{speed}"

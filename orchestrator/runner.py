@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from orchestrator import preflight
-from orchestrator.config import StageConfig, StudyConfig, read_yaml
+from orchestrator.config import StageConfig, StudyConfig, read_yaml, uses_compile
 from orchestrator.director import Director, NoLaneLeft
-from orchestrator.journal import Journal, read_records
+from orchestrator.journal import Journal
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
@@ -43,16 +43,15 @@ class Ending:
 
 def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *, quiet: bool = False) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
-    open_run_directory(config, run_dir)
-    with Journal(run_dir / "journal.jsonl", config.name) as journal, _sigterm_is_ctrl_c():
+    with open_run_directory(config, run_dir) as journal, _sigterm_is_ctrl_c():
         if is_over(config, journal.study):
             return finish(config, run_dir, journal.study)
-        facts = preflight.check(config, on_this_machine=address is None)
-        if not journal.study.trials:  # until then the study file may have been mended
-            journal.append("facts", facts=facts)
-        token = uuid.uuid4().hex[:8]
-        journal.append("run", token=token)
         try:
+            facts = preflight.check(config, compiles=address is None and uses_compile(config))
+            if not journal.study.trials:  # until then the study file may have been mended
+                journal.append("facts", facts=facts)
+            token = uuid.uuid4().hex[:8]
+            journal.append("run", token=token)
             with Progress(config, journal.study, quiet) as progress:
                 _run_stages(config, run_dir, journal, address, token, progress)
         except NoLaneLeft as error:
@@ -69,30 +68,41 @@ def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *,
         return finish(config, run_dir, journal.study)
 
 
-def open_run_directory(config: StudyConfig, run_dir: Path) -> None:
-    """Create it, or see that it holds this very study. Raises ValueError with the difference where it does not."""
+def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
+    """The journal of this very study, locked, and study.yaml beside it. Raises ValueError, with the difference, where the
+    directory holds another study, something else, or a running driver."""
     path = run_dir / "study.yaml"
-    now = config.model_dump(mode="json")
-    if path.exists():
-        before = read_yaml(path)
-        if before != now and _has_begun(run_dir):
-            raise ValueError(
-                f"{run_dir} holds another study:\n{_difference(before, now)}\n"
-                "choose another --dir, or take the change back to go on with that study"
-            )
-        if before == now:
-            return
-    elif run_dir.is_file():
+    if run_dir.is_file():
         raise ValueError(f"{run_dir} is a file; choose another --dir")
-    elif run_dir.exists() and any(entry.suffix != PARTIAL for entry in run_dir.iterdir()):
+    if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
         raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
+    try:
+        _write_study(config, path, has_begun=bool(journal.study.trials))
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _is_ours(entry: Path) -> bool:
+    """What a driver that died before it wrote study.yaml has left."""
+    return entry.suffix == PARTIAL or entry.name == "journal.jsonl"
+
+
+def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
+    """Until the first trial is proposed the study file may still be mended."""
+    before, now = read_yaml(path) if path.exists() else None, config.model_dump(mode="json")
+    if before == now:
+        return
+    if before is not None and has_begun:
+        raise ValueError(
+            f"{path.parent} holds another study:\n{_difference(before, now)}\n"
+            "choose another --dir, or take the change back to go on with that study"
+        )
     with written_whole(path) as file:
         file.write(yaml.safe_dump(now, sort_keys=False).encode())
-
-
-def _has_begun(run_dir: Path) -> bool:
-    """Whether any trial was proposed: until then the study file may still be mended."""
-    return any(record["kind"] == "trial" for record in read_records(run_dir / "journal.jsonl")[0])
 
 
 def _difference(before: Any, now: Any) -> str:
@@ -220,16 +230,15 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     if failed is not None:
         bad_input = failed.values.get("bad_input", False)
         return Ending(2 if bad_input else 1, f"{failed.stage}: {failed.reason}")
-    if recommendation is None:
-        done = [f"{found.stage}: {found.reason}" for found in study.conclusions.values()]
-        wants_one = any(stage.type in ("train", "learning_rate", "grid") for stage in config.stages)
-        return Ending(1 if wants_one else 0, "\n".join(done) or "the study has no result yet")
+    done = "\n".join(f"{found.stage}: {found.reason}" for found in study.conclusions.values())
+    result = recommendation["verdict"] if recommendation else done or "the study has no result yet"
     broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
     if broken:
         where = f"{run_dir}/trials/{broken[0].id}"
         what = f"{len(broken)} trial(s) failed; {broken[0].id}: {broken[0].reason} (see {where})"
-        return Ending(1, f"{recommendation['verdict']}\n{what}")
-    return Ending(0, recommendation["verdict"])
+        return Ending(1, f"{result}\n{what}")
+    wants_one = any(stage.type in ("train", "learning_rate", "grid") for stage in config.stages)
+    return Ending(1 if wants_one and recommendation is None else 0, result)
 
 
 def write_results(config: StudyConfig, run_dir: Path, study: Study) -> dict[str, Any] | None:
@@ -269,12 +278,19 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
-    from orchestrator.cluster import absolute_paths, protect_local_cluster, runtime_env
+    from orchestrator.cluster import absolute_paths, protect_local_cluster, refuse_silent_address, runtime_env
 
     environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
     options = {"log_to_driver": False, "logging_level": logging.ERROR, **options}
     if address is not None:
-        ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+        refuse_silent_address(address)
+        try:
+            ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+        except ConnectionError as error:
+            raise ValueError(
+                f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
+                "with --address auto, check the address, or leave --address out to use this machine alone"
+            ) from error
         return
     protect_local_cluster()
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away from itself
@@ -286,13 +302,16 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
 @contextlib.contextmanager
 def _environment(changes: dict[str, str]) -> Iterator[None]:
     """The environment that processes started meanwhile inherit."""
-    before = dict(os.environ)
+    before = {key: os.environ.get(key) for key in changes}
     os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
 
 
 def worker_environment() -> dict[str, str]:
@@ -316,8 +335,9 @@ def lane_shape(config: StudyConfig) -> Any:
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     world_size, placement = config.world_size, config.placement
     lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
-    cpus_per_rank = placement.cpus_per_rank or (1 if num_gpus else max(1, num_cpus // (lanes * world_size)))
     ranks = lanes * world_size
+    cpus_of_nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    cpus_per_rank = placement.cpus_per_rank or (1 if num_gpus else largest_share(cpus_of_nodes, ranks))
     for what, need, have in (("GPUs", ranks if num_gpus else 0, num_gpus), ("CPUs", ranks * cpus_per_rank, num_cpus)):
         if need > have:
             raise ValueError(
@@ -325,6 +345,12 @@ def lane_shape(config: StudyConfig) -> Any:
                 "lower world_size or placement.lanes, or add nodes"
             )
     return LaneShape(lanes, world_size, cpus_per_rank, use_gpu=num_gpus > 0)
+
+
+def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:
+    """The most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too few."""
+    shares = range(max(cpus_of_nodes, default=1), 0, -1)
+    return next((share for share in shares if sum(cpus // share for cpus in cpus_of_nodes) >= num_ranks), 1)
 
 
 @contextlib.contextmanager

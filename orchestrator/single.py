@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_trial(study: StudyConfig, run_dir: Path) -> int:
     """Train, printing every report; a second call with the same configuration goes on from its checkpoint."""
     config = base_trial(study, int(study.memory_limit) if study.memory_limit else None)
-    preflight.check_trial(config)
+    preflight.check_trial(study, config)
     from trainers.loop import train
 
     digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]

@@ -13,6 +13,8 @@ from orchestrator.messages import Assignment, Message
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
+# A lane whose processes end this often without taking a trial will not come up.
+MAX_STARTS = 3
 
 
 class _Line:
@@ -38,12 +40,14 @@ class Switchboard:
 
     def __init__(self, num_lanes: int) -> None:
         self._num_lanes = num_lanes
-        self._last_loss = ""
+        self._lost: dict[str, str] = {}
+        self._deaths_since_take: dict[str, int] = {}
         self._queue: deque[Assignment] = deque()
         self._lines: dict[str, _Line] = {}
         self._in_flight: dict[str, Assignment] = {}
         self._turns: dict[tuple[str, int], Assignment | None] = {}
         self._groups: dict[str, str] = {}
+        self._replaced: set[str] = set()
         self._causes: dict[str, str] = {}
         self._changed = asyncio.Condition()
         self._closing = False
@@ -55,7 +59,10 @@ class Switchboard:
         left_over = self._in_flight.get(lane)
         if left_over is not None:
             self._after_lane_death(lane, left_over)
+        self._deaths_since_take[lane] = 0
         async with self._changed:
+            if self._groups.get(lane, group) != group:
+                self._replaced.add(self._groups[lane])
             self._groups[lane] = group
             self._changed.notify_all()
             # A group that died while it waited here must not take what its successor is to have.
@@ -63,16 +70,21 @@ class Switchboard:
             assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
             if assignment is not None:
                 self._in_flight[lane] = assignment
-            self._turns = {key: kept for key, kept in self._turns.items() if key[0] != group}
+            self._turns = {key: kept for key, kept in self._turns.items() if key[0] not in (group, *self._replaced)}
             self._turns[(group, turn)] = assignment
             self._changed.notify_all()
         return assignment
 
     async def follow(self, group: str, turn: int) -> Assignment | None:
-        """The other ranks: what rank 0 of their group took in this turn."""
+        """The other ranks: what rank 0 of their group took in this turn; None to a group that has a successor."""
         async with self._changed:
-            await self._changed.wait_for(lambda: (group, turn) in self._turns)
-            return self._turns[(group, turn)]
+            await self._changed.wait_for(lambda: (group, turn) in self._turns or group in self._replaced)
+            return self._turns.get((group, turn))
+
+    async def until_freed(self, lane: str, key: str) -> None:
+        """The other ranks, where their processes are to end: rank 0 has said its last word on that assignment."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: getattr(self._in_flight.get(lane), "key", None) != key)
 
     async def say(self, key: str, message: Message) -> str:
         """Deliver a message; answers "stop" where the trial is no longer wanted."""
@@ -103,8 +115,7 @@ class Switchboard:
 
     async def lane_lost(self, lane: str, cause: str) -> None:
         """The lane's Train run is over before its time and will not come back."""
-        self._num_lanes -= 1
-        self._last_loss = cause
+        self._lost[lane] = cause
         if lane in self._in_flight:
             async with self._changed:
                 self._after_lane_death(lane, self._in_flight[lane])
@@ -113,16 +124,20 @@ class Switchboard:
             self._end_without_lanes(line)
 
     def _end_without_lanes(self, line: _Line) -> None:
-        if self._num_lanes == 0:
-            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {self._last_loss}"))
+        if len(self._lost) == self._num_lanes:
+            last = list(self._lost.values())[-1]
+            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
 
     async def cause_of_death(self, lane: str, cause: str) -> None:
+        """A group of the lane died; one that never gets as far as taking a trial is given up."""
         self._causes[lane] = cause
+        deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
+        if deaths >= MAX_STARTS and lane not in self._lost:
+            await self.lane_lost(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
 
-    async def until_closed(self) -> None:
-        """Returns when the study is over; fails when its driver is gone, as the Switchboard is then too."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._closing)
+    async def is_closed(self) -> bool:
+        """Whether the study is over. Fails when its driver is gone, as the Switchboard is then too."""
+        return self._closing
 
     # For the driver's side
 

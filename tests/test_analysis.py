@@ -81,6 +81,8 @@ def test_losses_within_three_thousandths_are_a_tie() -> None:
     assert tied(3.0, 3.008)
     assert not tied(3.0, 3.01)
     assert tied(0.0, 0.0)
+    assert tied(math.inf, math.inf)
+    assert not tied(math.inf, 10.0)
 
 
 def test_a_tie_is_settled_by_the_smaller_effective_batch_and_a_protected_one_first() -> None:
@@ -99,9 +101,9 @@ def curve(*points: tuple[float, float]) -> tuple[dict[str, float], ...]:
 
 def test_time_to_target_is_the_first_evaluation_at_or_below_it() -> None:
     one = trial("a", 3.0, history=curve((10, 4.0), (20, 3.2), (30, 3.3), (40, 3.0)))
-    assert seconds_to(one, 3.2) == 20
-    assert seconds_to(one, 3.1) == 40
-    assert seconds_to(one, 2.0) == math.inf
+    assert seconds_to([one], 3.2) == 20
+    assert seconds_to([one], 3.1) == 40
+    assert seconds_to([one], 2.0) == math.inf
 
 
 def test_time_to_target_ranks_by_time_and_gpu_hours_by_time_times_ranks() -> None:
@@ -112,6 +114,24 @@ def test_time_to_target_ranks_by_time_and_gpu_hours_by_time_times_ranks() -> Non
     assert [(one.name, one.score) for one in by_time] == [("fast", 3600), ("slow", 7200), ("never", math.inf)]
     by_hours = standings([slow, fast, never], "gpu_hours", 3.2)
     assert [(one.name, one.score) for one in by_hours] == [("slow", 2.0), ("fast", 4.0), ("never", math.inf)]
+
+
+def test_the_target_is_reached_by_the_mean_over_the_seeds() -> None:
+    seeds = [
+        trial("a-s0", 2.9, history=curve((10, 3.4), (20, 2.9))),
+        trial("a-s1", 3.1, history=curve((12, 3.2), (22, 3.1))),
+    ]
+    assert seconds_to(seeds, 3.0) == 21
+    assert seconds_to(seeds, 3.3) == 11
+
+
+def test_who_never_reaches_the_target_does_not_tie_with_who_does() -> None:
+    trials = [
+        trial("never", 3.5, history=curve((10, 3.5)), micro_batch_size=1),
+        trial("fast", 3.0, history=curve((10, 3.0)), micro_batch_size=32),
+        trial("baseline", 3.0, history=curve((40, 3.0)), micro_batch_size=4, protected=True),
+    ]
+    assert settle(standings(trials, "time_to_target", 3.0)).name == "fast"
 
 
 def test_where_nobody_reaches_the_target_a_winner_is_still_settled() -> None:

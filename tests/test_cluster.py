@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -117,6 +118,18 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
     cluster.refuse_hidden_packages()
     monkeypatch.chdir(CLONE)
     cluster.refuse_hidden_packages()
+
+
+def test_an_address_at_which_nothing_listens_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"nothing answers at --address {address} .*; check the address and port"):
+            cluster.refuse_silent_address(address)
+        taken.listen()
+        cluster.refuse_silent_address(address)
+    for left_to_ray in ("auto", "ray://head:10001"):
+        cluster.refuse_silent_address(left_to_ray)
 
 
 def test_data_paths_are_the_existing_absolute_ones(here):

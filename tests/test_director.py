@@ -386,6 +386,34 @@ def test_a_resumed_healthy_run_is_not_taken_for_a_diverging_one(tmp_path: Path) 
     assert [trial.reason for trial in study.of_stage("train") if trial.state is not TrialState.COMPLETE] == []
 
 
+def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: Path) -> None:
+    """The losses of the checkpoint that it went on from are higher than those heard since."""
+    config = study_of(stages=[{"type": "train", "pruner": {"type": "none"}}], sample_budget=512)
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append("run", token="first")
+        director = director_of(config, journal, "train")
+        trial = director.next_trial()
+        assert trial is not None
+        director.on_started(trial.id)
+        batch = trial.config.effective_batch_size
+        draw = random.Random(1)
+        losses = tuple(5 - 0.01 * step + draw.uniform(-0.01, 0.01) for step in range(100))
+        director.on_message(trial.id, Message({"samples_seen": 100.0 * batch}, step_losses=losses))
+        again = Message({"samples_seen": 10.0 * batch}, step_losses=losses[5:10])
+        assert director.on_message(trial.id, again).action == "go on"
+        spike = Message({"samples_seen": 40.0 * batch}, step_losses=(*losses[10:35], *[9.0] * 5))
+        assert director.on_message(trial.id, spike).reason.startswith("diverged: ")
+
+
+def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_result(tmp_path: Path) -> None:
+    config = study_of(stages=[{"type": "learning_rate"}], sample_budget=16)
+    known = {"frontier": {"micro_batch_size": 32}}
+    study = play_stage(tmp_path / "journal.jsonl", config, "learning_rate", curves, **known)
+    found = study.conclusions["learning_rate"]
+    assert not found.ok
+    assert found.reason == "the effective batch (32) is larger than sample_budget (16); raise sample_budget"
+
+
 # Any study at all
 
 

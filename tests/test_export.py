@@ -46,17 +46,18 @@ def hf_arguments(text: str) -> dict[str, Any]:
     taken = dict(inspect.signature(TrainingArguments).parameters)
     given: dict[str, Any] = {}
 
-    def stand_in(**kwargs: Any) -> Any:
+    def stand_in(**kwargs: Any) -> None:
         given.update(kwargs)
         unknown = kwargs.keys() - taken.keys()
         assert not unknown
         deprecated = {"gradient_checkpointing", "warmup_ratio"} & kwargs.keys()
         assert not deprecated
-        return TrainingArguments(**kwargs, use_cpu=True) if importlib.util.find_spec("accelerate") else None
 
     module = ModuleType("transformers")
     module.__dict__["TrainingArguments"] = stand_in
     run(text, {"transformers": module})
+    if importlib.util.find_spec("accelerate"):
+        TrainingArguments(**given, use_cpu=True)
     return given
 
 

@@ -129,6 +129,52 @@ def test_the_last_word_of_a_paused_trial_is_not_taken_for_that_of_its_continuati
     play(scene())
 
 
+def test_the_other_ranks_of_a_dead_group_are_not_left_waiting() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        idle = asyncio.create_task(board.take("lane", "first group", 1))
+        following = asyncio.create_task(board.follow("first group", 1))
+        early = asyncio.create_task(board.follow("second group", 1))
+        await asyncio.sleep(0)
+        successor = asyncio.create_task(board.take("lane", "second group", 1))
+        assert await following is None
+        assert await idle is None
+        await board.assign(assignment())
+        assert await successor == await early == assignment()
+
+    play(scene())
+
+
+def test_the_other_ranks_end_only_when_rank_0_has_said_its_last_word() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        ending = asyncio.create_task(board.until_freed("lane", "a"))
+        await board.say("a", Message(outcome="complete"))
+        assert not ending.done()
+        await board.freed("lane")
+        await ending
+
+    play(scene())
+
+
+def test_a_lane_that_never_comes_up_is_given_up_with_its_reason() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        for _ in range(2):
+            await board.cause_of_death("lane", "rank 0: no shared memory")
+        await board.take("lane", "group", 1)  # it came up after all: the count begins anew
+        for _ in range(3):
+            await board.cause_of_death("lane", "rank 0: no shared memory")
+        last = await board.next_message("a")
+        assert last.outcome == "no_lane"
+        assert last.reason.endswith("its processes ended 3 times before they took a trial: rank 0: no shared memory")
+
+    play(scene())
+
+
 def test_without_lanes_trials_end_at_once_with_what_the_last_lane_said() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
@@ -147,10 +193,11 @@ def test_closing_sends_idle_ranks_home() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
         idle = asyncio.create_task(board.take("lane", "group", 1))
-        watchdog = asyncio.create_task(board.until_closed())
+        await asyncio.sleep(0)
+        assert not await board.is_closed()
         await board.close()
         assert await idle is None
-        await watchdog
+        assert await board.is_closed()
 
     play(scene())
 

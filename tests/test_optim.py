@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -39,9 +41,10 @@ def test_warmup_stable_decay_is_flat_and_then_falls_linearly_to_one_steps_share(
     assert at[BUDGET] == pytest.approx(PEAK / 9)
 
 
-def test_cosine_falls_from_the_end_of_warm_up_to_zero():
-    at = [rate(s, type="cosine", warmup=24) for s in (24, 524, 1024)]
-    assert at == pytest.approx([PEAK, PEAK / 2, 0.0])
+def test_cosine_falls_from_the_end_of_warm_up_to_zero_one_step_past_the_budget():
+    at = [rate(s, type="cosine", warmup=24, micro_batch_size=8) for s in (24, 528, 1024, 1032)]
+    assert at == pytest.approx([PEAK, PEAK / 2, at[2], 0.0])
+    assert 0 < at[2] < PEAK / 1000, "the last step still moves"
 
 
 def test_constant_stays():
@@ -51,11 +54,12 @@ def test_constant_stays():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("micro_batch_size", [1, 16, 128])
 def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro_batch_size):
-    """Exactly until the anneal of warmup_stable_decay; in it, to a step's share of it."""
+    """Exactly where the rate is constant or warms up; while it falls, to a step's share of the fall."""
     for samples in range(128, BUDGET + 1, 128):
         here, there = (rate(samples, type=shape, warmup=256, micro_batch_size=m) for m in (micro_batch_size, 8))
-        annealing = shape == "warmup_stable_decay" and samples > 0.8 * BUDGET
-        tolerance = PEAK * max(micro_batch_size, 8) / (0.2 * BUDGET) if annealing else 0.0
+        falls_from = {"warmup_stable_decay": 0.8 * BUDGET, "cosine": 256, "constant": BUDGET}[shape]
+        share = max(micro_batch_size, 8) / (BUDGET - falls_from) if samples > falls_from else 0.0
+        tolerance = PEAK * share * math.pi / 2
         assert abs(here - there) <= tolerance
 
 

@@ -79,6 +79,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "gtp"}}, r"model.target 'gtp' is not built in; use gpt, hf or an import path"),
     ({"model": {"target": "mine:Model", "kwargs": {"wdith": 4}}}, r"model.kwargs do not fit: .*'wdith'; it takes: width"),
     ({"model": {"target": "mine:not_a_module"}}, r"returned a str, not an nn.Module; return the module itself"),
+    ({"model": {"target": "mine:Model", "kwargs": {"width": "wide"}}},
+     r"model.target 'mine:Model' with model.kwargs {'width': 'wide'} raised TypeError: .* line \d+\); check the values"),
+    ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
+     r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"loss": "mine"}, r"'mine' is not an import path; write it as package.module:callable"),
@@ -174,8 +178,10 @@ def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, caps
 
 def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, loss="mine:losss")[0] == 2
+    before = files(home / "runs")
     with Journal(home / "runs/mine/journal.jsonl", "mine"):
-        code, message = run(capsys, loss="mine:losss")
+        code, message = run(capsys, loss="mine:losses")
+    assert files(home / "runs") == before, "another process's study.yaml is not touched"
     assert code == 2
     assert message.startswith("batchscout: another process is running the study in")
 
@@ -184,7 +190,7 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
     from orchestrator.config import load_study
 
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 2}))
-    facts = preflight.check(load_study(Path("study.yaml"), []))
+    facts = preflight.check(load_study(Path("study.yaml"), []), compiles=True)
     assert facts["num_train_samples"] > 4 * facts["num_val_samples"] * 0.8
     assert facts["num_parameters"] > 256 * 8
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

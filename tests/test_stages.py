@@ -130,6 +130,15 @@ def test_where_only_the_headroom_does_not_fit_the_least_that_was_measured_is_nam
     assert "the least measured was 99 MiB, and headroom (5%) must stay free" in known.conclude().reason
 
 
+def test_the_baseline_is_in_the_mode_that_the_study_file_names_first_however_slow() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none", "full"]})
+    probe_result(known, "none", 1, 100.0, 10.0)
+    probe_result(known, "full", 1, 200.0, 10.0)
+    found = known.conclude()
+    assert found.values["baseline_mode"]["activation_checkpointing"] == "none"
+    assert found.values["activation_checkpointing"] == "full"
+
+
 def test_a_probe_that_failed_is_not_called_out_of_memory() -> None:
     known = Known({"type": "frontier", "activation_checkpointing": ["none"]})
     known.end("frontier-none-m1", "failed", "failed: ArithmeticError: oh")
@@ -263,6 +272,23 @@ def test_low_precision_is_held_against_a_reordered_copy() -> None:
 
 def test_a_given_tolerance_holds() -> None:
     assert equivalence_of(7e-6, stage={"tolerance": 1e-6}).conclude().ok is False
+
+
+def test_splits_that_do_not_divide_are_skipped_and_listed_with_both_numbers() -> None:
+    known = Known({"type": "equivalence", "effective_batch_size": 12}).concluded(frontier=FRONTIER)
+    assert known.ids() == ["equivalence-m4k3"], "8 does not divide 12"
+    known.end("equivalence-m4k3")
+    known.end("equivalence-m2k6", rho=1e-6)
+    found = known.conclude()
+    assert found.ok
+    (note,) = found.notes
+    assert note.startswith(
+        "skipped: effective_batch_size (12) is not a multiple of micro_batch_size x world_size (8 x 1"
+    )
+    known = Known({"type": "equivalence", "effective_batch_size": 9}).concluded(frontier=FRONTIER)
+    assert known.ids() == []
+    assert known.conclude().ok
+    assert len(known.conclude().notes) == 3
 
 
 def test_a_split_that_did_not_finish_fails_the_stage_with_its_reason() -> None:

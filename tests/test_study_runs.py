@@ -150,12 +150,23 @@ def test_a_model_whose_batch_cannot_be_split_fails_the_study_with_the_number(tmp
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
 
 
-def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(tmp_path: Path, world_size: int) -> None:
     stages = grid(learning_rate=[1e-3, 2e-3])
-    _, warm = run(tmp_path / "warm", stages=stages)
-    _, fresh = run(tmp_path / "fresh", stages=stages, isolation="trial")
+    _, warm = run(tmp_path / "warm", stages=stages, world_size=world_size)
+    _, fresh = run(tmp_path / "fresh", stages=stages, world_size=world_size, isolation="trial")
     for trial in warm.trials.values():
+        assert fresh.trials[trial.id].state is TrialState.COMPLETE, fresh.trials[trial.id].reason
         assert fresh.trials[trial.id].metrics["val_loss"] == trial.metrics["val_loss"]
+
+
+def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tmp_path: Path) -> None:
+    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "compile": [False], "largest": 1}
+    ending, study = run(tmp_path / "run", model={"target": "tests.studies:BatchNormModel"}, stages=[modes])
+    assert study.conclusions["frontier"].ok
+    assert ending.exit_code == 1
+    assert "1 trial(s) failed" in ending.message
+    assert "needs repeated blocks" in ending.message
 
 
 def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> None:

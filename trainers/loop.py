@@ -53,9 +53,9 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
     device = pick_device()
     compile_seconds = warm_up(config, device)
     with memory.held_to(config.memory_limit_bytes, device):
-        run = Run(config, device)
+        run = Run(config, device, compile_seconds)
         unheard = run.resume(directory)
-        reporter = Reporter(run, report, directory, token, compile_seconds)
+        reporter = Reporter(run, report, directory, token)
         if unheard and reporter.again(unheard) == "stop":
             return "stop"
         while ahead := milestones(config, run.samples_seen):
@@ -67,8 +67,9 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
                     return "stop"
             if run.samples_seen < config.sample_budget and reporter.milestone() == "stop":
                 return "stop"
-        reporter.end()
-        return "go on"
+        last = reporter.last_metrics()
+    reporter.end(last)  # outside of the limit: copies of the weights are no part of training
+    return "go on"
 
 
 def milestones(config: TrialConfig, samples_seen: int) -> list[int]:
@@ -90,9 +91,8 @@ def pick_device() -> torch.device:
 class Reporter:
     """Reads the run once per interval, saves it, tells rank 0's listener, and brings all ranks to one verdict."""
 
-    def __init__(self, run: Run, report: ReportFunction, directory: Path, token: str, compile_seconds: float) -> None:
+    def __init__(self, run: Run, report: ReportFunction, directory: Path, token: str) -> None:
         self._run, self._report, self._directory, self._token = run, report, directory, token
-        self._compile_seconds = compile_seconds
         self._step_losses: list[float] = []
         self._reported_rungs_to = run.samples_seen
         self._last_report = self._last_checkpoint = time.monotonic()
@@ -120,9 +120,12 @@ class Reporter:
         """Repeat the report that came with the checkpoint: it may have been lost with the process that made it."""
         return self._ask(unheard["metrics"], tuple(unheard["rungs"]))
 
-    def end(self) -> None:
+    def last_metrics(self) -> dict[str, float]:
         self._step_losses += self._run.read()
-        metrics = self._run.metrics() | self._evaluation() | self._weights()
+        return self._run.metrics() | self._evaluation()
+
+    def end(self, metrics: dict[str, float]) -> None:
+        metrics = metrics | self._weights()
         if self._run.config.evaluations:  # a short measurement is cheaper to repeat than to save
             self._save(None)
         self._tell("end", metrics)
@@ -139,7 +142,6 @@ class Reporter:
         if not self._is_main:
             return "go on"
         losses, self._step_losses = tuple(self._step_losses), []
-        metrics = metrics | {"compile_seconds": self._compile_seconds}
         answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, losses))
         self._last_report = time.monotonic()
         return "stop" if answer == "stop" else "go on"

@@ -36,7 +36,10 @@ def _warmup(config: TrialConfig, samples_seen: int) -> float:
 def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
     budget, schedule = config.sample_budget, config.schedule
     if schedule.type == "cosine":
-        progress = (samples_seen - config.warmup_samples) / max(1, budget - config.warmup_samples)
+        # As below: spread over one step more than the budget, or the last step would not move.
+        progress = (samples_seen - config.warmup_samples) / (
+            budget + config.effective_batch_size - config.warmup_samples
+        )
         return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
     if schedule.type == "warmup_stable_decay" and schedule.decay > 0:
         # The step that reaches the budget still moves: the anneal ends one step's share above zero.

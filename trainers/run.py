@@ -28,7 +28,8 @@ from trainers.optim import build_optimizer, learning_rate_at
 class Run:
     """A model, its optimizer and its place in the data. `step()` moves them; nothing reads the device until `read()`."""
 
-    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+    def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float = 0.0) -> None:
+        """compile_seconds: what was spent on compiling its code before."""
         self.config, self.device = config, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -53,9 +54,11 @@ class Run:
         self.num_steps = 0
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0
-        self._targets_per_step = self._gradient_norm = 0.0
+        self._gradient_norm = 0.0
+        self._targets_of_steps: list[float] = []
         self._loss: float | None = None
-        self._seconds_before = 0.0  # of the processes that this run was in before
+        # Of the processes that this run was in before, too.
+        self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.clock.start()
 
@@ -100,7 +103,8 @@ class Run:
         for loss_sum, num_targets, gradient_norm in steps:
             self._loss_sum += loss_sum
             self._num_targets += num_targets
-            self._targets_per_step, self._gradient_norm = num_targets, gradient_norm
+            self._targets_of_steps.append(num_targets)
+            self._gradient_norm = gradient_norm
         if not all(num_targets for _, num_targets, _ in steps):
             raise ValueError(
                 f"one of the steps up to {self.num_steps} had no targets: every label of its "
@@ -120,18 +124,25 @@ class Run:
             "learning_rate": learning_rate_at(self.config, self.samples_seen),
             "peak_memory_bytes": self.peak.peak_bytes(),
             "num_batch_norms": num_batch_norms(self.module),
-            "train_seconds": self._seconds_before + self.clock.total_seconds(),
+            "train_seconds": self._train_seconds(),
+            "compile_seconds": self._compile_seconds(),
             "device_memory_bytes": memory.device_bytes(self.device),
             **asdict(self.noise.estimate()),
             **self._rates(),
         }
         return {key: value for key, value in found.items() if value is not None}
 
+    def _train_seconds(self) -> float:
+        return self._train_seconds_before + self.clock.total_seconds()
+
+    def _compile_seconds(self) -> float:
+        return self._compile_seconds_before + self.clock.compile_seconds()
+
     def _rates(self) -> dict[str, float]:
         step_seconds = self.clock.median_step_seconds()
-        if step_seconds is None:
+        tokens_per_second = self.clock.median_rate(self._targets_of_steps)
+        if step_seconds is None or tokens_per_second is None:
             return {}
-        tokens_per_second = self._targets_per_step / step_seconds
         return {
             "step_seconds": step_seconds,
             "epoch_seconds": step_seconds * len(self.train_set) / self.config.effective_batch_size,
@@ -144,7 +155,8 @@ class Run:
         return {
             "report": report,
             "num_steps": self.num_steps,
-            "train_seconds": self._seconds_before + self.clock.total_seconds(),
+            "train_seconds": self._train_seconds(),
+            "compile_seconds": self._compile_seconds(),
             "effective_batch_size": self.config.effective_batch_size,
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -165,7 +177,8 @@ class Run:
                 "go on with the batch it was made with, or start in another directory"
             )
         self.num_steps = state["num_steps"]
-        self._seconds_before = state["train_seconds"]
+        self._train_seconds_before = state["train_seconds"]
+        self._compile_seconds_before += state["compile_seconds"]
         self.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

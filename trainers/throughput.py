@@ -58,13 +58,26 @@ class StepClock:
         self.start()
 
     def total_seconds(self) -> float:
-        """Of all steps; on CUDA without the first, which compiles (on a CPU that was done before)."""
-        return sum(self.step_seconds[1:] if self.device.type == "cuda" else self.step_seconds)
+        """Of all steps, compiling left out."""
+        return sum(self.step_seconds) - self.compile_seconds()
+
+    def compile_seconds(self) -> float:
+        """On CUDA the first step of the process compiles: what it took beyond the median of the others. On a CPU that
+        was done before the clock ran."""
+        first, others = self.step_seconds[:1], self.step_seconds[1:]
+        if self.device.type != "cuda" or not others:
+            return 0.0
+        return max(0.0, first[0] - statistics.median(others))
 
     def median_step_seconds(self) -> float | None:
-        """Over all steps but the first of the process; None until there is one to count."""
+        """Over all steps but the first few of the process; None until there is one to count."""
         counted = self.step_seconds[NUM_WARMUP_STEPS:]
         return statistics.median(counted) if counted else None
+
+    def median_rate(self, amounts: list[float]) -> float | None:
+        """The median of amount per second, over the same steps; `amounts` has one for every step."""
+        rates = [n / s for n, s in zip(amounts, self.step_seconds, strict=True)][NUM_WARMUP_STEPS:]
+        return statistics.median(rates) if rates else None
 
     @staticmethod
     def _mark() -> torch.cuda.Event:

@@ -17,7 +17,9 @@ LOW_PRECISION_FLOOR = 2e-2
 
 def propose(stage: Equivalence, setting: Setting, study: Study) -> list[Proposal]:
     """The reference split first; the others, and in low precision a reordered copy of the second, when it is done."""
-    splits = _splits(stage, setting, study)
+    splits, _ = _splits(stage, setting, study)
+    if not splits:
+        return []
     reference = _run(stage, setting, study, splits[0], save_weights=True)
     if not _complete(study, reference):
         return [reference]
@@ -30,8 +32,22 @@ def propose(stage: Equivalence, setting: Setting, study: Study) -> list[Proposal
     return [reference, *others, _control(others[0], setting)]
 
 
-def _splits(stage: Equivalence, setting: Setting, study: Study) -> list[int]:
-    """Micro-batch sizes; by default the chosen one and the two largest proper divisors of it."""
+def _splits(stage: Equivalence, setting: Setting, study: Study) -> tuple[list[int], tuple[str, ...]]:
+    """(micro-batch sizes that divide the effective batch, why others were skipped)."""
+    splits: list[int] = []
+    skipped: list[str] = []
+    effective = _effective(stage, setting, study)
+    for size in _wanted(stage, setting, study):
+        try:
+            derive_accumulation(effective, size, setting.study.world_size)
+            splits.append(size)
+        except ValueError as error:
+            skipped.append(f"skipped: {error}")
+    return splits, tuple(skipped)
+
+
+def _wanted(stage: Equivalence, setting: Setting, study: Study) -> list[int]:
+    """By default the chosen micro-batch and the two largest proper divisors of it."""
     if stage.micro_batch_sizes:
         return list(stage.micro_batch_sizes)
     chosen, _ = setting.chosen_batch(study)
@@ -39,9 +55,12 @@ def _splits(stage: Equivalence, setting: Setting, study: Study) -> list[int]:
     return [chosen, *divisors[:2]]
 
 
+def _effective(stage: Equivalence, setting: Setting, study: Study) -> int:
+    return stage.effective_batch_size or 2 * max(_wanted(stage, setting, study)) * setting.study.world_size
+
+
 def _run(stage: Equivalence, setting: Setting, study: Study, micro_batch_size: int, **changes: object) -> Proposal:
-    splits = _splits(stage, setting, study)
-    effective = stage.effective_batch_size or 2 * max(splits) * setting.study.world_size
+    effective = _effective(stage, setting, study)
     accumulation = derive_accumulation(effective, micro_batch_size, setting.study.world_size)
     config = setting.short_trial(study, micro_batch_size, accumulation, stage.steps, **changes)
     return Proposal(f"equivalence-m{micro_batch_size}k{accumulation}", "equivalence", config)
@@ -74,16 +93,17 @@ def conclude(stage: Equivalence, setting: Setting, study: Study) -> Conclusion:
         worst = unfinished[0]
         return Conclusion("equivalence", False, f"{worst.id} could not be compared: {worst.reason}")
     compared = [t for t in trials if "rho" in t.metrics and not t.config.reverse_micro_batches]
+    _, skipped = _splits(stage, setting, study)
     if not compared:
-        return Conclusion("equivalence", True, "one split only: micro-batch 1 has no smaller one to compare with")
+        return Conclusion("equivalence", True, "nothing to compare: there are no two splits of this batch", {}, skipped)
     tolerance = _tolerance(stage, trials)
     worst = max(compared, key=lambda trial: trial.metrics["rho"])
     rho = worst.metrics["rho"]
     values = {"tolerance": tolerance, "rho": {trial.id: trial.metrics["rho"] for trial in compared}}
     if rho <= tolerance:
         reason = f"{len(compared) + 1} splits of one effective batch end at the same weights: rho <= {rho:.1e} (tolerance {tolerance:.1e})"
-        return Conclusion("equivalence", True, reason, values)
-    return Conclusion("equivalence", False, _failure(worst, rho, tolerance), values)
+        return Conclusion("equivalence", True, reason, values, skipped)
+    return Conclusion("equivalence", False, _failure(worst, rho, tolerance), values, skipped)
 
 
 def _failure(worst: Trial, rho: float, tolerance: float) -> str:

@@ -97,7 +97,7 @@ def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
     chosen = fastest(fitting)
     by_size = sorted(fitting, key=lambda t: (t.config.micro_batch_size, _rate(t)), reverse=True)
     edges = tuple(_edge(stage, setting, study, mode) for mode in modes(stage, setting))
-    values = _values(chosen, by_size, limit)
+    values = _values(chosen, fitting, by_size, limit)
     return Conclusion("frontier", True, _sentence(chosen, by_size[0], limit), values, edges)
 
 
@@ -109,17 +109,18 @@ def _sentence(chosen: Trial, largest: Trial, limit: int | None) -> str:
     return f"{found}; the largest that fits, {_describe(largest)}, reaches {_rate(largest):,.0f}"
 
 
-def _values(chosen: Trial, by_size: list[Trial], limit: int | None) -> dict[str, Any]:
-    """What the later stages build on; `by_size`: all that fit, the largest micro-batch first."""
+def _values(chosen: Trial, fitting: list[Trial], by_size: list[Trial], limit: int | None) -> dict[str, Any]:
+    """What the later stages build on. fitting: in the order of the study file's modes; by_size: the largest first."""
     peak = _peak(chosen)
+    baseline = min(fitting, key=lambda trial: trial.config.micro_batch_size)
     return {
         **_of_mode_and_size(chosen),
         "tokens_per_second": _rate(chosen),
         "peak_memory_bytes": peak,
         "limit_bytes": limit,
         "margin_bytes": None if limit is None else limit - peak,
-        "baseline_micro_batch_size": by_size[-1].config.micro_batch_size,
-        "baseline_mode": _mode_values(_first_mode(by_size)),
+        "baseline_micro_batch_size": baseline.config.micro_batch_size,
+        "baseline_mode": _mode_values(baseline),
         "largest": _of_mode_and_size(by_size[0]),
         "second_largest": _second_largest(by_size),
         "fitting": sorted({t.config.micro_batch_size for t in by_size if _mode_of(t) == _mode_of(chosen)}),
@@ -143,21 +144,22 @@ def fastest(fitting: list[Trial]) -> Trial:
 
 
 def _nothing_fits(stage: Frontier, setting: Setting, probes: list[Trial], limit: int | None) -> Conclusion:
-    failed = [trial for trial in probes if trial.state is TrialState.FAILED]
-    if failed:
-        return Conclusion("frontier", False, f"no probe succeeded; {failed[0].id}: {failed[0].reason}")
+    broken = [trial for trial in probes if trial.state in (TrialState.FAILED, TrialState.PRUNED)]
+    if broken:
+        return Conclusion("frontier", False, f"no probe succeeded; {broken[0].id}: {broken[0].reason}")
     needed = min((_peak(t) for t in probes if t.state is TrialState.COMPLETE), default=None)
     above = (
         f"; the least measured was {bytes_text(needed)}, and headroom ({setting.study.headroom:.0%}) must stay free"
         if needed
         else ""
     )
+    where = f"memory_limit ({bytes_text(limit)})" if limit else "the device"
+    more = "raise memory_limit, make" if limit else "make"
     return Conclusion(
         "frontier",
         False,
-        f"not even micro-batch {stage.smallest} fits into memory_limit ({bytes_text(limit or 0)}) in any mode{above}; "
-        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage, "
-        "and run it with another --dir",
+        f"not even micro-batch {stage.smallest} fits into {where} in any mode{above}; {more} the model smaller, or add "
+        "activation_checkpointing modes to the frontier stage, and run it with another --dir",
         {"bad_input": True},
     )
 
@@ -179,11 +181,6 @@ def _edge(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> str:
     fails = min((t.config.micro_batch_size for t in trials if t.state is TrialState.OUT_OF_MEMORY), default=None)
     end = f"{fails} does not" if fails else f"{_largest(stage, setting, study)} is where the search ends"
     return f"{mode}: micro-batch {fits} fits, {end} ({len(trials)} probes)"
-
-
-def _first_mode(fitting: list[Trial]) -> Trial:
-    """The smallest micro-batch in the mode that the study file names first."""
-    return min(fitting, key=lambda trial: trial.config.micro_batch_size)
 
 
 def _mode_values(trial: Trial) -> dict[str, object]:

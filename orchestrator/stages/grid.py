@@ -48,6 +48,8 @@ def _point(
     total, budget = size * accumulation * setting.study.world_size, setting.study.sample_budget
     if total > budget:
         return [], f"effective_batch_size ({total}) is larger than sample_budget ({budget})"
+    if total > (num_samples := study.facts.get("num_train_samples", total)):
+        return [], f"effective_batch_size ({total}) is larger than the training data ({num_samples} samples)"
     changes: dict[str, Any] = {
         "activation_checkpointing": mode,
         "compile": compiled,

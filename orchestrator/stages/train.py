@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,14 +123,14 @@ def conclude(stage: Train, setting: Setting, study: Study) -> Conclusion:
 def settle(ranking: list[Standing]) -> Standing:
     """Among those tied with the best: the smallest effective batch, which needs the least of everything."""
     best = ranking[0]
-    equals = [one for one in ranking if one.score == best.score or tied(one.score, best.score)]
+    equals = [one for one in ranking if tied(one.score, best.score)]
     return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
 
 
 def _target(trials: list[Trial]) -> float | None:
-    """The loss that the baseline ends at."""
+    """The loss that the baseline ends at, its seeds' mean."""
     ends = [t.metrics["val_loss"] for t in trials if t.protected and t.state is TrialState.COMPLETE]
-    return sum(ends) / len(ends) if ends else None
+    return statistics.fmean(ends) if ends else None
 
 
 def _sentence(winner: Standing, ranking: list[Standing], trials: list[Trial]) -> str:
