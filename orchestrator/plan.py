@@ -42,7 +42,9 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
     if stage.type == "equivalence" and not stage.micro_batch_sizes and setting.study.stage_named("frontier"):
         return ["the chosen micro-batch against the two largest sizes that divide it, over one effective batch"]
     if stage.type == "learning_rate":
-        return [f"the winner's learning rate times {', '.join(f'{m:g}' for m in stage.multipliers)}"]
+        return [
+            f"the rule's learning rate for the winner's batch times {', '.join(f'{m:g}' for m in stage.multipliers)}"
+        ]
     if stage.type == "train" and setting.study.stage_named("frontier"):
         return [
             "baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"

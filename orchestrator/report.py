@@ -13,6 +13,7 @@ import yaml
 
 from orchestrator.config import StudyConfig
 from orchestrator.plots import Axis, Line, Mark, Series, element, number_text, plot
+from orchestrator.stages import learning_rate
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text, seconds_text
 from trainers.files import written_whole
@@ -413,7 +414,9 @@ def _history(trial: Trial, key: str) -> list[tuple[float, float]]:
 
 
 def _learning_rate_plots(study: Study, trials: list[Trial]) -> list[Element]:
+    """Every rate that was run at the winner's batch, those of the train stage among them."""
     winner = study.value("learning_rate", "winner")
+    trials = [*learning_rate.run_before(study), *trials]
     measured = sorted(
         (trial.config.learning_rate, loss, trial.id)
         for trial in trials

@@ -20,7 +20,7 @@ SAME_RATE = 0.01
 def propose(stage: LearningRate, setting: Setting, study: Study) -> list[Proposal]:
     """Every multiple of the centre that was not run before."""
     winner, centre = _winner(study), _centre(setting, study)
-    tried = {trial.config.learning_rate for trial in _before(study)}
+    tried = {trial.config.learning_rate for trial in run_before(study)}
     if winner is None:
         found = Candidate("", *setting.chosen_batch(study))
     else:
@@ -59,10 +59,10 @@ def _whose(study: Study) -> str:
 
 def _winner(study: Study) -> Trial | None:
     name = study.value("train", "winner") or study.value("grid", "winner")
-    return study.trials[name] if name else None
+    return study.trials.get(name) if name else None
 
 
-def _before(study: Study) -> list[Trial]:
+def run_before(study: Study) -> list[Trial]:
     """The winner's stage's trials of the winner's batch, at whatever learning rate."""
     winner = _winner(study)
     return [] if winner is None else [t for t in study.of_stage(winner.stage) if _batch(t) == _batch(winner)]
@@ -74,7 +74,7 @@ def _batch(trial: Trial) -> tuple[object, ...]:
 
 def conclude(stage: LearningRate, setting: Setting, study: Study) -> Conclusion:
     """The best learning rate, and whether the grid ends there; a tie goes to the one nearest to the rule's."""
-    trials = [*study.of_stage("learning_rate"), *_before(study)]
+    trials = [*study.of_stage("learning_rate"), *run_before(study)]
     ranking = standings(trials, "val_loss", None)
     if not ranking:
         reason = "undetermined: no learning rate finished its run; see the trials' reasons"
