@@ -49,9 +49,11 @@ def _in_the_users_words(what: str) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next(frame for frame in reversed(frames) if "site-packages" not in frame.filename)
+        said = next(iter(str(error).splitlines()), "")
         raise ValueError(
-            f"{what} raised {type(error).__name__}: {error} (in {frame.filename}, line {frame.lineno}); "
+            f"{what} raised {type(error).__name__}: {said} (in {frame.filename}, line {frame.lineno}); "
             "check the values, or debug it with batchscout trial"
         ) from error
 
