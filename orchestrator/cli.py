@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from orchestrator.config import StudyConfig
@@ -80,13 +82,21 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = _run_dir(arguments, study)
     ending = run_study(study, run_dir, arguments.address)
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
-    print(f"\n{ending.message}", file=stream)
+    print(f"\n{_wrapped(ending.message, stream)}", file=stream)
     if ending.exit_code in (0, 1):
         print(f"\n  report:         {run_dir}/report.html", file=stream)
         if (run_dir / "recommendation.json").exists():
             print(f"  recommendation: {run_dir}/recommendation.json", file=stream)
             print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + study.name} --to hf", file=stream)
     return ending.exit_code
+
+
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Broken between words on a terminal; as it is in a log."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
 
 
 def trial(arguments: argparse.Namespace) -> int:
@@ -102,13 +112,14 @@ def trial(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
+    from orchestrator.journal import is_locked
     from orchestrator.status import print_status, status_values
 
     config, study = _open(arguments.run_dir)
     if arguments.json:
         print(json.dumps(status_values(config, study), indent=2))
     else:
-        print_status(config, study)
+        print_status(config, study, is_driven=is_locked(arguments.run_dir / "journal.jsonl"))
     return 0
 
 
@@ -117,9 +128,9 @@ def report(arguments: argparse.Namespace) -> int:
     from orchestrator.runner import write_results
 
     config, study = _open(arguments.run_dir)
-    recommendation = write_results(config, arguments.run_dir, study)
+    write_results(config, arguments.run_dir, study)
     print(arguments.run_dir / "report.html")
-    return 0 if recommendation else 1
+    return 0
 
 
 def export(arguments: argparse.Namespace) -> int:

@@ -60,6 +60,18 @@ class Journal:
         self.close()
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process is writing it now."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def replay(path: Path, name: str) -> Study:
     """The study as the journal tells it, for readers; a last line that is still being written is left out."""
     study = Study(name)

@@ -17,18 +17,23 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Stages, the trials that are known now, what is skipped and why, and the memory predicted for the frontier."""
     console = Console(highlight=False)
     setting, study = Setting(config, f"runs/{config.name}"), Study(config.name)
+    full_runs, frontier_stage = _full_runs(config), config.stage_named("frontier")
+    memory, estimate = None, None
+    if predict_memory:  # first: what is wrong with model or data is said before anything else
+        with console.status("predicting memory and time"):
+            memory = _memory_table(frontier_stage, setting, study) if frontier_stage else None
+            estimate = _estimate(config, full_runs) if full_runs else None
     console.print(Text(f"{config.name}: {len(config.stages)} stages", style="bold"))
     for stage in config.stages:
         console.print(Text(f"\n{stage.type}: {type(stage).__doc__}", style="bold"))
         for line in _lines(stage, setting, study):
             console.print(Text(f"  {line}"))
-    stage = config.stage_named("frontier")
-    if predict_memory and isinstance(stage, Frontier):
-        _print_memory(console, stage, setting, study)
-    full_runs = _full_runs(config)
+    if memory:
+        console.print(Text("\npredicted peak memory (eager; compiled code differs)", style="bold"))
+        console.print(memory)
     console.print(Text(f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes"))
-    if predict_memory and full_runs:
-        console.print(Text(_estimate(config, setting, study, full_runs)))
+    if estimate:
+        console.print(Text(estimate))
 
 
 def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
@@ -58,7 +63,7 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
 ASSUMED_UTILISATION = 0.5
 
 
-def _estimate(config: StudyConfig, setting: Setting, study: Study, full_runs: int) -> str:
+def _estimate(config: StudyConfig, full_runs: int) -> str:
     """The seconds of the full runs, from FLOPs counted on fake tensors and this machine's rate of matrix products."""
     from trainers.loop import pick_device
     from trainers.prediction import flops_per_sample, matmul_flops_per_second
@@ -71,7 +76,7 @@ def _estimate(config: StudyConfig, setting: Setting, study: Study, full_runs: in
     rate = matmul_flops_per_second(pick_device(), trial.precision) * config.world_size
     seconds = full_runs * config.sample_budget * flops / (ASSUMED_UTILISATION * rate)
     return (
-        f"ETA: about {seconds_text(seconds)} of training if nothing is pruned ({flops:.2g} FLOPs per sample, at "
+        f"ETA: about {seconds_text(seconds)} of training, longer for a small model, if nothing is pruned ({flops:.2g} FLOPs per sample, at "
         f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {config.world_size} rank(s) of this "
         "machine); start-up, compiling and the probes come on top. batchscout run shows the time left as it is measured"
     )
@@ -96,15 +101,14 @@ def _full_runs(config: StudyConfig) -> int:
     return len(config.seeds) * sum(count for kind, count in counts.items() if kind in wanted)
 
 
-def _print_memory(console: Console, stage: Frontier, setting: Setting, study: Study) -> None:
+def _memory_table(stage: Frontier, setting: Setting, study: Study) -> Table:
     """What eager tensors would take, from fake ones: no memory is used, compiled runs take less or more."""
     from trainers.prediction import predict_peaks
 
     limit = setting.memory_limit_bytes(study)
-    console.print(Text("\npredicted peak memory (eager; compiled code differs)", style="bold"))
     table = Table(box=None, padding=(0, 3, 0, 2))
     table.add_column("mode")
-    sizes = [stage.smallest * factor for factor in (1, 2, 4, 8)]
+    sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
     for size in sizes:
         table.add_column(f"m={size}", justify="right")
     table.add_column("largest in the limit" if limit else "", justify="right")
@@ -118,12 +122,12 @@ def _print_memory(console: Console, stage: Frontier, setting: Setting, study: St
             table.add_row(str(mode), _not_predictable(error))
             continue
         table.add_row(str(mode), *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
-    console.print(table)
+    return table
 
 
 def _largest(sizes: list[int], peaks: list[float], limit: int | None) -> str:
     """On the line through the last two sizes, where activations are all that grows."""
-    if limit is None:
+    if limit is None or len(sizes) < 2:
         return ""
     slope = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
     return f"about {max(0, int(sizes[-1] + (limit - peaks[-1]) / slope))}" if slope > 0 else ""

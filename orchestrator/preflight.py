@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import StudyConfig
+from orchestrator.config import StudyConfig, base_trial
 from trainers.config import TrialConfig
 
 SHARE_OF_HOST = 0.9
@@ -24,7 +24,8 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     Raises ValueError for bad input.
     """
     from trainers.data import load_data
-    from trainers.models import build_model, find_blocks, loss_function
+    from trainers.models import build_model, find_blocks
+    from trainers.prediction import check_contract
 
     check_compiler(compiles)
     with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
@@ -33,7 +34,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
         model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
-    loss_function(config.loss)
+    check_contract(base_trial(config, None))
     return {
         "num_train_samples": len(train_set),
         "num_val_samples": len(val_set),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -70,7 +71,9 @@ class Progress:
             done = stage.type in self._study.conclusions
             current = self._director is not None and self._director.stage.type == stage.type and not done
             style = "green" if done else "bold yellow" if current else "dim"
-            text.append(("* " if current else "+ " if done else "- ") + stage.type + "  ", style=style)
+            failed = done and not self._study.conclusions[stage.type].ok
+            mark = "! " if failed else "* " if current else "+ " if done else "- "
+            text.append(mark + stage.type + "  ", style="red" if failed else style)
         return text
 
     def _running(self) -> Table:
@@ -79,7 +82,9 @@ class Progress:
             if trial.state is TrialState.RUNNING:
                 metrics = trial.metrics | self._director.latest.get(trial.id, {})
                 seen = metrics.get("samples_seen", 0)
-                table.add_row(trial.id, f"{seen:,.0f} of {trial.config.sample_budget:,} samples", metrics_line(metrics))
+                table.add_row(
+                    trial.id, f"{seen:,.0f} of {trial.config.sample_budget:,} samples", trial_metrics(trial, metrics)
+                )
         return table
 
     def _counts(self) -> Text:
@@ -115,19 +120,25 @@ def seconds_left(trials: list[Trial]) -> float | None:
 
 def trial_line(trial: Trial) -> str:
     """What a trial's end says in a line: its figures, or why there are none."""
-    return trial.reason or metrics_line(trial.metrics)
+    return trial.reason or trial_metrics(trial, trial.metrics)
 
 
-def metrics_line(metrics: dict[str, float]) -> str:
-    parts = []
-    if metrics.get("val_loss") is not None:
-        parts.append(f"val loss {metrics['val_loss']:.3f}")
-    elif metrics.get("loss") is not None:
-        parts.append(f"loss {metrics['loss']:.3f}")
-    if metrics.get("tokens_per_second") is not None:
-        parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
-    if metrics.get("peak_memory_bytes") is not None:
-        parts.append(bytes_text(metrics["peak_memory_bytes"]))
-    if metrics.get("rho") is not None:
-        parts.append(f"rho {metrics['rho']:.1e}")
+def trial_metrics(trial: Trial, metrics: dict[str, float]) -> str:
+    """Without the losses of a run of a few steps: it is there to be timed."""
+    return metrics_line(metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None})
+
+
+def metrics_line(metrics: Mapping[str, float | None]) -> str:
+    known = {key: value for key, value in metrics.items() if value is not None}
+    parts = [text(known[key]) for key, text in _IN_A_LINE.items() if key in known]
+    if "val_loss" not in known and "loss" in known:
+        parts.insert(0, f"loss {known['loss']:.3f}")
     return ", ".join(parts)
+
+
+_IN_A_LINE: dict[str, Callable[[float], str]] = {
+    "val_loss": "val loss {:.3f}".format,
+    "tokens_per_second": "{:,.0f} tokens/s".format,
+    "peak_memory_bytes": bytes_text,
+    "rho": "rho {:.1e}".format,
+}

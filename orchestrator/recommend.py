@@ -62,7 +62,9 @@ def _verdict(study: Study, winner: Trial) -> str:
         f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
         f"and learning rate {trial.learning_rate:.3g}"
     )
-    return f"{batch}: {_against_baseline(study, winner)}."
+    edge = " The learning rate is the last one tried on its side: a further one may be better."
+    on_edge = winner.stage == "learning_rate" and study.value("learning_rate", "on_edge")
+    return f"{batch}: {_against_baseline(study, winner)}.{edge if on_edge else ''}"
 
 
 def _times(accumulation: int) -> str:
@@ -79,11 +81,18 @@ def _against_baseline(study: Study, winner: Trial) -> str:
         ours.micro_batch_size, ours.gradient_accumulation_steps,
     ):  # fmt: skip
         return (
-            f"no larger batch beat the baseline (val loss {baseline.metrics['val_loss']:.3f}) by more than a tie's width, "
-            f"{LOSS_TIE:.1%}, so the batch is not your bottleneck"
+            f"at the rule's learning rate no batch that was tried beat the baseline's (val loss "
+            f"{baseline.metrics['val_loss']:.3f}) by more than a tie's width, {LOSS_TIE:.1%}, so the batch is not your "
+            f"bottleneck{_at_its_rate(winner, baseline)}"
         )
     speed = _ratio(winner, baseline, "tokens_per_second")
     return f"val loss {loss:.3f} against the baseline's {baseline.metrics['val_loss']:.3f} at equal samples{speed}"
+
+
+def _at_its_rate(winner: Trial, baseline: Trial) -> str:
+    if winner.config.learning_rate == baseline.config.learning_rate:
+        return ""
+    return f"; this learning rate brings it to {winner.metrics['val_loss']:.3f}"
 
 
 def _ratio(winner: Trial, baseline: Trial, key: str) -> str:

@@ -29,6 +29,7 @@ from trainers.files import PARTIAL, written_whole
 # A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
 # to ask for nothing. Lanes take the CPUs and GPUs.
 RELAY_RESOURCES = {"CPU": 0, "node:__internal_head__": 0.001}
+MAX_DIFFERENCES = 8
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
 
@@ -108,7 +109,10 @@ def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
 def _difference(before: Any, now: Any) -> str:
     there, here = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-    return "\n".join(f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys)
+    lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys]
+    return "\n".join(
+        lines[:MAX_DIFFERENCES] + [f"  and {len(lines) - MAX_DIFFERENCES} more"] * (len(lines) > MAX_DIFFERENCES)
+    )
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -135,7 +139,8 @@ def _run_stages(
     tracker = open_tracker(config.tracking, config.name, run_dir)
     started = time.monotonic()
     progress.say("starting Ray and the lanes")
-    with ray_cluster(config, address, run_dir), contextlib.closing(tracker):
+    # Once more inside: ray.init takes SIGTERM for itself.
+    with ray_cluster(config, address, run_dir), _sigterm_is_ctrl_c(), contextlib.closing(tracker):
         shape = lane_shape(config)
         if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
@@ -228,8 +233,8 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     recommendation = write_results(config, run_dir, study)
     failed = next((found for found in study.conclusions.values() if not found.ok), None)
     if failed is not None:
-        bad_input = failed.values.get("bad_input", False)
-        return Ending(2 if bad_input else 1, f"{failed.stage}: {failed.reason}")
+        again = f"\n{run_dir} keeps this as its result: once that is mended, run the study with another --dir"
+        return Ending(2 if failed.values.get("bad_input") else 1, f"{failed.stage}: {failed.reason}{again}")
     done = "\n".join(f"{found.stage}: {found.reason}" for found in study.conclusions.values())
     result = recommendation["verdict"] if recommendation else done or "the study has no result yet"
     broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -10,10 +12,12 @@ from rich.text import Text
 
 from orchestrator.analysis import time_split
 from orchestrator.config import StudyConfig
-from orchestrator.progress import best_so_far, metrics_line
+from orchestrator.progress import best_so_far, trial_metrics
 from orchestrator.recommend import recommend
 from orchestrator.study import Study, Trial
 from orchestrator.words import seconds_text
+
+WIDTH_OF_A_LOG = 160
 
 
 def status_values(config: StudyConfig, study: Study) -> dict[str, Any]:
@@ -44,11 +48,13 @@ def _trial_values(trial: Trial) -> dict[str, Any]:
     }
 
 
-def print_status(config: StudyConfig, study: Study) -> None:
-    """For people: the verdict if there is one, then every stage with its trials."""
-    console = Console(highlight=False)
+def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
+    """For people: the verdict if there is one, then every stage with its trials. is_driven: a process runs it now."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG)
     recommendation = recommend(config, study)
     console.print(Text(config.name, style="bold"))
+    if not is_driven and not all(stage.type in study.conclusions for stage in config.stages):
+        console.print(Text("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
         console.print(Text(recommendation["verdict"], style="green"))
     for stage in config.stages:
@@ -70,5 +76,5 @@ def _print_stage(console: Console, stage: str, study: Study) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for trial in trials:
         mark = "*" if best and trial.id == best.id else " "
-        table.add_row(f"{mark} {trial.id}", str(trial.state), metrics_line(trial.metrics), Text(trial.reason))
+        table.add_row(f"{mark} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics), Text(trial.reason))
     console.print(table)

@@ -34,6 +34,14 @@ def no_data():
 def three_samples():
     return [torch.zeros(1)] * 3, [torch.zeros(1)]
 
+class Logits(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, batch):
+        return self.table(batch["input_ids"]).sum(), batch["targets"].numel()
+
 number = 7
 '''
 
@@ -84,6 +92,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
+    ({"model": {"target": "mine:Logits"}}, r"the model's num_targets is int, not a scalar tensor; return \(loss_sum, num_targets\)"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"loss": "mine"}, r"'mine' is not an import path; write it as package.module:callable"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),

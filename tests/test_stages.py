@@ -121,7 +121,7 @@ def test_where_nothing_fits_the_limit_and_the_remedy_are_named() -> None:
     assert found.values["bad_input"]
     assert found.reason == (
         "not even micro-batch 1 fits into memory_limit (30 MiB) in any mode; "
-        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage, and run it with another --dir"
+        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage"
     )
 
 

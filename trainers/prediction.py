@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.config import Precision, TrialConfig
 from trainers.data import fetch, load_data
-from trainers.models import build_model, loss_function
+from trainers.models import build_model, check_loss, loss_function
 from trainers.optim import build_optimizer
 
 
@@ -51,6 +51,21 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
                 optimizer.step()
                 optimizer.zero_grad()
         return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))
+
+
+def check_contract(config: TrialConfig) -> None:
+    """Raise ValueError where the model's loss is not (loss_sum, num_targets), from fake tensors, in a second.
+
+    A forward that fake tensors cannot follow proves nothing, and passes.
+    """
+    train_set, _ = load_data(config.data)
+    sample, loss = fetch(train_set, [0]), loss_function(config.loss)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            returned = loss(build_model(config.model, train_set), _repeated(sample, 1))
+    except Exception:
+        return
+    check_loss(returned)
 
 
 def flops_per_sample(config: TrialConfig) -> float:

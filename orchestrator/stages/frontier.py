@@ -159,7 +159,7 @@ def _nothing_fits(stage: Frontier, setting: Setting, probes: list[Trial], limit:
         "frontier",
         False,
         f"not even micro-batch {stage.smallest} fits into {where} in any mode{above}; {more} the model smaller, or add "
-        "activation_checkpointing modes to the frontier stage, and run it with another --dir",
+        "activation_checkpointing modes to the frontier stage",
         {"bad_input": True},
     )
 

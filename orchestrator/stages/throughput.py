@@ -67,7 +67,7 @@ def conclude(stage: Throughput, setting: Setting, study: Study) -> Conclusion:
 def _say_scale(scale: NoiseScale | None, best: Trial) -> str:
     if scale is None or scale.point is None:
         return "the noise scale is undetermined, so goodput is not ranked"
-    return f"the noise scale is {scale} samples, so effective batch {best.config.effective_batch_size} has the best goodput"
+    return f"the noise scale is {scale} samples, so effective batch {best.config.effective_batch_size} has the best goodput of these"
 
 
 def _notes(
