@@ -15,6 +15,7 @@ from trainers.config import (
     Fraction,
     ModelConfig,
     OptimizerConfig,
+    Parallel,
     Precision,
     Schedule,
     Strict,
@@ -102,7 +103,7 @@ class Equivalence(Strict):
     """null: twice the largest split over all ranks."""
     steps: PositiveInt = 10
     tolerance: Positive | None = None
-    """Largest rho that passes; null: 1e-4 in float32, else 3 times that of a reordered copy of the second split, at least 0.02."""
+    """Largest rho that passes; null: 1e-4 in float32, else that of the last split against itself in float32."""
 
 
 class NoPruner(Strict):
@@ -201,11 +202,18 @@ class StudyConfig(Strict):
     schedule: Schedule = Schedule()
     isolation: Literal["lane", "trial"] = "lane"
     """trial: fresh processes for every trial."""
-    parallel: Literal["ddp"] = "ddp"
+    parallel: Parallel = "ddp"
+    """ddp: every rank holds the whole model; fsdp (FSDP2): a shard of it, which needs world_size of at least 2."""
     tracking: Tracking = Tracking()
     placement: Placement = Placement()
     keep_checkpoints: PositiveInt = 1
     """Newest checkpoints kept per trial."""
+    ema_half_life_samples: PositiveInt | None = None
+    """Samples after which a moving average of the weights has forgotten half; null: none. With it, the average is evaluated."""
+    sync_batch_norm: bool = False
+    """Turn BatchNorm into SyncBatchNorm: statistics of a micro-step over all ranks. Needs GPUs; micro-steps stay apart."""
+    statistics: bool = True
+    """Coherence, noise scale, update ratio and the like; false: loss, norm, speed and memory only, and no goodput."""
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
     """Each candidate of train and learning_rate is run once per seed and judged by the mean."""
     objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
@@ -278,6 +286,10 @@ def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfi
         micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=accumulation,
         world_size=study.world_size,
+        parallel=study.parallel,
+        ema_half_life_samples=study.ema_half_life_samples,
+        sync_batch_norm=study.sync_batch_norm,
+        statistics=study.statistics,
         activation_checkpointing=study.activation_checkpointing,
         compile=uses_compile(study) if study.compile is None else study.compile,
         precision=study.precision,

@@ -24,7 +24,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     Raises ValueError for bad input.
     """
     from trainers.data import load_data
-    from trainers.models import build_model, find_blocks
+    from trainers.models import build_model, find_blocks, num_batch_norms
     from trainers.prediction import check_contract
 
     check_compiler(compiles)
@@ -39,6 +39,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
         "num_train_samples": len(train_set),
         "num_val_samples": len(val_set),
         "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_batch_norms": num_batch_norms(model),
     }
 
 

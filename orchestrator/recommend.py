@@ -109,8 +109,17 @@ def _evidence(study: Study, winner: Trial) -> dict[str, Any]:
         found |= {"memory_limit_bytes": limit, "memory_margin_bytes": limit - peak}
         found["memory"] = f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(limit - peak)} left"
     found["stages"] = {stage: conclusion.reason for stage, conclusion in study.conclusions.items()}
-    found["notes"] = [note for conclusion in study.conclusions.values() for note in conclusion.notes]
+    found["notes"] = [*_of_the_model(study), *(note for c in study.conclusions.values() for note in c.notes)]
     return found
+
+
+def _of_the_model(study: Study) -> list[str]:
+    layers = study.facts.get("num_batch_norms")
+    if not layers:
+        return []
+    return [
+        f"the model has {layers} BatchNorm layers: their statistics are a micro-batch's, so accumulation changes them"
+    ]
 
 
 def _alternatives(study: Study, winner: Trial) -> list[dict[str, Any]]:

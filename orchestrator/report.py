@@ -39,10 +39,10 @@ _CONFIG_COLUMNS = {
     "learning_rate": "learning rate",
     "warmup_samples": "warm-up, samples",
     "seed": "seed",
-    "reverse_micro_batches": "reversed",
 }
 _METRIC_COLUMNS = {
     "samples_seen": ("samples", "{:,.0f}", 1),
+    "loss": ("loss", "{:.4f}", 1),
     "val_loss": ("val loss", "{:.4f}", 1),
     "perplexity": ("perplexity", "{:,.2f}", 1),
     "tokens_per_second": ("tokens/s", "{:,.0f}", 1),
@@ -57,17 +57,20 @@ _METRIC_COLUMNS = {
     "noise_scale_low": ("low", "{:,.1f}", 1),
     "noise_scale_high": ("high", "{:,.1f}", 1),
     "goodput": ("goodput, relative", "{:.2f}", 1),
+    "update_ratio": ("update / weights", "{:.1e}", 1),
     "rho": ("rho", "{:.1e}", 1),
     "train_seconds": ("training, s", "{:,.1f}", 1),
     "compile_seconds": ("compiling, s", "{:,.1f}", 1),
 }
 _MEMORY_AND_SPEED = ("tokens_per_second", "step_seconds", "peak_memory_bytes", "predicted_memory_bytes", "mfu", "hfu")
 _NOISE = ("coherence", "coherence_floor", "noise_scale", "noise_scale_low", "noise_scale_high", "goodput")
-_TRAINING = ("samples_seen", "val_loss", "perplexity", "train_seconds", "tokens_per_second", "peak_memory_bytes")
+_TRAINING = (
+    "samples_seen", "val_loss", "perplexity", "update_ratio", "train_seconds", "tokens_per_second", "peak_memory_bytes",
+)  # fmt: skip
 _STAGE_METRICS = {
     "frontier": _MEMORY_AND_SPEED,
     "throughput": ("tokens_per_second", "step_seconds", *_NOISE),
-    "equivalence": ("rho",),
+    "equivalence": ("loss", "step_seconds", "tokens_per_second", "mfu", "rho"),
     "train": _TRAINING,
     "learning_rate": _TRAINING,
     "grid": _TRAINING,
@@ -233,7 +236,7 @@ def _trial_rows(trial: Trial, cells: list[str], best: bool) -> list[Element]:
     return [numbers, reason] if trial.reason else [numbers]
 
 
-_SHARED = set(_CONFIG_COLUMNS) - {"reverse_micro_batches", "warmup_samples"}
+_SHARED = set(_CONFIG_COLUMNS) - {"warmup_samples"}
 
 
 def _metrics(study: Study, trial: Trial) -> dict[str, Any]:

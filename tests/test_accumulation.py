@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import config, cpu_run, gradient_of_step, on_two_ranks, relative_error
 from trainers.accumulation import normalise_and_clip
@@ -32,13 +33,25 @@ def split(micro_batch_size: int, accumulation: int, world_size: int = 1, **chang
 
 def two_ranks() -> dict[str, Any]:
     """What one spawned pair of ranks finds out for all tests of this file."""
-    found: dict[str, Any] = {"gradients": {}, "bytes": {}, "noise": {}, "parameter_bytes": 0, "targets": 0}
+    found: dict[str, Any] = {
+        "gradients": {},
+        "bytes": {},
+        "noise": {},
+        "sharded gradients": {},
+        "reductions": {},
+        "parameter_bytes": 0,
+        "targets": 0,
+    }
     for micro_batch_size, accumulation in TWO_RANKS:
         run = cpu_run(split(micro_batch_size, accumulation, world_size=2))
         found["gradients"][micro_batch_size, accumulation] = gradient_of_step(run)
         found["loss"] = run.read()[0]
-        found["noise"][micro_batch_size, accumulation] = run.noise.steps
+        found["noise"][micro_batch_size, accumulation] = run.meter.noise.steps
         found["bytes"][accumulation] = bytes_per_step(split(micro_batch_size, accumulation, world_size=2))
+    for micro_batch_size, accumulation in TWO_RANKS:
+        sharded = split(micro_batch_size, accumulation, world_size=2, parallel="fsdp")
+        found["sharded gradients"][micro_batch_size, accumulation] = gradient_of_step(cpu_run(sharded))
+        found["reductions"][accumulation] = reductions_per_step(sharded)
     found["parameter_bytes"] = sum(p.numel() * p.element_size() for p in run.parameters)
     found["targets"] = targets_of_a_step(split(4, 2, world_size=2))
     return found
@@ -68,6 +81,29 @@ def bytes_per_step(trial) -> list[int]:
     return sent[:-1]
 
 
+class Collectives(TorchDispatchMode):
+    """The names of everything that is dispatched within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+    def count(self, name: str) -> int:
+        return sum(seen.split(".")[0] == name for seen in self.names)
+
+
+def reductions_per_step(trial) -> int:
+    """Reduce-scatters of a step; FSDP2 makes one for every block and one for the rest of the model."""
+    run = cpu_run(trial)
+    with Collectives() as seen:
+        run.step()
+    return seen.count("c10d::_reduce_scatter_base_")
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return on_two_ranks(two_ranks, tmp_path_factory.mktemp("ranks"))
@@ -78,7 +114,7 @@ def first_batch():
     """(module as every split begins, the samples of every split's first step)."""
     trial = split(BATCH, 1)
     run = cpu_run(trial)
-    module = initial_module(trial, run.train_set, torch.device("cpu"))
+    module = initial_module(trial, run.train_set)
     return module, fetch(run.train_set, run.order.indices(range(BATCH)))
 
 
@@ -106,6 +142,12 @@ def test_gradient_is_that_of_the_whole_batch_for_every_split_on_one_rank(
 def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks(ranks, whole_batch_gradient, shape):
     for rank in ranks:
         assert relative_error(rank["gradients"][shape], whole_batch_gradient) <= 1e-5
+
+
+@pytest.mark.parametrize("shape", TWO_RANKS)
+def test_gradient_is_that_of_the_whole_batch_for_every_split_of_a_sharded_model(ranks, whole_batch_gradient, shape):
+    for rank in ranks:
+        assert relative_error(rank["sharded gradients"][shape], whole_batch_gradient) <= 1e-5
 
 
 def test_the_two_ranks_had_uneven_numbers_of_targets(ranks):
@@ -136,11 +178,10 @@ def test_ranks_exchange_the_gradient_exactly_once_a_step_whatever_the_accumulati
         assert rank["bytes"][accumulation] == [rank["parameter_bytes"]] * 3
 
 
-def test_the_order_of_micro_batches_changes_the_summation_only():
-    forward, backward = (
-        gradient_of_step(cpu_run(split(2, 8, reverse_micro_batches=reverse))) for reverse in (False, True)
-    )
-    assert 0 < relative_error(backward, forward) <= 1e-5
+def test_shards_of_the_gradient_meet_once_a_step_whatever_the_accumulation(ranks):
+    blocks_and_the_rest = 2 + 1
+    for rank in ranks:
+        assert rank["reductions"] == {accumulation: blocks_and_the_rest for _, accumulation in TWO_RANKS}
 
 
 def test_the_gradient_of_the_whole_step_is_clipped_once(whole_batch_gradient):

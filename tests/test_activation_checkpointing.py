@@ -122,7 +122,7 @@ def names(mode: str | float, **changes: Any) -> list[str]:
 
 def test_parameters_have_the_same_names_in_every_mode():
     plain = config()
-    expected = list(initial_module(plain, cpu_run(plain).train_set, torch.device("cpu")).state_dict())
+    expected = list(initial_module(plain, cpu_run(plain).train_set).state_dict())
     for mode in EAGER:
         assert names(mode) == names(mode, compile=True) == expected
     assert names(0.5, compile=True) == expected

@@ -12,7 +12,7 @@ from tests.tiny import config, cpu_run, on_two_ranks
 from trainers.gradient_noise import MicroGradientNorms, NoiseEstimate, NoiseLog, estimate_noise
 
 DIM = 60
-NOT_AVAILABLE = NoiseEstimate(None, None, None, None, None)
+NOT_AVAILABLE = NoiseEstimate(*[None] * 6)
 
 
 def steps_of(
@@ -132,7 +132,7 @@ def one_step(trial) -> tuple[tuple[float, float], list]:
     run.module.register_forward_pre_hook(lambda module, args: batches.append(args[0]))
     run.step()
     run.read()
-    return run.noise.steps[0], batches
+    return run.meter.noise.steps[0], batches
 
 
 def of_two_ranks() -> tuple[tuple[float, float], list]:
@@ -190,5 +190,5 @@ def test_a_step_with_a_micro_batch_without_targets_does_not_count():
     run.step()
     (loss,) = run.read()
     assert math.isfinite(loss)
-    assert not math.isfinite(run.noise.steps[0][0])
-    assert run.noise.estimate() == NOT_AVAILABLE
+    assert not math.isfinite(run.meter.noise.steps[0][0])
+    assert run.meter.noise.estimate() == NOT_AVAILABLE

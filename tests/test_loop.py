@@ -211,6 +211,34 @@ def test_without_evaluation_samples_nothing_is_evaluated(tmp_path):
     assert not any("val_loss" in report.metrics for report in listener.reports)
 
 
+def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
+    """Of a sharded run: (val loss at its end, that of a run stopped and resumed, whether the weights are equal)."""
+    found = []
+    for changes in ({}, {"activation_checkpointing": "full", "ema_half_life_samples": 16}):
+        trial = config(
+            padded=True, micro_batch_size=2, gradient_accumulation_steps=2, world_size=2, parallel="fsdp",
+            sample_budget=48, evaluations=(24,), evaluation_samples=7, save_weights=True, **changes,
+        )  # fmt: skip
+        folder = Path(directory) / f"run{len(found)}"
+        whole, parts = Listener(), Listener(lambda report: report.kind == "milestone")
+        assert train(trial, whole, folder / "whole") == "go on"
+        assert train(trial, parts, folder / "parts") == "stop"
+        assert train(trial, parts, folder / "parts") == "go on"
+        ends = [torch.load(folder / name / "weights.pt")["final"] for name in ("whole", "parts")]
+        equal = all(ends[0][name].equal(ends[1][name]) for name in ends[0])
+        found.append([*(one.reports[-1].metrics["val_loss"] for one in (whole, parts) if one.reports), equal])
+    return found
+
+
+def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path):
+    """With an uneven number of evaluation samples: a rank that has none left still takes part."""
+    main, other = on_two_ranks(stopped_and_not, tmp_path, str(tmp_path))
+    for whole, parts, equal in main:
+        assert whole == parts
+        assert equal
+    assert other == [[True], [True]], "rank 0 alone reports"
+
+
 def of_two_ranks(directory: str):
     """A run that is stopped at a rung and goes on; (verdicts, reports) of this rank."""
     loop.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf

@@ -109,7 +109,7 @@ def peaks_of_a_run() -> list[float]:
         run = Run(sized(micro_batch_size, None), CPU)
         for _ in range(2):
             run.step()
-        peaks.append(run.peak.peak_bytes() / MIB)
+        peaks.append(run.meter.peak.peak_bytes() / MIB)
         del run
         give_back()
     return peaks

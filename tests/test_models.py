@@ -12,7 +12,14 @@ from tests.tiny import config, cpu_run, data
 from trainers.config import ModelConfig
 from trainers.data import fetch
 from trainers.gpt import GPT, summed_cross_entropy
-from trainers.models import build_model, check_loss, find_blocks, loss_function
+from trainers.models import (
+    build_model,
+    check_loss,
+    find_blocks,
+    loss_function,
+    num_batch_norms,
+    with_synced_batch_norm,
+)
 
 TINY_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 
@@ -205,3 +212,20 @@ def test_a_transformers_model_trains_checkpointed():
 def test_a_transformers_model_needs_a_name_or_a_type(kwargs):
     with pytest.raises(ValueError, match="need either name or model_type; give one of the two"):
         build("hf", **kwargs)
+
+
+def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu():
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match=r"sync_batch_norm needs GPUs.*; use world_size: 1, or GroupNorm"):
+        with_synced_batch_norm(module, torch.device("cpu"))
+    assert isinstance(with_synced_batch_norm(module, torch.device("cuda"))[1], nn.SyncBatchNorm)
+    assert num_batch_norms(module) == 1
+    without = nn.Linear(2, 2)
+    assert with_synced_batch_norm(without, torch.device("cpu")) is without
+
+
+def test_shards_of_one_rank_are_refused():
+    with pytest.raises(
+        ValueError, match="parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or"
+    ):
+        config(parallel="fsdp")

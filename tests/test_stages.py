@@ -262,11 +262,28 @@ def test_batch_norm_is_named_as_the_cause() -> None:
     assert "the model has 2 BatchNorm layers" in known.conclude().reason
 
 
-def test_low_precision_is_held_against_a_reordered_copy() -> None:
+def test_low_precision_is_held_against_what_the_precision_makes_of_the_last_split() -> None:
     for rho, ok in ((0.029, True), (0.031, False)):
         known = equivalence_of(rho, precision="bfloat16")
-        known.end("equivalence-m4k4-reordered", rho=0.01)
-        assert known.study.trials["equivalence-m4k4-reordered"].config.reverse_micro_batches
+        last, control = (known.propose()[i].config for i in (-2, -1))
+        assert last.save_weights
+        assert control == last.model_copy(
+            update={
+                "precision": "float32",
+                "save_weights": False,
+                "reference_weights": "/run/trials/equivalence-m2k8/weights.pt",
+            }
+        )
+        known.end("equivalence-m2k8-float32", rho=0.03)
+        found = known.conclude()
+        assert found.ok is ok
+        assert "equivalence-m2k8-float32" not in found.values["rho"]
+
+
+def test_where_float32_does_not_fit_the_measured_tolerance_holds() -> None:
+    for rho, ok in ((0.019, True), (0.021, False)):
+        known = equivalence_of(rho, precision="bfloat16")
+        known.end("equivalence-m2k8-float32", "out_of_memory", "out_of_memory: x")
         assert known.conclude().ok is ok
 
 

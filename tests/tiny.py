@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainers.config import TrialConfig
 from trainers.memory import MALLOC_ENVIRONMENT
+from trainers.parallel import whole
 from trainers.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +77,9 @@ def gradient_of_step(run: Run) -> Tensor:
     """Take one step and return the whole gradient, flat, as the optimizer was given it."""
     seen: list[Tensor] = []
     hook = run.optimizer.register_step_pre_hook(
-        lambda *_: seen.append(torch.cat([p.grad.flatten().double() for p in run.parameters if p.grad is not None]))
+        lambda *_: seen.append(
+            torch.cat([whole(p.grad).flatten().double() for p in run.parameters if p.grad is not None])
+        )
     )
     run.step()
     hook.remove()

@@ -1,23 +1,22 @@
 """Many micro-batches, one gradient: the gradient of the mean loss over all targets of all ranks.
 
 The law: the same samples give the same gradient for every (micro_batch_size, accumulation, world_size). Losses are
-sums; DDP averages gradients over ranks, so the factor world_size / num_targets makes d(sum of losses) / num_targets of it.
+sums; DDP and FSDP2 average gradients over ranks, so the factor world_size / num_targets makes d(sum of losses) / num_targets of it.
 A mean per micro-batch instead is wrong by tens of percent as soon as the numbers of targets differ.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.models import LossFunction, check_loss
+from trainers.parallel import gradients_meet, local, whole
 
 
 def accumulate_gradient(
@@ -27,31 +26,22 @@ def accumulate_gradient(
     *,
     num_micro_batches: int,
     scale: Tensor,
-    norms: MicroGradientNorms,
+    norms: MicroGradientNorms | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum the gradient of scale x (every micro-batch's loss) into .grad; returns this rank's (loss_sum, num_targets).
-
-    Ranks synchronise in the last micro-batch only. no_sync holds around forward *and* backward: DDP arms its
-    all-reduce in the forward, so around the backward alone it saves nothing.
-    """
+    """Sum the gradient of scale x (every micro-batch's loss) into .grad; returns this rank's (loss_sum, num_targets)."""
     total_loss: Tensor | float = 0.0
     total_targets: Tensor | int = 0
     for index, batch in enumerate(micro_batches):
-        last = index == num_micro_batches - 1
-        with contextlib.nullcontext() if last else no_sync(model):
+        with gradients_meet(model, last=index == num_micro_batches - 1):
             loss_sum, num_targets = check_loss(loss_function(model, batch))
             (loss_sum * scale).backward()
-        norms.end_of_micro_batch(num_targets, scale)
+        if norms is not None:
+            norms.end_of_micro_batch(num_targets, scale)
         total_loss = total_loss + loss_sum.detach()
         total_targets = total_targets + num_targets
     assert isinstance(total_loss, Tensor)
     assert isinstance(total_targets, Tensor)
     return total_loss, total_targets
-
-
-def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """A context in which backward passes add to the local gradient and do not communicate."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def over_all_ranks(loss_sum: Tensor, num_targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,9 +58,9 @@ def normalise_and_clip(parameters: list[nn.Parameter], factor: Tensor, max_norm:
     Returns the norm of the whole step's gradient before clipping.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients) * factor
+    norm = whole(torch.nn.utils.get_total_norm(gradients)) * factor
     if max_norm is not None:
         factor = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for gradient in gradients:
-        gradient.mul_(factor)
+        local(gradient).mul_(factor)
     return norm

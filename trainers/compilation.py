@@ -40,7 +40,7 @@ def warm_up(config: TrialConfig, device: torch.device) -> float:
 
 _CODE_FIELDS = (
     "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
-    "dynamic_micro_batch", "optimizer",
+    "dynamic_micro_batch", "optimizer", "parallel",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
 Precision = Literal["float32", "bfloat16", "float16"]
+Parallel = Literal["ddp", "fsdp"]
 ActivationCheckpointing = Literal["none", "selective", "full"] | Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -76,6 +77,8 @@ class TrialConfig(Strict):
     """Samples per forward/backward on one rank."""
     gradient_accumulation_steps: PositiveInt = 1
     world_size: PositiveInt = 1
+    parallel: Parallel = "ddp"
+    """How ranks hold the model: `ddp`, each the whole of it; `fsdp` (FSDP2), each a shard, which needs several ranks."""
     activation_checkpointing: ActivationCheckpointing = "none"
     compile: bool = True
     dynamic_micro_batch: bool = False
@@ -92,14 +95,18 @@ class TrialConfig(Strict):
     """Further sample counts at which the run evaluates and saves a checkpoint, without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
     """Validation samples per evaluation; 0: never evaluate."""
+    ema_half_life_samples: PositiveInt | None = None
+    """Samples after which a moving average of the weights has forgotten half; null: none. With it, the average is evaluated."""
+    sync_batch_norm: bool = False
+    """Turn BatchNorm into SyncBatchNorm: statistics of a micro-step over all ranks. Needs GPUs; micro-steps stay apart."""
+    statistics: bool = True
+    """Of gradients and updates: coherence, noise scale, update ratio and the like; false: loss, norm, speed and memory only."""
     seed: int = 0
     keep_checkpoints: PositiveInt = 1
     memory_limit_bytes: PositiveInt | None = None
     """Per rank. On a CPU host: above the warm idle process, and enforced; on CUDA: of the device. Null: no limit of ours."""
     reference_weights: str | None = None
     """File of an equal run's initial and final weights; the run reports `rho`, its distance to them."""
-    reverse_micro_batches: bool = False
-    """Take the micro-batches of a step in reverse: the same samples, another order of summation."""
     save_weights: bool = False
     """Leave initial and final weights behind, for another run's `reference_weights`."""
 
@@ -107,6 +114,12 @@ class TrialConfig(Strict):
     def effective_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @model_validator(mode="after")
+    def _shards_need_ranks(self) -> TrialConfig:
+        if self.parallel == "fsdp" and self.world_size == 1:
+            raise ValueError("parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp")
+        return self
 
     @model_validator(mode="after")
     def _budget_holds_a_step(self) -> TrialConfig:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from trainers.files import written_whole
+from trainers.parallel import whole
 
 Weights = dict[str, Tensor]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of every parameter and floating-point buffer on the host."""
-    return {
-        name: value.detach().cpu().clone() for name, value in model.state_dict().items() if value.is_floating_point()
-    }
+    """A copy of every parameter and floating-point buffer on the host; of a sharded model all ranks make it together."""
+    floating = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    return {name: whole(value.detach()).cpu().clone() for name, value in floating.items()}
 
 
 def rho(final: Weights, reference_final: Weights, initial: Weights) -> float:

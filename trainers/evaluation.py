@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -23,11 +24,15 @@ def evaluate(run: Run) -> dict[str, float]:
     loss_sum = torch.zeros((), device=run.device)
     num_targets = torch.zeros((), device=run.device)
     run.module.eval()
-    with torch.compiler.set_stance("force_eager"):
-        for start in range(0, len(mine), config.micro_batch_size):
-            batch = move(fetch(run.val_set, mine[start : start + config.micro_batch_size]), run.device)
+    averaged = run.average.in_place() if run.average else contextlib.nullcontext()
+    with averaged, torch.compiler.set_stance("force_eager"):
+        for start in range(0, math.ceil(num_samples / config.world_size), config.micro_batch_size):
+            numbers = mine[start : start + config.micro_batch_size]
+            # Shards meet in every forward: a rank that has no sample left takes one that does not count.
+            batch = move(fetch(run.val_set, numbers or [0]), run.device)
             loss, targets = run.loss_function(run.module, batch)
-            loss_sum, num_targets = loss_sum + loss, num_targets + targets
+            if numbers:
+                loss_sum, num_targets = loss_sum + loss, num_targets + targets
     run.module.train()
     loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
     val_loss = (loss_sum / num_targets).item()

@@ -13,6 +13,7 @@ Only norms are needed: no gradient is stored. Everything stays on the device unt
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -26,9 +27,13 @@ Z_95 = 1.96
 class MicroGradientNorms:
     """Sees each micro-batch's own gradient (hooks on the leaves run before accumulation, and before DDP's all-reduce)."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
+        self.follow_sum = False
+        """Whether to look at the sum of the micro-gradients, too, as it grows: it costs a pass over it each time."""
+        self._parameters, self._world_size = parameters, world_size
         self._norms: list[Tensor] = []
         self._weighted_squares: list[Tensor] = []
+        self._lengths: list[Tensor] = []
         for parameter in parameters:
             parameter.register_hook(self._see)
 
@@ -41,12 +46,31 @@ class MicroGradientNorms:
         # 0 / 0 for a micro-batch without targets: it has no gradient of its own, and the estimate leaves its step out.
         self._weighted_squares.append((norm / scale) ** 2 / num_targets)
         self._norms = []
+        if self.follow_sum:
+            total = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+            self._lengths.append(torch.stack([norm, total]))
+
+    def read_cosine(self) -> dict[str, float]:
+        """{successive_cosine}: of each micro-gradient with the sum of those before it, the mean over the step followed last.
+
+        Near 0 for pure noise. The cosine of one sum with the next, which is sometimes quoted, is not: it is near 1.
+        """
+        lengths, self._lengths = self._lengths, []
+        if self._world_size > 1:  # the last sum is that of all ranks already
+            lengths = lengths[:-1]
+        cosines = [_cosine_with_sum(*before, *now) for before, now in itertools.pairwise(lengths)]
+        return {"successive_cosine": torch.stack(cosines).mean().item()} if cosines else {}
 
     def take(self) -> Tensor:
         """The sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device."""
         total = torch.stack(self._weighted_squares).sum()
         self._weighted_squares = []
         return total
+
+
+def _cosine_with_sum(_: Tensor, sum_before: Tensor, gradient: Tensor, sum_now: Tensor) -> Tensor:
+    """cos(g_k, G_k-1) from the lengths alone, as G_k = G_k-1 + g_k."""
+    return (sum_now**2 - sum_before**2 - gradient**2) / (2 * gradient * sum_before)
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,8 @@ class NoiseEstimate:
     noise_scale: float | None
     noise_scale_low: float | None
     noise_scale_high: float | None
+    gradient_snr: float | None
+    """Of the whole step's gradient: |G|^2 over the variance of its estimate, effective batch / noise scale."""
 
 
 class NoiseLog:
@@ -94,10 +120,11 @@ def estimate_noise(steps: list[tuple[float, float]], micro_batch_size: int, num_
     """From (mean |g_k|^2, |gbar|^2) of each step; needs two micro-batches a step, and for intervals two steps."""
     steps = [pair for pair in steps if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     if num_micro_batches < 2 or not steps:
-        return NoiseEstimate(None, None, None, None, None)
+        return NoiseEstimate(None, None, None, None, None, None)
     coherences = [_coherence(small, big, num_micro_batches) for small, big in steps]
     small, big = _mean([s for s, _ in steps]), _mean([b for _, b in steps])
     scale, low, high = _noise_scale(steps, micro_batch_size, num_micro_batches)
+    effective_batch_size = micro_batch_size * num_micro_batches
     return NoiseEstimate(
         coherence=_coherence(small, big, num_micro_batches),
         # Pairs of pure noise are uncorrelated on average: what they would still show is the error of the mean.
@@ -105,6 +132,7 @@ def estimate_noise(steps: list[tuple[float, float]], micro_batch_size: int, num_
         noise_scale=scale,
         noise_scale_low=low,
         noise_scale_high=high,
+        gradient_snr=effective_batch_size / scale if scale else None,
     )
 
 

@@ -17,10 +17,8 @@ from trainers.compilation import warm_up
 from trainers.config import TrialConfig
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
-from trainers.run import Run
+from trainers.run import STEPS_PER_INTERVAL, Run
 
-# One read of the device per so many steps; ranks agree there whether to go on.
-STEPS_PER_INTERVAL = 5
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 
@@ -105,7 +103,7 @@ class Reporter:
         stop, save = agree(verdict == "stop", save_due)
         if stop or save:
             self._save(None)
-        self._run.clock.start()
+        self._run.meter.clock.start()
         return "stop" if stop else "go on"
 
     def milestone(self) -> Verdict:
@@ -133,7 +131,7 @@ class Reporter:
     def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Verdict:
         verdict = self._tell("milestone", metrics, rungs)
         (stop,) = agree(verdict == "stop")
-        self._run.clock.start()
+        self._run.meter.clock.start()
         return "stop" if stop else "go on"
 
     def _tell(
@@ -150,12 +148,14 @@ class Reporter:
         return evaluate(self._run) if self._run.config.evaluation_samples else {}
 
     def _weights(self) -> dict[str, float]:
-        config, final = self._run.config, None
+        config = self._run.config
+        if not (config.save_weights or config.reference_weights):
+            return {}
+        final = weights_of(self._run.module)
         if config.save_weights and self._is_main:
-            final = weights_of(self._run.module)
             save_weights(self._directory / "weights.pt", self._run.initial_weights(), final)
         if config.reference_weights and self._is_main:
-            return {"rho": rho_to_file(final or weights_of(self._run.module), Path(config.reference_weights))}
+            return {"rho": rho_to_file(final, Path(config.reference_weights))}
         return {}
 
     def _save(self, report: dict[str, Any] | None) -> None:

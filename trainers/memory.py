@@ -102,6 +102,17 @@ def held_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
+def allocated_and_busy(device: torch.device) -> dict[str, float]:
+    """{peak_allocated_bytes, gpu_utilisation}: live tensors without the allocator's reserve; the share of time in kernels
+    as the driver tells it, where its library is installed. Empty on a CPU host."""
+    if device.type != "cuda":
+        return {}
+    found = {"peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device))}
+    with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # no library; a container that may not ask
+        found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
+    return found
+
+
 def device_bytes(device: torch.device) -> int | None:
     """All memory of the GPU; None on a CPU host."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainers.config import ModelConfig, call_target, resolve
@@ -106,6 +107,15 @@ def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
     return returned
+
+
+def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """Every BatchNorm of it over all ranks. Raises ValueError on a CPU, where torch has none."""
+    if num_batch_norms(module) and device.type == "cpu":
+        raise ValueError(
+            "sync_batch_norm needs GPUs: torch's SyncBatchNorm does not run on a CPU; use world_size: 1, or GroupNorm"
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(module)
 
 
 def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | None:

@@ -1,0 +1,107 @@
+"""What a run can say of itself. Figures stay on the device until an interval is read, all of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers import memory, throughput
+from trainers.config import TrialConfig
+from trainers.gradient_noise import NoiseLog
+from trainers.models import num_batch_norms
+
+
+class Meter:
+    """Counts from its creation on: memory above what the process held then, seconds beside those of earlier processes."""
+
+    def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
+        """compile_seconds: what was spent on compiling the run's code before."""
+        self.config, self.device = config, device
+        self.peak = memory.PeakMeter(device)
+        self.clock = throughput.StepClock(device)
+        self.noise = NoiseLog(config.micro_batch_size, config.gradient_accumulation_steps * config.world_size)
+        self._unread: list[Tensor] = []
+        self._loss_sum = self._num_targets = 0.0
+        self._gradient_norm = 0.0
+        self._targets_of_steps: list[float] = []
+        self._loss: float | None = None
+        self._observed: dict[str, float] = {}
+        self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
+
+    def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
+        """squares: the sum of num_targets x |g_k|^2 over this rank's micro-batches, where it is known."""
+        if squares is not None:
+            self.noise.add(squares * self.config.world_size / num_targets, gradient_norm)
+        self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
+        self.clock.end_of_step()
+
+    def read(self) -> list[float]:
+        """Bring the steps since the last read to the host: the mean loss of each."""
+        self.clock.read()
+        self.noise.read()
+        steps = torch.stack(self._unread).tolist() if self._unread else []
+        self._unread = []
+        for loss_sum, num_targets, gradient_norm in steps:
+            self._loss_sum += loss_sum
+            self._num_targets += num_targets
+            self._targets_of_steps.append(num_targets)
+            self._gradient_norm = gradient_norm
+        if not all(num_targets for _, num_targets, _ in steps):
+            raise ValueError(
+                f"one of the last {len(steps)} steps had no targets: every label of its "
+                f"{self.config.effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
+            )
+        return [loss_sum / num_targets for loss_sum, num_targets, _ in steps]
+
+    def observe(self, found: dict[str, float]) -> None:
+        """Figures of the last step alone; they stand until there are newer ones."""
+        self._observed |= found
+
+    def metrics(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
+        """What there is to say, the loss since the last call; keys are absent where a figure is not available."""
+        if self._num_targets:
+            self._loss = self._loss_sum / self._num_targets
+            self._loss_sum = self._num_targets = 0.0
+        found: dict[str, float | None] = {
+            "loss": self._loss,
+            "gradient_norm": self._gradient_norm,
+            "peak_memory_bytes": self.peak.peak_bytes(),
+            "num_batch_norms": num_batch_norms(module),
+            "device_memory_bytes": memory.device_bytes(self.device),
+            **memory.allocated_and_busy(self.device),
+            **self._seconds(),
+            **asdict(self.noise.estimate()),
+            **self._observed,
+            **self._rates(module, num_train_samples),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _seconds(self) -> dict[str, float]:
+        return {
+            "train_seconds": self._train_seconds_before + self.clock.total_seconds(),
+            "compile_seconds": self._compile_seconds_before + self.clock.compile_seconds(),
+        }
+
+    def _rates(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
+        step_seconds = self.clock.median_step_seconds()
+        tokens_per_second = self.clock.median_rate(self._targets_of_steps)
+        if step_seconds is None or tokens_per_second is None:
+            return {}
+        return {
+            "step_seconds": step_seconds,
+            "epoch_seconds": step_seconds * num_train_samples / self.config.effective_batch_size,
+            "tokens_per_second": tokens_per_second,
+            **throughput.utilisation(module, self.config, self.device, tokens_per_second),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a later process must know to count on from here."""
+        return {**self._seconds(), "noise_steps": self.noise.steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._train_seconds_before = state["train_seconds"]
+        self._compile_seconds_before += state["compile_seconds"]
+        self.noise.steps = [tuple(pair) for pair in state["noise_steps"]]

@@ -1,0 +1,92 @@
+"""One model on several ranks, whole on each (DDP) or in shards (FSDP2): when gradients meet, and whole tensors again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from trainers.config import TrialConfig
+from trainers.models import find_blocks
+
+
+def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
+    """The model that ranks call. FSDP2 shards the blocks, then the rest, in place; both average gradients over the ranks."""
+    if config.parallel == "fsdp":
+        mesh = init_device_mesh(device.type, (config.world_size,))
+        for block in find_blocks(module, config.model.blocks) or ():
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        return module
+    module.to(device)
+    if config.world_size == 1:
+        return module
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """For forward *and* backward of one micro-batch: ranks exchange gradients in the last one of a step only.
+
+    DDP arms its all-reduce in the forward, so no_sync around the backward alone would save nothing.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        model.set_is_last_backward(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of it; where it is sharded, all ranks call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, placed and sharded as the other is."""
+    if isinstance(other, DTensor):
+        return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)
+    return tensor.to(other.device)
+
+
+_WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Model's and optimizer's state, whole on rank 0; all ranks call this together."""
+    if not isinstance(module, FSDPModule):
+        return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+    return {
+        "model": get_model_state_dict(module, options=_WHOLE_ON_RANK_0),
+        "optimizer": get_optimizer_state_dict(module, optimizer, options=_WHOLE_ON_RANK_0),
+    }
+
+
+def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What `state_of` gave, read by every rank."""
+    if isinstance(module, FSDPModule):
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(module, state["model"], options=options)
+        set_optimizer_state_dict(module, optimizer, state["optimizer"], options=options)
+    else:
+        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,75 @@
+"""What the optimizer made of a gradient: its moments, Adam's signal to noise, and how far the weights moved.
+
+Read once per interval from the state that the step left behind: nothing is copied before a step, and no buffer is larger
+than the largest parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainers.parallel import local
+
+
+def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Of the step just taken, its gradients still in place; one read of the device. Where sharded, all ranks call it.
+
+    gradient_mean, gradient_variance: over all entries, after clipping. update_norm: |w - w_before|, weight decay
+    included; update_ratio: that over |w|. adam_snr: sum m^2 / sum v, both bias-corrected: 1 for a gradient that is the
+    same in every step, near (1 - beta1) / (1 + beta1) for one that is noise.
+    """
+    steps = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    steps = [(group, p) for group, p in steps if optimizer.state.get(p) or not group.get("momentum", 1)]
+    if not steps:
+        return {}
+    sums = torch.stack([_sums(group, p, optimizer.state[p]) for group, p in steps]).sum(dim=0)
+    if isinstance(steps[0][1], DTensor):
+        dist.all_reduce(sums)
+    gradient, gradient_square, momentum, variance, update, weight = sums.tolist()
+    count = sum(p.numel() for _, p in steps)
+    found = {
+        "gradient_mean": gradient / count,
+        "gradient_variance": max(0.0, gradient_square / count - (gradient / count) ** 2),
+        "update_norm": update**0.5,
+        "update_ratio": (update / weight) ** 0.5 if weight else None,
+        "adam_snr": momentum / variance if variance else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """[sum g, sum g^2, sum m^2, sum v, |update|^2, |w|^2] of this rank's part, float64."""
+    assert parameter.grad is not None
+    weight, gradient = local(parameter.detach()), local(parameter.grad)
+    direction, decay, signal, variance = _direction(group, gradient, state)
+    # w = (1 - lr decay) w_before - lr direction, solved for w_before - w
+    update = (direction + decay * weight) * (group["lr"] / (1 - group["lr"] * decay))
+    return torch.stack(
+        [gradient.sum(dtype=torch.float64), _square(gradient), signal, variance, _square(update), _square(weight)]
+    )
+
+
+def _direction(
+    group: dict[str, Any], gradient: Tensor, state: dict[str, Tensor]
+) -> tuple[Tensor, float, Tensor, Tensor]:
+    """(what the learning rate multiplied, the decay beside it, sum m^2, sum v); the sums are 0 where it is not Adam."""
+    if "exp_avg" in state:
+        (beta1, beta2), step = group["betas"], state["step"]
+        mean = local(state["exp_avg"]) / (1 - beta1**step)
+        variance = local(state["exp_avg_sq"]) / (1 - beta2**step)
+        direction = mean / (variance.sqrt() + group["eps"])
+        return direction, group["weight_decay"], _square(mean), variance.sum(dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=gradient.device)
+    buffer = state.get("momentum_buffer")
+    if buffer is not None:  # SGD adds the decay to the gradient, before the momentum
+        return local(buffer), 0.0, zero, zero
+    return gradient, group["weight_decay"], zero, zero
+
+
+def _square(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.float32).double() ** 2
