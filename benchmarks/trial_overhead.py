@@ -11,7 +11,6 @@ compiling adds to it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from side_by_side import options
 
 from orchestrator.config import StudyConfig, base_trial, parse_study
 from orchestrator.journal import replay
@@ -42,12 +43,7 @@ STUDY: dict[str, Any] = {
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    arguments.add_argument("--quick", action="store_true", help="one block a side, 2 trials of the naive one, 1 rank")
-    chosen = arguments.parse_args()
-    if chosen.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    chosen = options(__doc__)
     blocks, naive_trials, all_ranks = (1, 2, (1,)) if chosen.quick else (2, 5, (1, 2))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # or an earlier run's code would be found

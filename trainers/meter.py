@@ -22,6 +22,7 @@ class Meter:
         self.config, self.device = config, device
         self.peak = memory.PeakMeter(device)
         self.clock = throughput.StepClock(device)
+        self._peak_flops = throughput.peak_flops(device, config.precision)
         self.noise = NoiseLog(config.micro_batch_size, config.gradient_accumulation_steps * config.world_size)
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0
@@ -94,7 +95,7 @@ class Meter:
             "step_seconds": step_seconds,
             "epoch_seconds": step_seconds * num_train_samples / self.config.effective_batch_size,
             "tokens_per_second": tokens_per_second,
-            **throughput.utilisation(module, self.config, self.device, tokens_per_second),
+            **throughput.utilisation(module, self.config, self._peak_flops, tokens_per_second),
         }
 
     def state(self) -> dict[str, Any]:

@@ -105,12 +105,12 @@ def model_flops_per_token(model: nn.Module) -> float:
 
 
 def utilisation(
-    model: nn.Module, config: TrialConfig, device: torch.device, tokens_per_second: float
+    model: nn.Module, config: TrialConfig, peak: float | None, tokens_per_second: float
 ) -> dict[str, float]:
-    """{mfu, hfu} of one rank's device; empty where its peak is not known. Full checkpointing runs the forward twice."""
-    peak = peak_flops(device, config.precision)
+    """{mfu, hfu} of one rank's device and the peak they assume; empty where it is not known. Full checkpointing runs the
+    forward twice; what selective recomputes is not known, and then there is no hfu."""
     if peak is None:
         return {}
     mfu = model_flops_per_token(model) * tokens_per_second / config.world_size / peak
     recomputed = {"none": 1.0, "full": 4 / 3}.get(str(config.activation_checkpointing))
-    return {"mfu": mfu} | ({"hfu": mfu * recomputed} if recomputed else {})
+    return {"mfu": mfu, "assumed_peak_flops": peak} | ({"hfu": mfu * recomputed} if recomputed else {})

@@ -1,0 +1,262 @@
+"""Tokens/s of one optimizer step: ours, against a plain loop, Accelerate, Lightning and the transformers Trainer.
+
+    python benchmarks/step_throughput.py [--device cpu|cuda] [--quick]
+
+Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch, fused
+AdamW and clipping, in this process, in turns. A figure is tokens/s over the steps of one turn, compiling and the first
+steps left out. `ours` reports loss, norm and speed only; `ours, all statistics` everything that a run can report.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from side_by_side import interleaved, machine, options, ratio_by_round
+
+SEQ_LEN, MICRO_BATCH_SIZE, ACCUMULATION = 128, 4, 4
+WARM_UP_STEPS, STEPS = 5, 25
+LEARNING_RATE = 1e-3
+PEERS = ("plain", "accelerate", "lightning", "transformers")
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    warnings.simplefilter("ignore")  # of the peers, about loggers and workers that are left out on purpose
+    sides: dict[str, Callable[[], float]] = {
+        "ours": lambda: ours(chosen.device, statistics_on=False),
+        "ours, all statistics": lambda: ours(chosen.device, statistics_on=True),
+        "plain": lambda: plain(chosen.device),
+        "accelerate": lambda: accelerate(chosen.device),
+        "lightning": lambda: lightning(chosen.device),
+        "transformers": lambda: transformers(chosen.device),
+    }
+    for side in sides.values():
+        side()  # whatever is compiled or imported once is behind us
+    found = interleaved(sides, rounds=2 if chosen.quick else 9)
+    print_table(found)
+    without, with_all = found["ours"], found["ours, all statistics"]
+    line = {
+        "ratio": {peer: ratio_by_round(without, found[peer])[0] for peer in PEERS},
+        "ratio_all_statistics": {peer: ratio_by_round(with_all, found[peer])[0] for peer in PEERS},
+        "metrics_overhead": 1 - ratio_by_round(with_all, without)[0],
+        "tokens_per_second": {name: statistics.median(values) for name, values in found.items()},
+    }
+    print(json.dumps(line))
+
+
+def config(device: str, *, statistics_on: bool = True) -> Any:
+    from trainers.config import TrialConfig
+
+    return TrialConfig.model_validate({
+        "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
+        "data": {
+            "target": "python_stdlib",
+            "kwargs": {"seq_len": SEQ_LEN, "tokenizer": {"train_bpe": 1024}, "max_text_bytes": 2_000_000},
+        },
+        "micro_batch_size": MICRO_BATCH_SIZE,
+        "gradient_accumulation_steps": ACCUMULATION,
+        "precision": "bfloat16" if device == "cuda" else "float32",
+        "learning_rate": LEARNING_RATE,
+        "schedule": {"type": "constant"},
+        "sample_budget": 10**9,
+        "statistics": statistics_on,
+    })  # fmt: skip
+
+
+class Clock:
+    """Tokens/s from the end of the last warm-up step to that of the last step."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.steps, self.started, self.rate = device, 0, 0.0, 0.0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps in (WARM_UP_STEPS, WARM_UP_STEPS + STEPS):
+            self._mark()
+
+    def _mark(self) -> None:
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self.started:
+            self.rate = STEPS * ACCUMULATION * MICRO_BATCH_SIZE * SEQ_LEN / (now - self.started)
+        self.started = now
+
+
+def ours(device: str, *, statistics_on: bool) -> float:
+    import torch
+
+    from trainers.run import STEPS_PER_INTERVAL, Run
+
+    run, clock = Run(config(device, statistics_on=statistics_on), torch.device(device)), Clock(device)
+    for number in range(1, WARM_UP_STEPS + STEPS + 1):
+        run.step()
+        if number % STEPS_PER_INTERVAL == 0:  # as the loop does
+            run.read()
+            run.metrics()
+        clock.step()
+    return clock.rate
+
+
+def parts(device: str) -> tuple[Any, Any, Any]:
+    """(a compiled model, its optimizer, the training samples): the same for every peer."""
+    import torch
+
+    from trainers.activation_checkpointing import apply_to_blocks
+    from trainers.data import load_data
+    from trainers.optim import build_optimizer
+    from trainers.run import initial_module
+
+    trial = config(device)
+    train_set, _ = load_data(trial.data)
+    model = apply_to_blocks(initial_module(trial, train_set).to(torch.device(device)), trial)
+    return model, build_optimizer(model, trial), train_set
+
+
+def mean_loss(model: Any, batch: Any) -> Any:
+    loss_sum, num_targets = model(batch)
+    return loss_sum / num_targets
+
+
+def loader(train_set: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(train_set, batch_size=MICRO_BATCH_SIZE, shuffle=True, drop_last=True)
+
+
+def plain(device: str) -> float:
+    """What one would write by hand."""
+    import torch
+
+    model, optimizer, train_set = parts(device)
+    clock, batches = Clock(device), iter(loader(train_set))
+    for _ in range(WARM_UP_STEPS + STEPS):
+        for _ in range(ACCUMULATION):
+            batch = {key: value.to(device, non_blocking=True) for key, value in next(batches).items()}
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                loss = mean_loss(model, batch) / ACCUMULATION
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        clock.step()
+    return clock.rate
+
+
+def accelerate(device: str) -> float:
+    """As in Accelerate's guide to gradient accumulation."""
+    from accelerate import Accelerator  # pyright: ignore[reportMissingImports]  (an extra)
+
+    accelerator = Accelerator(
+        cpu=device == "cpu",
+        gradient_accumulation_steps=ACCUMULATION,
+        mixed_precision="bf16" if device == "cuda" else "no",
+    )
+    model, optimizer, train_set = parts(device)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(train_set))
+    clock = Clock(device)
+    for batch in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(mean_loss(model, batch))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            clock.step()
+        if clock.rate:
+            break
+    accelerator.free_memory()
+    return clock.rate
+
+
+def lightning(device: str) -> float:
+    """A LightningModule with automatic optimization; no logger, checkpoint or progress bar."""
+    import lightning as L  # pyright: ignore[reportMissingImports]  (an extra)
+
+    clock = Clock(device)
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.made, self.train_set = parts(device)
+
+        def training_step(self, batch: Any) -> Any:
+            return mean_loss(self.model, batch)
+
+        def configure_optimizers(self) -> Any:
+            return self.made
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % ACCUMULATION == 0:
+                clock.step()
+
+    module = Module()
+    with tempfile.TemporaryDirectory() as folder:
+        L.Trainer(
+            accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_steps=WARM_UP_STEPS + STEPS,
+            accumulate_grad_batches=ACCUMULATION, gradient_clip_val=1.0, default_root_dir=folder,
+            precision="bf16-mixed" if device == "cuda" else "32-true", logger=False, barebones=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        ).fit(module, loader(module.train_set))  # fmt: skip
+    return clock.rate
+
+
+def transformers(device: str) -> float:
+    """The Trainer with a model that returns its loss; nothing logged or saved."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    clock = Clock(device)
+    model, optimizer, train_set = parts(device)
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, targets: Any) -> dict[str, Any]:
+            return {"loss": mean_loss(self.model, {"input_ids": input_ids, "targets": targets})}
+
+    class EndOfStep(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, per_device_train_batch_size=MICRO_BATCH_SIZE, gradient_accumulation_steps=ACCUMULATION,
+            max_steps=WARM_UP_STEPS + STEPS, max_grad_norm=1.0, lr_scheduler_type="constant", report_to=[],
+            logging_strategy="no", save_strategy="no", disable_tqdm=True, use_cpu=device == "cpu",
+            bf16=device == "cuda", remove_unused_columns=False, label_names=[],
+        )  # fmt: skip
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        Trainer(
+            Wrapped(), arguments, train_dataset=train_set, optimizers=(optimizer, schedule), callbacks=[EndOfStep()]
+        ).train()
+    return clock.rate
+
+
+def print_table(found: dict[str, list[float]]) -> None:
+    print(machine())
+    print(
+        f"tokens/s at {MICRO_BATCH_SIZE} x {ACCUMULATION} samples of {SEQ_LEN} tokens; ratios within a round, lowest to highest"
+    )
+    print(f"{'side':>22} {'tokens/s':>10} {'ours / it':>26} {'ours with all statistics / it':>32}")
+    for name, values in found.items():
+        ratios = []
+        for side in ("ours", "ours, all statistics"):
+            median, low, high = ratio_by_round(found[side], values)
+            ratios.append(f"{median:.3f} [{low:.3f}, {high:.3f}]")
+        print(f"{name:>22} {statistics.median(values):>10,.0f} {ratios[0]:>26} {ratios[1]:>32}")
+
+
+if __name__ == "__main__":
+    main()

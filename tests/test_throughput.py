@@ -1,0 +1,44 @@
+"""What seconds per step are made into."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny import config
+from trainers.gpt import GPT
+from trainers.throughput import NUM_WARMUP_STEPS, StepClock, model_flops_per_token, peak_flops, utilisation
+
+
+def test_a_tied_head_multiplies_and_a_table_that_is_only_looked_up_does_not():
+    gpt = GPT(vocab_size=64, seq_len=16, num_layers=2, num_heads=2, hidden_dim=32)
+    positions = gpt.position_embedding.weight.numel()
+    assert model_flops_per_token(gpt) == 6 * (sum(p.numel() for p in gpt.parameters()) - positions)
+    assert model_flops_per_token(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3, bias=False))) == 6 * 12
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_utilisation_is_the_work_of_one_rank_over_the_peak_and_counts_recomputation_apart(world_size):
+    model = nn.Linear(10, 10, bias=False)
+    for mode, ratio in (("none", 1), ("full", 4 / 3)):
+        trial = config(world_size=world_size, activation_checkpointing=mode)
+        found = utilisation(model, trial, peak=1e6, tokens_per_second=1_000.0 * world_size)
+        assert found["mfu"] == pytest.approx(600 * 1_000 / 1e6)
+        assert found["hfu"] == pytest.approx(ratio * found["mfu"])
+        assert found["assumed_peak_flops"] == 1e6
+    assert "hfu" not in utilisation(model, config(activation_checkpointing="selective"), 1e6, 1.0)
+
+
+def test_without_a_known_peak_there_is_no_utilisation():
+    assert peak_flops(torch.device("cpu"), "float32") is None
+    assert utilisation(nn.Linear(1, 1), config(), None, 1_000.0) == {}
+
+
+def test_the_rate_is_the_median_over_steps_of_each_steps_own_targets():
+    clock = StepClock(torch.device("cpu"))
+    clock.step_seconds = [9.0] * NUM_WARMUP_STEPS + [1.0, 2.0, 4.0]
+    assert clock.median_rate([1.0] * NUM_WARMUP_STEPS + [100.0, 200.0, 800.0]) == 100.0
+    assert clock.median_step_seconds() == 2.0
+    clock.step_seconds = [9.0] * NUM_WARMUP_STEPS
+    assert clock.median_rate([1.0] * NUM_WARMUP_STEPS) is None
