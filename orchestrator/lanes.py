@@ -38,6 +38,7 @@ from trainers.loop import Report
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
 HEALTH_CHECK_SECONDS = "0.2"
+SECONDS_TO_CLOSE = 10
 # How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -227,10 +228,12 @@ def open_lanes(shape: LaneShape, storage: Path) -> Iterator[Any]:
     try:
         yield name
     finally:
-        ray.get(board.close.remote())
-        for thread in threads:
-            thread.join(timeout=30)
-        ray.kill(board)
+        # Where the cluster is gone, as after a SIGTERM to the whole process group, there is nobody to send home.
+        with contextlib.suppress(RayError):
+            ray.get(board.close.remote(), timeout=SECONDS_TO_CLOSE)
+            for thread in threads:
+                thread.join(timeout=30)
+            ray.kill(board)
 
 
 def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:

@@ -217,13 +217,13 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
 def _let_trials_save(switchboard: str) -> bool:
     """Whether all of them did in time."""
     import ray
-    from ray.exceptions import GetTimeoutError
+    from ray.exceptions import RayError
 
-    board = ray.get_actor(switchboard)
-    ray.get(board.dismiss_all.remote())
     try:
+        board = ray.get_actor(switchboard)
+        ray.get(board.dismiss_all.remote(), timeout=SECONDS_TO_SAVE)
         ray.get(board.until_idle.remote(), timeout=SECONDS_TO_SAVE)
-    except GetTimeoutError:
+    except (RayError, ValueError):  # too slow, or the cluster is gone with whoever was to save
         return False
     return True
 
