@@ -20,6 +20,7 @@ from trainers.config import (
     Schedule,
     Strict,
     TrialConfig,
+    check_shards,
     derive_accumulation,
 )
 
@@ -235,6 +236,7 @@ class StudyConfig(Strict):
             raise ValueError(
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
             )
+        check_shards(self.parallel, self.world_size)
         micro_batch_size, accumulation = given_batch(self.batch, self.world_size)
         effective = micro_batch_size * accumulation * self.world_size
         if effective > self.sample_budget:

@@ -117,8 +117,7 @@ class TrialConfig(Strict):
 
     @model_validator(mode="after")
     def _shards_need_ranks(self) -> TrialConfig:
-        if self.parallel == "fsdp" and self.world_size == 1:
-            raise ValueError("parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp")
+        check_shards(self.parallel, self.world_size)
         return self
 
     @model_validator(mode="after")
@@ -129,6 +128,12 @@ class TrialConfig(Strict):
                 f"({self.effective_batch_size}); raise sample_budget or lower the batch"
             )
         return self
+
+
+def check_shards(parallel: Parallel, world_size: int) -> None:
+    """Raise ValueError where there are no ranks to shard over."""
+    if parallel == "fsdp" and world_size == 1:
+        raise ValueError("parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp")
 
 
 def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_size: int) -> int:
