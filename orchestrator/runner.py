@@ -45,7 +45,7 @@ class Ending:
 def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *, quiet: bool = False) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     with open_run_directory(config, run_dir) as journal, _sigterm_is_ctrl_c():
-        if is_over(config, journal.study):
+        if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
             facts = preflight.check(config, compiles=address is None and uses_compile(config))
@@ -121,12 +121,6 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
     for key, value in items:
         yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-
-
-def is_over(config: StudyConfig, study: Study) -> bool:
-    """Whether every stage is concluded, or one has failed: what would follow it has nothing to stand on."""
-    failed = any(not conclusion.ok for conclusion in study.conclusions.values())
-    return failed or all(stage.type in study.conclusions for stage in config.stages)
 
 
 def _run_stages(

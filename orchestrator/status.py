@@ -53,7 +53,7 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG)
     recommendation = recommend(config, study)
     console.print(Text(config.name, style="bold"))
-    if not is_driven and not all(stage.type in study.conclusions for stage in config.stages):
+    if not is_driven and not study.is_over(stage.type for stage in config.stages):
         console.print(Text("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
         console.print(Text(recommendation["verdict"], style="green"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -86,6 +87,11 @@ class Study:
     @property
     def startup_seconds(self) -> list[float]:
         return list(self.ready.values())
+
+    def is_over(self, stages: Iterable[str]) -> bool:
+        """Whether all of these are concluded, or one has failed: what would follow it has nothing to stand on."""
+        failed = any(not conclusion.ok for conclusion in self.conclusions.values())
+        return failed or all(stage in self.conclusions for stage in stages)
 
     def of_stage(self, stage: str) -> list[Trial]:
         """The stage's trials in the order they were proposed."""

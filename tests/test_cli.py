@@ -170,6 +170,17 @@ def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFi
     assert "the best 3 go on" in out
 
 
+def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = "no process runs this study now: batchscout run goes on with it"
+    assert idle in call(capsys, "status", str(run_dir))[1]
+    with Journal(run_dir / "journal.jsonl", "tiny") as journal:
+        assert idle not in call(capsys, "status", str(run_dir))[1]
+        journal.append("conclusion", stage="frontier", ok=False, reason="nothing fits", values={}, notes=[])
+    assert idle not in call(capsys, "status", str(run_dir))[1], "running it again would not change that"
+
+
 def test_a_study_without_a_recommendation_has_a_report_too(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "report", str(run_dir))
     assert (code, out) == (0, f"{run_dir}/report.html\n")
