@@ -34,7 +34,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
         model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
-    check_contract(base_trial(config, None))
+    check_contract(base_trial(config, None), train_set)
     return {
         "num_train_samples": len(train_set),
         "num_val_samples": len(val_set),

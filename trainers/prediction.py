@@ -53,12 +53,11 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
         return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))
 
 
-def check_contract(config: TrialConfig) -> None:
+def check_contract(config: TrialConfig, train_set: Any) -> None:
     """Raise ValueError where the model's loss is not (loss_sum, num_targets), from fake tensors, in a second.
 
     A forward that fake tensors cannot follow proves nothing, and passes.
     """
-    train_set, _ = load_data(config.data)
     sample, loss = fetch(train_set, [0]), loss_function(config.loss)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
