@@ -193,8 +193,4 @@ class Switchboard:
         if deaths < MAX_LANE_DEATHS:
             self._queue.appendleft(replace(assignment, lane_deaths=deaths))
             return
-        line.messages.append(
-            Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}")
-        )
-        line.closed = True
-        line.arrived.set()
+        line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))
