@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from orchestrator.config import base_trial
 from orchestrator.lanes import memory_reason
 from orchestrator.messages import Assignment, Message
+from orchestrator.runner import largest_share
 from orchestrator.switchboard import Switchboard
 from tests.test_study_runs import study_of
 
@@ -200,6 +203,16 @@ def test_closing_sends_idle_ranks_home() -> None:
         assert await board.is_closed()
 
     play(scene())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "share"),
+    [([2], 1, 2), ([2], 2, 1), ([8] * 4, 1, 8), ([8] * 4, 4, 8), ([8] * 4, 5, 4), ([9, 3], 2, 4), ([1], 2, 1)],
+)
+def test_a_rank_gets_the_most_cpus_that_every_rank_can_have_on_one_node(
+    nodes: list[int], ranks: int, share: int
+) -> None:
+    assert largest_share(nodes, ranks) == share
 
 
 def test_out_of_memory_is_said_in_sizes() -> None:
