@@ -24,7 +24,7 @@ def main() -> None:
 
     chosen = options(__doc__)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_of, (chosen.device, folder), nprocs=RANKS)  # type: ignore[attr-defined]
+        torch.multiprocessing.spawn(rank_of, (chosen.device, folder), nprocs=RANKS)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
         found = json.loads((Path(folder) / "found.json").read_text())
     gradient_bytes, sent = found["gradient_bytes"], found["bytes_per_step"]
     print(machine())
@@ -54,6 +54,7 @@ def rank_of(rank: int, device: str, folder: str) -> None:
 def bytes_per_step(accumulation: int, steps: int = 5) -> tuple[float, int]:
     """(all-reduced bytes per step, bytes of the whole gradient)"""
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     from trainers.config import TrialConfig
     from trainers.loop import pick_device
@@ -70,14 +71,15 @@ def bytes_per_step(accumulation: int, steps: int = 5) -> tuple[float, int]:
     })  # fmt: skip
     run, sent = Run(config, pick_device()), 0
 
-    def count(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+    def count(state: Any, bucket):  # DDP refuses annotations that are strings
         nonlocal sent
         sent += bucket.buffer().nbytes
         work = dist.all_reduce(bucket.buffer().div_(RANKS), async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 
-    run.model.register_comm_hook(None, count)  # type: ignore[operator]
+    assert isinstance(run.model, DistributedDataParallel)
+    run.model.register_comm_hook(None, count)
     for _ in range(steps):
         run.step()
     return sent / steps, sum(p.numel() * p.element_size() for p in run.parameters)

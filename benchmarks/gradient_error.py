@@ -86,7 +86,7 @@ def parts(device: str) -> tuple[Any, Any, Any, list[Any]]:
     model = initial_module(config(), None).to(torch.device(device))
     optimizer, seen = build_optimizer(model, config()), []
     optimizer.register_step_post_hook(lambda *_: seen.append(flat(model)))
-    return model, optimizer, DataLoader(samples, batch_size=MICRO_BATCH_SIZE), seen  # type: ignore[arg-type]
+    return model, optimizer, DataLoader(samples, batch_size=MICRO_BATCH_SIZE), seen
 
 
 def flat(model: Any) -> Any:
@@ -129,7 +129,7 @@ def ours_2_ranks(device: str) -> Any:
     import torch.multiprocessing
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_of, (device, folder), nprocs=2)  # type: ignore[attr-defined]
+        torch.multiprocessing.spawn(rank_of, (device, folder), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
         return torch.load(Path(folder) / "gradient.pt")
 
 
@@ -222,9 +222,9 @@ def transformers(device: str) -> Any:
             max_grad_norm=0.0, report_to=[], logging_strategy="no", save_strategy="no", disable_tqdm=True,
             use_cpu=device == "cpu",
         )  # fmt: skip
-        labelled = [{"input_ids": s["input_ids"], "labels": s["targets"]} for s in samples]
+        labelled: Any = [{"input_ids": s["input_ids"], "labels": s["targets"]} for s in samples]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        Trainer(Wrapped(), arguments, train_dataset=labelled, optimizers=(optimizer, schedule)).train()  # type: ignore[arg-type]
+        Trainer(Wrapped(), arguments, train_dataset=labelled, optimizers=(optimizer, schedule)).train()
     return seen[0]
 
 
