@@ -531,7 +531,9 @@ def _config_text(value: Any) -> str:
 def _metric_text(key: str, value: Any) -> str:
     _, pattern, unit = _METRIC_COLUMNS[key]
     number = _finite(value)
-    return "-" if number is None else pattern.format(number / unit)
+    if number is None:
+        return "not available" if key == "noise_scale" else "-"
+    return pattern.format(number / unit)
 
 
 def _finite(value: Any) -> float | None:

@@ -135,8 +135,8 @@ def one_step(trial) -> tuple[tuple[float, float], list]:
     return run.meter.noise.steps[0], batches
 
 
-def of_two_ranks() -> tuple[tuple[float, float], list]:
-    return one_step(config(micro_batch_size=2, gradient_accumulation_steps=2, world_size=2))
+def of_two_ranks(parallel: str) -> tuple[tuple[float, float], list]:
+    return one_step(config(micro_batch_size=2, gradient_accumulation_steps=2, world_size=2, parallel=parallel))
 
 
 def assert_norms_are_those_of(gradients: list[torch.Tensor], noted: tuple[float, float]) -> None:
@@ -152,8 +152,9 @@ def test_a_step_sees_the_norms_of_the_explicit_micro_gradients():
     assert_norms_are_those_of(micro_gradients(trial, batches), noted)
 
 
-def test_ranks_see_their_own_gradients_before_they_are_averaged(tmp_path):
-    results = on_two_ranks(of_two_ranks, tmp_path)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path, parallel):
+    results = on_two_ranks(of_two_ranks, tmp_path, parallel)
     assert results[0][0] == results[1][0]
     batches = [batch for _, own in results for batch in own]
     assert len(batches) == 4
@@ -178,7 +179,7 @@ def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased():
         for number in numbers:
             samples = DIM**-0.5 + random.normal(size=(number, DIM)) * (noise_scale / DIM) ** 0.5
             (weight @ torch.from_numpy(samples.sum(0)).float() * scale).backward()
-            norms.end_of_micro_batch(torch.tensor(number), scale)
+            norms.end_of_micro_batch(torch.tensor(number), scale, last=number == numbers[-1])
         log.add(norms.take() / sum(numbers), weight.grad.norm() / scale / sum(numbers))
         weight.grad = None
     log.read()

@@ -183,6 +183,7 @@ def test_metrics_that_are_no_numbers_render_as_a_dash(config: StudyConfig, bad: 
     html = render_report(config, study, None)
     assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL))
     assert '<td class="number">-</td>' in html
+    assert "not available" in Page(html).texts["throughput"]
     assert len(svgs(html)) >= 9
 
 

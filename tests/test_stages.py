@@ -217,6 +217,11 @@ def test_coherence_inside_its_noise_floor_is_named() -> None:
     assert "at effective batch 16 the coherence is not above its noise floor" in known.conclude().notes
 
 
+def test_of_a_single_micro_batch_it_says_that_there_is_no_noise_scale() -> None:
+    notes = throughput_of({1: {"tokens_per_second": 1.0}, 2: signal(1.0, 50.0, 40.0, 60.0)}).conclude().notes
+    assert "effective batch 8 is one micro-batch, so its noise scale is not available: that takes two" in notes
+
+
 # Equivalence
 
 

@@ -73,8 +73,8 @@ def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_befor
         run.step()
     end_of_micro_batch = run.norms.end_of_micro_batch
 
-    def look(*arguments):
-        end_of_micro_batch(*arguments)
+    def look(*arguments, last):
+        end_of_micro_batch(*arguments, last=last)
         sums.append(flat([p.grad for p in run.parameters if p.grad is not None]))
 
     run.norms.end_of_micro_batch = look
@@ -96,14 +96,22 @@ def test_without_statistics_loss_norm_and_speed_are_all_there_is():
 
 
 def sharded_and_whole() -> list[dict[str, float]]:
+    """What a run of one interval says of its gradients and updates, whole on both ranks and in shards."""
     found = []
     for parallel in ("ddp", "fsdp"):
-        run, _, _ = some_steps(world_size=2, parallel=parallel)
+        run = cpu_run(
+            config(micro_batch_size=2, gradient_accumulation_steps=3, world_size=2, parallel=parallel, sample_budget=60)
+        )
         assert (local(run.parameters[0]) is run.parameters[0]) == (parallel == "ddp")
-        found.append(read_step(run.optimizer))
+        for _ in range(STEPS_PER_INTERVAL):
+            run.step()
+        run.read()
+        keys = ("coherence", "noise_scale", "successive_cosine", "gradient_variance", "update_norm", "adam_snr")
+        found.append({key: value for key, value in run.metrics().items() if key in keys})
     return found
 
 
 def test_shards_add_up_to_the_same_figures(tmp_path):
     for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path):
+        assert len(whole_model) == 6
         assert shards == pytest.approx(whole_model, rel=1e-3)

@@ -32,11 +32,12 @@ def accumulate_gradient(
     total_loss: Tensor | float = 0.0
     total_targets: Tensor | int = 0
     for index, batch in enumerate(micro_batches):
-        with gradients_meet(model, last=index == num_micro_batches - 1):
+        last = index == num_micro_batches - 1
+        with gradients_meet(model, last):
             loss_sum, num_targets = check_loss(loss_function(model, batch))
             (loss_sum * scale).backward()
         if norms is not None:
-            norms.end_of_micro_batch(num_targets, scale)
+            norms.end_of_micro_batch(num_targets, scale, last=last)
         total_loss = total_loss + loss_sum.detach()
         total_targets = total_targets + num_targets
     assert isinstance(total_loss, Tensor)

@@ -25,9 +25,10 @@ Z_95 = 1.96
 
 
 class MicroGradientNorms:
-    """Sees each micro-batch's own gradient (hooks on the leaves run before accumulation, and before DDP's all-reduce)."""
+    """Sees each micro-batch's own gradient (hooks on the leaves run before accumulation, and before ranks exchange it)."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
+        """parameters: as `trainers.parallel.leaves_of` finds them."""
         self.follow_sum = False
         """Whether to look at the sum of the micro-gradients, too, as it grows: it costs a pass over it each time."""
         self._parameters, self._world_size = parameters, world_size
@@ -40,13 +41,13 @@ class MicroGradientNorms:
     def _see(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
-    def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor) -> None:
-        """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward."""
+    def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor, *, last: bool) -> None:
+        """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of its step."""
         norm = torch.linalg.vector_norm(torch.stack(self._norms))
         # 0 / 0 for a micro-batch without targets: it has no gradient of its own, and the estimate leaves its step out.
         self._weighted_squares.append((norm / scale) ** 2 / num_targets)
         self._norms = []
-        if self.follow_sum:
+        if self.follow_sum and not (last and self._world_size > 1):  # by then the sum is that of all ranks
             total = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
             self._lengths.append(torch.stack([norm, total]))
 
@@ -56,8 +57,6 @@ class MicroGradientNorms:
         Near 0 for pure noise. The cosine of one sum with the next, which is sometimes quoted, is not: it is near 1.
         """
         lengths, self._lengths = self._lengths, []
-        if self._world_size > 1:  # the last sum is that of all ranks already
-            lengths = lengths[:-1]
         cosines = [_cosine_with_sum(*before, *now) for before, now in itertools.pairwise(lengths)]
         return {"successive_cosine": torch.stack(cosines).mean().item()} if cosines else {}
 

@@ -51,6 +51,21 @@ def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextMa
     return contextlib.nullcontext()
 
 
+def leaves_of(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose hooks see each of this rank's micro-gradients whole.
+
+    Under FSDP2 these are what a forward unshards into, the same objects in every step; the shards never see a gradient
+    before it is reduced.
+    """
+    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in shards:
+        module.unshard()
+    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for module in shards:
+        module.reshard()
+    return leaves
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -21,7 +21,7 @@ from trainers.gradient_noise import MicroGradientNorms
 from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_at
-from trainers.parallel import distribute, load_state, state_of
+from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
 
@@ -55,9 +55,7 @@ class Run:
         half_life, batch = config.ema_half_life_samples, config.effective_batch_size
         self.average = WeightAverage(self.parameters, half_life, batch) if half_life else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-        # A shard is not a micro-gradient: under FSDP2 there is no norm to take, and no estimate.
-        whole = config.statistics and config.parallel == "ddp"
-        self.norms = MicroGradientNorms(self.parameters, config.world_size) if whole else None
+        self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = 0
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.meter.clock.start()

@@ -86,6 +86,10 @@ def _notes(
         notes.append(
             f"multiples {', '.join(map(str, left_out))} were left out: the data has fewer samples than such a batch"
         )
+    single = [t for t in done if t.config.gradient_accumulation_steps * t.config.world_size == 1]
+    if single:
+        batch = single[0].config.effective_batch_size
+        notes.append(f"effective batch {batch} is one micro-batch, so its noise scale is not available: that takes two")
     below = [t for t in done if t.metrics.get("coherence", 1) <= t.metrics.get("coherence_floor", 0)]
     if below:
         batches = ", ".join(str(t.config.effective_batch_size) for t in below)
