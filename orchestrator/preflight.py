@@ -23,9 +23,9 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
 
     Raises ValueError for bad input.
     """
+    from trainers.contract import check_shapes
     from trainers.data import load_data
     from trainers.models import build_model, find_blocks, num_batch_norms
-    from trainers.prediction import check_contract
 
     check_compiler(compiles)
     with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
@@ -34,7 +34,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
         model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
-    check_contract(base_trial(config, None), train_set)
+    check_shapes(base_trial(config, None), train_set)
     return {
         "num_train_samples": len(train_set),
         "num_val_samples": len(val_set),

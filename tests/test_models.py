@@ -1,4 +1,4 @@
-"""What counts as a model, what it must return, and which of its parts repeat."""
+"""What counts as a model, and which of its parts repeat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trainers.data import fetch
 from trainers.gpt import GPT, summed_cross_entropy
 from trainers.models import (
     build_model,
-    check_loss,
     find_blocks,
     loss_function,
     num_batch_norms,
@@ -104,35 +103,6 @@ def test_kwargs_that_do_not_fit_are_refused_with_those_that_do():
         ValueError, match=r"hidden_dim \(10\) is not a multiple of num_heads \(4\); choose a multiple of 4"
     ):
         build("gpt", hidden_dim=10)
-
-
-REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (torch.tensor(1.0), "the model returned a Tensor; "),
-        ((torch.tensor(1.0),), "the model returned a tuple; "),
-        ([torch.tensor(1.0), torch.tensor(1)], "the model returned a list; "),
-        ((torch.ones(2, 3), torch.tensor(6)), "the model's loss_sum is (2, 3), not a scalar tensor; "),
-        ((torch.tensor(1.0), 6), "the model's num_targets is int, not a scalar tensor; "),
-    ],
-)
-def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message):
-    with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
-        check_loss(returned)
-
-
-def test_a_run_refuses_a_model_that_breaks_the_contract():
-    run = cpu_run(config(model={"target": "tests.test_models:Bigram"}, loss="tests.test_models:mean_loss"))
-    with pytest.raises(ValueError, match="the model returned a Tensor"):
-        run.step()
-
-
-def mean_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    loss_sum, num_targets = module(batch)
-    return loss_sum / num_targets
 
 
 def layers(count: int) -> nn.ModuleList:

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers.contract import check_loss
 from trainers.gradient_noise import MicroGradientNorms
-from trainers.models import LossFunction, check_loss
+from trainers.models import LossFunction
 from trainers.parallel import gradients_meet, local, whole
 
 

@@ -15,6 +15,7 @@ from trainers import memory
 from trainers.checkpoint import save_checkpoint
 from trainers.compilation import warm_up
 from trainers.config import TrialConfig
+from trainers.contract import check_sum
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
 from trainers.run import STEPS_PER_INTERVAL, Run
@@ -52,6 +53,7 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
     compile_seconds = warm_up(config, device)
     with memory.held_to(config.memory_limit_bytes, device):
         run = Run(config, device, compile_seconds)
+        check_sum(config, run.module, run.loss_function, run.train_set, device)
         unheard = run.resume(directory)
         reporter = Reporter(run, report, directory, token)
         if unheard and reporter.again(unheard) == "stop":

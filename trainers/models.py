@@ -97,18 +97,6 @@ def _own_loss(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return module(batch)
 
 
-def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
-    """(loss_sum, num_targets) as two scalar tensors, or a ValueError that says what was returned instead."""
-    fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise ValueError(f"the model returned a {type(returned).__name__}; {fix}")
-    for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
-        if not isinstance(value, Tensor) or value.dim() != 0:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
-    return returned
-
-
 def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     """Every BatchNorm of it over all ranks. Raises ValueError on a CPU, where torch has none."""
     if num_batch_norms(module) and device.type == "cpu":

@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.config import Precision, TrialConfig
+from trainers.contract import fake_batch
 from trainers.data import fetch, load_data
-from trainers.models import build_model, check_loss, loss_function
+from trainers.models import build_model, loss_function
 from trainers.optim import build_optimizer
 
 
@@ -41,7 +42,7 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
         optimizer = build_optimizer(model, config)
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
-        batch = _repeated(sample, micro_batch_size)
+        batch = fake_batch(sample, micro_batch_size)
         with tracker:
             for _ in range(2):  # the optimizer's state is made in the first step, the peak is in the second
                 for _ in range(min(2, config.gradient_accumulation_steps)):
@@ -51,20 +52,6 @@ def _peak(config: TrialConfig, train_set: Any, sample: Any, micro_batch_size: in
                 optimizer.step()
                 optimizer.zero_grad()
         return float(sum(peak["Total"] for peak in tracker.get_tracker_snapshot("peak").values()))
-
-
-def check_contract(config: TrialConfig, train_set: Any) -> None:
-    """Raise ValueError where the model's loss is not (loss_sum, num_targets), from fake tensors, in a second.
-
-    A forward that fake tensors cannot follow proves nothing, and passes.
-    """
-    sample, loss = fetch(train_set, [0]), loss_function(config.loss)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            returned = loss(build_model(config.model, train_set), _repeated(sample, 1))
-    except Exception:
-        return
-    check_loss(returned)
 
 
 def flops_per_sample(config: TrialConfig) -> float:
@@ -77,7 +64,7 @@ def flops_per_sample(config: TrialConfig) -> float:
     with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
         model = build_model(config.model, train_set)
         with FlopCounterMode(display=False) as counter:
-            loss_sum, _ = loss_function(config.loss)(model, _repeated(sample, 1))
+            loss_sum, _ = loss_function(config.loss)(model, fake_batch(sample, 1))
             loss_sum.backward()
     return float(counter.get_total_flops())
 
@@ -92,14 +79,3 @@ def matmul_flops_per_second(device: torch.device, precision: Precision, seconds:
         torch.mm(square, square).sum().item()  # the sum is read, so the product is done
         count += 1
     return count * 2.0 * size**3 / elapsed
-
-
-def _repeated(sample: Any, times: int) -> Any:
-    """A fake batch of `times` samples of this shape."""
-    if isinstance(sample, torch.Tensor):
-        return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
-    if isinstance(sample, dict):
-        return {key: _repeated(value, times) for key, value in sample.items()}
-    if isinstance(sample, (list, tuple)):
-        return type(sample)(_repeated(value, times) for value in sample)
-    return sample

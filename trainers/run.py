@@ -15,6 +15,7 @@ from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load_newest, random_state, set_random_state
 from trainers.config import DataConfig, TrialConfig
+from trainers.contract import check_first_loss
 from trainers.data import SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
 from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import MicroGradientNorms
@@ -97,6 +98,8 @@ class Run:
     def read(self) -> list[float]:
         """Bring the steps since the last read to the host: the mean loss of each. The last gradient is let go."""
         losses = self.meter.read()
+        if losses and len(losses) == self.num_steps:
+            check_first_loss(losses[0])
         if self.config.statistics:  # of the last step alone: each costs a pass over the parameters
             self.meter.observe(read_step(self.optimizer) | (self.norms.read_cosine() if self.norms else {}))
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,108 @@
+"""What a user's model must return, (loss_sum, num_targets), and how to find out early that it does not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainers.config import TrialConfig
+from trainers.data import SampleSet, fetch, move
+from trainers.models import LossFunction, build_model, loss_function
+
+# A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
+SUM_OR_MEAN = 1.5
+
+
+def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
+    """(loss_sum, num_targets) as two scalar tensors, or a ValueError that says what was returned instead."""
+    fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ValueError(f"the model returned a {type(returned).__name__}; {fix}")
+    for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
+    return returned
+
+
+def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
+    """Raise ValueError where the model's loss is not two scalars, from fake tensors, in a second.
+
+    A forward that fake tensors cannot follow proves nothing, and passes.
+    """
+    sample, loss = fetch(train_set, [0]), loss_function(config.loss)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            returned = loss(build_model(config.model, train_set), fake_batch(sample, 1))
+    except Exception:
+        return
+    check_loss(returned)
+
+
+def fake_batch(sample: Any, times: int) -> Any:
+    """A batch of `times` samples of this one's shape; called within a FakeTensorMode."""
+    if isinstance(sample, torch.Tensor):
+        return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
+    if isinstance(sample, dict):
+        return {key: fake_batch(value, times) for key, value in sample.items()}
+    if isinstance(sample, (list, tuple)):
+        return type(sample)(fake_batch(value, times) for value in sample)
+    return sample
+
+
+_known_sums: set[str] = set()
+
+
+def check_sum(
+    config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
+) -> None:
+    """Raise ValueError where the loss is a mean or the targets are not counted; two small forwards, once per process.
+
+    The gradient would be wrong as soon as a batch is split, and by nothing else would one notice.
+    """
+    key = config.model_dump_json(include={"model", "loss", "data"})
+    if key in _known_sums:
+        return
+    once, twice = (_evaluated(module, loss, move(fetch(train_set, [0] * n), device)) for n in (1, 2))
+    _check_doubling(once, twice)
+    _known_sums.add(key)
+
+
+@torch.no_grad()
+def _evaluated(module: nn.Module, loss: LossFunction, batch: Any) -> tuple[float, float]:
+    devices = [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]
+    module.eval()
+    with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+        loss_sum, num_targets = check_loss(loss(module, batch))
+    module.train()
+    return loss_sum.item(), num_targets.item()
+
+
+def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
+    """(loss_sum, num_targets) of one sample, and of it taken twice."""
+    if not (all(once) and all(map(math.isfinite, (*once, *twice)))):
+        return
+    loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
+    if loss_ratio < SUM_OR_MEAN:
+        raise ValueError(
+            f"the model's loss_sum is {once[0]:.4g} for one sample and {twice[0]:.4g} for two equal ones: it is a mean, and "
+            "every split of a batch would train differently; return the sum over the targets (reduction='sum') and their number"
+        )
+    if count_ratio < SUM_OR_MEAN:
+        raise ValueError(
+            f"the model's num_targets is {once[1]:g} for one sample and {twice[1]:g} for two equal ones: it does not count "
+            "what loss_sum sums over; return the number of targets in the batch"
+        )
+
+
+def check_first_loss(loss: float) -> None:
+    """Raise ValueError where it is not a number: nothing was learnt yet, so no learning rate is to blame."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss of the first step is {loss}, before any weight has moved; look for a division by zero, a logarithm "
+            "of zero or missing values in the first samples, check how the weights are initialised, or use precision: float32"
+        )
