@@ -55,6 +55,8 @@ class Run:
         self.optimizer = build_optimizer(self.module, config)
         half_life, batch = config.ema_half_life_samples, config.effective_batch_size
         self.average = WeightAverage(self.parameters, half_life, batch) if half_life else None
+        # Of one micro-batch: in units of it even a sum stays within float16's range, from the first step on.
+        self.nominal_targets = config.micro_batch_size * getattr(self.train_set, "seq_len", 1)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = 0
@@ -74,9 +76,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(config, self.samples_seen)
-        scale = (
-            self.scaler.scale(torch.ones((), device=self.device)) / config.micro_batch_size
-        )  # keeps float16 in range
+        scale = self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets
         loss_sum, num_targets = accumulate_gradient(
             self.model,
             self.loss_function,
@@ -87,7 +87,7 @@ class Run:
         )
         loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
         self.scaler.unscale_(self.optimizer)
-        factor = config.micro_batch_size * config.world_size / num_targets
+        factor = self.nominal_targets * config.world_size / num_targets
         gradient_norm = normalise_and_clip(self.parameters, factor, config.optimizer.max_gradient_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -111,6 +111,8 @@ class Run:
             "samples_seen": self.samples_seen,
             "learning_rate": learning_rate_at(self.config, self.samples_seen),
         }
+        if self.scaler.is_enabled():
+            place["loss_scale"] = self.scaler.get_scale()
         return place | self.meter.metrics(self.module, len(self.train_set))
 
     def state(self, report: dict[str, Any] | None) -> dict[str, Any]:
