@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny import config
+from tests.tiny import config, on_two_ranks
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.loop import train
 
@@ -79,6 +79,35 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_pa
         train(config(**STOPPABLE), die_at_48, tmp_path)
     train(config(**STOPPABLE), lambda report: None, tmp_path)
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
+
+
+def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int):
+    """The same effective batch, without the dropout that differs between ranks."""
+    return config(
+        **STOPPABLE
+        | {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
+        | {"gradient_accumulation_steps": gradient_accumulation_steps}
+    )
+
+
+def as_ranks(directory: str, *rungs: int) -> str:
+    return train(split(2, 2, 2), stop_at(*rungs), Path(directory))
+
+
+@pytest.mark.parametrize("ranks_first", [True, False])
+@pytest.mark.parametrize("one_rank", [(1, 2, 4), (1, 8, 1)])
+def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp_path, one_rank, ranks_first):
+    alone, whole, parts = split(*one_rank), tmp_path / "whole", tmp_path / "parts"
+    train(split(1, 4, 2), lambda report: None, whole)
+    if ranks_first:
+        assert on_two_ranks(as_ranks, tmp_path, str(parts), 48) == ["stop", "stop"]
+        assert train(alone, lambda report: None, parts) == "go on"
+    else:
+        assert train(alone, stop_at(48), parts) == "stop"
+        assert on_two_ranks(as_ranks, tmp_path, str(parts)) == ["go on", "go on"]
+    ours, theirs = final_state(parts)["model"], final_state(whole)["model"]
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped):

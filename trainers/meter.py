@@ -100,9 +100,10 @@ class Meter:
 
     def state(self) -> dict[str, Any]:
         """What a later process must know to count on from here."""
-        return {**self._seconds(), "noise_steps": self.noise.steps}
+        return {**self._seconds(), "noise_steps": self.noise.steps, "micro_batch_size": self.config.micro_batch_size}
 
     def load(self, state: dict[str, Any]) -> None:
         self._train_seconds_before = state["train_seconds"]
         self._compile_seconds_before += state["compile_seconds"]
-        self.noise.steps = [tuple(pair) for pair in state["noise_steps"]]
+        if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
+            self.noise.steps = [tuple(pair) for pair in state["noise_steps"]]
