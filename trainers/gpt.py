@@ -5,10 +5,13 @@ Shapes: B micro-batch, T sequence, H heads, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+CrossEntropy = Literal["whole", "chunked"]
 INITIAL_STD = 0.02
 
 
@@ -56,13 +59,17 @@ class GPT(nn.Module):
         num_heads: int = 4,
         hidden_dim: int = 128,
         dropout: float = 0.0,
+        cross_entropy: CrossEntropy = "whole",
     ) -> None:
+        """cross_entropy: from logits held `whole`, or `chunked`, a few rows of them at a time (torch 2.13 and later)."""
         super().__init__()
         if hidden_dim % num_heads:
             raise ValueError(
                 f"hidden_dim ({hidden_dim}) is not a multiple of num_heads ({num_heads}); "
                 f"choose a multiple of {num_heads}"
             )
+        _check_cross_entropy(cross_entropy)
+        self.cross_entropy = cross_entropy
         self.token_embedding = nn.Embedding(vocab_size, hidden_dim)
         self.position_embedding = nn.Embedding(seq_len, hidden_dim)
         self.blocks = nn.ModuleList(Block(hidden_dim, num_heads, dropout) for _ in range(num_layers))
@@ -84,11 +91,38 @@ class GPT(nn.Module):
         x = self.token_embedding(input_ids) + self.position_embedding(positions)  # (B, T, D)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))  # (B, T, V)
-        return summed_cross_entropy(logits, targets)
+        x = self.norm(x)
+        if self.cross_entropy == "chunked":
+            return chunked_cross_entropy(x, self.head.weight, targets)
+        return summed_cross_entropy(self.head(x), targets)
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy summed over the targets that count, and how many they are; logits (B, T, V), targets (B, T)."""
     loss_sum = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
     return loss_sum, (targets != -100).sum()
+
+
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from hidden (B, T, D) and the head's weight (V, D): the logits of all B x T targets never exist at once."""
+    low = torch.is_autocast_enabled(hidden.device.type)
+    dtype = torch.get_autocast_dtype(hidden.device.type) if low else hidden.dtype
+    losses = F.linear_cross_entropy(
+        hidden.flatten(0, 1).to(dtype),
+        weight.to(dtype),
+        targets.flatten(),
+        ignore_index=-100,
+        reduction="none" if low else "sum",  # a sum in low precision would be the loss to two digits
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
+    return losses.float().sum(), (targets != -100).sum()
+
+
+def _check_cross_entropy(name: str) -> None:
+    if name not in get_args(CrossEntropy):
+        raise ValueError(f"cross_entropy is '{name}'; choose {' or '.join(get_args(CrossEntropy))}")
+    if name == "chunked" and not hasattr(F, "linear_cross_entropy"):
+        raise ValueError(
+            f"cross_entropy 'chunked' is torch's linear_cross_entropy, which torch {torch.__version__} does not have; "
+            "install torch 2.13 or later, or use 'whole'"
+        )
