@@ -1,6 +1,6 @@
 """Peak memory and seconds of a step in every activation checkpointing mode, compiled and eager, each in fresh processes.
 
-    python benchmarks/activation_checkpointing.py [--device cpu|cuda] [--quick]
+    python benchmarks/activation_checkpointing.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
 The modes have their turns in rounds; the peak is that of a process that runs this mode alone.
 """
@@ -22,18 +22,29 @@ MODES: tuple[tuple[str | float, bool], ...] = (
     ("none", True), ("selective", True), ("full", True), (0.5, True), (0.1, True),
 )  # fmt: skip
 STEPS = 12
+SMALL = {
+    "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 192}},
+    "data": {
+        "target": "python_stdlib",
+        "kwargs": {"seq_len": 192, "tokenizer": {"train_bpe": 2048}, "max_text_bytes": 2_000_000},
+    },
+}
 
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--one":
         return print(json.dumps(one_mode(json.loads(sys.argv[2]))))
-    chosen = options(__doc__)
+    chosen = options(__doc__, small=SMALL)
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for round_ in range(1 if chosen.quick else 3):
             for mode, compiled in MODES:
                 name = f"{mode}{'' if compiled else ', eager'}"
-                found.setdefault(name, []).append(in_fresh_process(mode, compiled, chosen.device, folder))
+                found.setdefault(name, []).append(
+                    in_fresh_process(
+                        {"mode": mode, "compiled": compiled, "device": chosen.device, "gpt": chosen.trial}, folder
+                    )
+                )
             print(
                 f"round {round_ + 1}: " + ", ".join(f"{n} {v[-1]['step_seconds']:.3f} s" for n, v in found.items()),
                 flush=True,
@@ -45,12 +56,13 @@ def main() -> None:
     print(json.dumps(medians))
 
 
-def in_fresh_process(mode: str | float, compiled: bool, device: str, folder: str) -> dict[str, float]:
+def in_fresh_process(told: dict[str, Any], folder: str) -> dict[str, float]:
     from trainers.memory import MALLOC_ENVIRONMENT
 
-    told = json.dumps({"mode": mode, "compiled": compiled, "device": device})
     environment = {**os.environ, **MALLOC_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-    done = subprocess.run([sys.executable, __file__, "--one", told], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps(told)], env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -65,11 +77,7 @@ def one_mode(told: dict[str, Any]) -> dict[str, float]:
 
     device = torch.device(told["device"])
     config = TrialConfig.model_validate({
-        "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 192}},
-        "data": {
-            "target": "python_stdlib",
-            "kwargs": {"seq_len": 192, "tokenizer": {"train_bpe": 2048}, "max_text_bytes": 2_000_000},
-        },
+        **told["gpt"],
         "micro_batch_size": 8, "gradient_accumulation_steps": 2, "compile": told["compiled"],
         "activation_checkpointing": told["mode"], "learning_rate": 1e-3, "sample_budget": 10**6,
         "precision": "bfloat16" if device.type == "cuda" else "float32",

@@ -1,30 +1,36 @@
 """Bytes of gradient that a rank all-reduces per optimizer step: one gradient's worth, whatever the accumulation.
 
-    python benchmarks/communication.py [--device cpu|cuda] [--quick]
+    python benchmarks/communication.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
-Two ranks (gloo on a CPU, NCCL on two GPUs); a communication hook counts what DDP hands to its all-reduce.
+Two ranks (gloo on a CPU and on one GPU, NCCL on two); a communication hook counts what DDP hands to its all-reduce.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from side_by_side import machine, options
+from side_by_side import join_two_ranks, machine, options
 
 RANKS = 2
 ACCUMULATIONS = (1, 2, 8)
+SMALL = {
+    "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
+    "data": {
+        "target": "python_stdlib",
+        "kwargs": {"seq_len": 64, "tokenizer": "bytes", "max_text_bytes": 500_000},
+    },
+}
 
 
 def main() -> None:
     import torch.multiprocessing
 
-    chosen = options(__doc__)
+    chosen = options(__doc__, small=SMALL)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_of, (chosen.device, folder), nprocs=RANKS)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
+        torch.multiprocessing.spawn(rank_of, (chosen.device, folder, chosen.trial), nprocs=RANKS)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
         found = json.loads((Path(folder) / "found.json").read_text())
     gradient_bytes, sent = found["gradient_bytes"], found["bytes_per_step"]
     print(machine())
@@ -35,23 +41,18 @@ def main() -> None:
     print(json.dumps({"bytes_per_step": sent, "ratio_to_one_all_reduce": worst}))
 
 
-def rank_of(rank: int, device: str, folder: str) -> None:
-    import torch
+def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
     import torch.distributed as dist
 
-    os.environ.update(MASTER_ADDR="127.0.0.1")
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    counted = {accumulation: bytes_per_step(accumulation) for accumulation in ACCUMULATIONS}
+    join_two_ranks(rank, device, folder)
+    counted = {accumulation: bytes_per_step(gpt, accumulation) for accumulation in ACCUMULATIONS}
     if rank == 0:
         found = {"bytes_per_step": {k: sent for k, (sent, _) in counted.items()}, "gradient_bytes": counted[1][1]}
         (Path(folder) / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def bytes_per_step(accumulation: int, steps: int = 5) -> tuple[float, int]:
+def bytes_per_step(gpt: dict[str, Any], accumulation: int, steps: int = 5) -> tuple[float, int]:
     """(all-reduced bytes per step, bytes of the whole gradient)"""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -61,11 +62,7 @@ def bytes_per_step(accumulation: int, steps: int = 5) -> tuple[float, int]:
     from trainers.run import Run
 
     config = TrialConfig.model_validate({
-        "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
-        "data": {
-            "target": "python_stdlib",
-            "kwargs": {"seq_len": 64, "tokenizer": "bytes", "max_text_bytes": 500_000},
-        },
+        **gpt,
         "micro_batch_size": 2, "gradient_accumulation_steps": accumulation, "world_size": RANKS, "compile": False,
         "learning_rate": 1e-3, "sample_budget": 10**6,
     })  # fmt: skip

@@ -1,6 +1,6 @@
 """Relative error of the first gradient on padded data, against one process on the whole batch: ours and its peers.
 
-    python benchmarks/gradient_error.py [--device cpu|cuda] [--quick]
+    python benchmarks/gradient_error.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
 16 sequences of uneven length, 4 micro-batches of 4. Each side is written as its own guide writes accumulation: a mean loss
 per micro-batch, which it averages; transformers is told the number of targets of the whole batch, as its own models are.
@@ -10,23 +10,23 @@ The gradient is what the optimizer has stepped with (Lightning computes the last
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-from side_by_side import machine, options
+from side_by_side import join_two_ranks, machine, options
 
 NUM_SAMPLES, SEQ_LEN, VOCAB_SIZE = 16, 64, 128
 MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
+SMALL = {"model": {"target": "gpt", "kwargs": {"num_layers": 2, "num_heads": 2, "hidden_dim": 64}}}
 SIDES = ("ours_1_rank", "ours_2_ranks", "plain", "accelerate", "lightning", "transformers")
 
 
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, small=SMALL)
     warnings.simplefilter("ignore")
-    errors = {side: error_of(side, chosen.device) for side in SIDES}
+    errors = {side: error_of(side, chosen.device, chosen.trial["model"]) for side in SIDES}
     print(machine())
     for side, error in errors.items():
         print(f"{side:>14} {error:>10.1e}")
@@ -46,12 +46,12 @@ def padded(num_samples: int = NUM_SAMPLES) -> tuple[Any, Any]:
     return samples, samples[:1]
 
 
-def config(world_size: int = 1) -> Any:
+def config(gpt: dict[str, Any], world_size: int = 1) -> Any:
     from trainers.config import TrialConfig
 
-    size = {"vocab_size": VOCAB_SIZE, "seq_len": SEQ_LEN, "num_layers": 2, "num_heads": 2, "hidden_dim": 64}
+    size = gpt["kwargs"] | {"vocab_size": VOCAB_SIZE, "seq_len": SEQ_LEN}
     return TrialConfig.model_validate({
-        "model": {"target": "gpt", "kwargs": size},
+        "model": gpt | {"kwargs": size},
         "data": {"target": "gradient_error:padded"},
         "micro_batch_size": MICRO_BATCH_SIZE, "gradient_accumulation_steps": ACCUMULATION // world_size,
         "world_size": world_size, "compile": False, "learning_rate": 1e-3, "sample_budget": NUM_SAMPLES,
@@ -59,22 +59,22 @@ def config(world_size: int = 1) -> Any:
     })  # fmt: skip
 
 
-def error_of(side: str, device: str) -> float:
+def error_of(side: str, device: str, gpt: dict[str, Any]) -> float:
     import torch
 
-    reference = whole_batch_gradient(device)
+    reference = whole_batch_gradient(device, gpt)
     gradient = {
-        "ours_1_rank": lambda: ours(device),
-        "ours_2_ranks": lambda: ours_2_ranks(device),
-        "plain": lambda: plain(device),
-        "accelerate": lambda: accelerate(device),
-        "lightning": lambda: lightning(device),
-        "transformers": lambda: transformers(device),
+        "ours_1_rank": lambda: ours(device, gpt),
+        "ours_2_ranks": lambda: ours_2_ranks(device, gpt),
+        "plain": lambda: plain(device, gpt),
+        "accelerate": lambda: accelerate(device, gpt),
+        "lightning": lambda: lightning(device, gpt),
+        "transformers": lambda: transformers(device, gpt),
     }[side]()
     return (torch.linalg.vector_norm(gradient - reference) / torch.linalg.vector_norm(reference)).item()
 
 
-def parts(device: str) -> tuple[Any, Any, Any, list[Any]]:
+def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     """(model, optimizer, data loader, where the gradient of the first step will be)"""
     import torch
     from torch.utils.data import DataLoader
@@ -83,8 +83,8 @@ def parts(device: str) -> tuple[Any, Any, Any, list[Any]]:
     from trainers.run import initial_module
 
     samples, _ = padded()
-    model = initial_module(config(), None).to(torch.device(device))
-    optimizer, seen = build_optimizer(model, config()), []
+    model = initial_module(config(gpt), None).to(torch.device(device))
+    optimizer, seen = build_optimizer(model, config(gpt)), []
     optimizer.register_step_post_hook(lambda *_: seen.append(flat(model)))
     return model, optimizer, DataLoader(samples, batch_size=MICRO_BATCH_SIZE), seen
 
@@ -100,10 +100,10 @@ def mean_loss(model: Any, batch: Any) -> Any:
     return loss_sum / num_targets
 
 
-def whole_batch_gradient(device: str) -> Any:
+def whole_batch_gradient(device: str, gpt: dict[str, Any]) -> Any:
     import torch
 
-    model, *_ = parts(device)
+    model, *_ = parts(device, gpt)
     samples, _ = padded()
     mean_loss(model, {key: torch.stack([s[key] for s in samples]).to(device) for key in samples[0]}).backward()
     return flat(model)
@@ -118,52 +118,48 @@ def first_gradient(trial: Any, device: Any) -> Any:
     return seen[0]
 
 
-def ours(device: str) -> Any:
+def ours(device: str, gpt: dict[str, Any]) -> Any:
     import torch
 
-    return first_gradient(config(), torch.device(device))
+    return first_gradient(config(gpt), torch.device(device))
 
 
-def ours_2_ranks(device: str) -> Any:
+def ours_2_ranks(device: str, gpt: dict[str, Any]) -> Any:
     import torch
     import torch.multiprocessing
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_of, (device, folder), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
+        torch.multiprocessing.spawn(rank_of, (device, folder, gpt), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]  (it is documented)
         return torch.load(Path(folder) / "gradient.pt")
 
 
-def rank_of(rank: int, device: str, folder: str) -> None:
+def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
     from trainers.loop import pick_device
 
-    os.environ.update(MASTER_ADDR="127.0.0.1")
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    gradient = first_gradient(config(world_size=2), pick_device())
+    join_two_ranks(rank, device, folder)
+    gradient = first_gradient(config(gpt, world_size=2), pick_device())
     if rank == 0:
         torch.save(gradient, Path(folder) / "gradient.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def plain(device: str) -> Any:
-    model, optimizer, batches, seen = parts(device)
+def plain(device: str, gpt: dict[str, Any]) -> Any:
+    model, optimizer, batches, seen = parts(device, gpt)
     for batch in batches:
         (mean_loss(model, {key: value.to(device) for key, value in batch.items()}) / ACCUMULATION).backward()
     optimizer.step()
     return seen[0]
 
 
-def accelerate(device: str) -> Any:
+def accelerate(device: str, gpt: dict[str, Any]) -> Any:
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]  (an extra)
 
     accelerator = Accelerator(cpu=device == "cpu", gradient_accumulation_steps=ACCUMULATION)
-    model, optimizer, batches, seen = parts(device)
+    model, optimizer, batches, seen = parts(device, gpt)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     for batch in batches:
         with accelerator.accumulate(model):
@@ -173,10 +169,10 @@ def accelerate(device: str) -> Any:
     return seen[0]
 
 
-def lightning(device: str) -> Any:
+def lightning(device: str, gpt: dict[str, Any]) -> Any:
     import lightning as L  # pyright: ignore[reportMissingImports]  (an extra)
 
-    inner, optimizer, batches, seen = parts(device)
+    inner, optimizer, batches, seen = parts(device, gpt)
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -198,11 +194,11 @@ def lightning(device: str) -> Any:
     return seen[0]
 
 
-def transformers(device: str) -> Any:
+def transformers(device: str, gpt: dict[str, Any]) -> Any:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    inner, optimizer, _, seen = parts(device)
+    inner, optimizer, _, seen = parts(device, gpt)
     samples, _ = padded()
 
     class Wrapped(torch.nn.Module):

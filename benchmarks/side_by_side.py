@@ -1,20 +1,39 @@
-"""What every benchmark here shares: its options, rounds in which each side has its turn, and ratios with their spread."""
+"""What every benchmark here shares: its options, rounds in which each side has its turn, and ratios with their intervals."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping
+from typing import Any
+
+# GPT-2's smallest shape (Radford et al. 2019), its vocabulary rounded up to a multiple of 128; the text is any text.
+GPT2_124M: dict[str, Any] = {
+    "model": {
+        "target": "gpt",
+        "kwargs": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "vocab_size": 50_304},
+    },
+    "data": {
+        "target": "python_stdlib",
+        "kwargs": {"seq_len": 1024, "tokenizer": "bytes", "max_text_bytes": 8_000_000},
+    },
+}
 
 
-def options(description: str | None) -> argparse.Namespace:
-    """--device and --quick; without a GPU asked for, none is seen."""
+def options(description: str | None, *, small: Mapping[str, Any] | None = None) -> argparse.Namespace:
+    """--device and --quick; without a GPU asked for, none is seen. With `small`, a trial's own model and data, --model too:
+    the chosen one of it and GPT-2 is `trial`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it runs, not to quote it")
+    if small is not None:
+        parser.add_argument("--model", choices=("small", "gpt2-124m"), default="small")
     chosen = parser.parse_args()
+    if small is not None:
+        chosen.trial = GPT2_124M if chosen.model == "gpt2-124m" else small
     if chosen.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return chosen
@@ -34,9 +53,36 @@ def interleaved(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
 
 
 def ratio_by_round(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """(median, lowest, highest) of ours / theirs within a round: what the machine did to both cancels."""
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    return statistics.median(ratios), ratios[0], ratios[-1]
+    """(median, its interval) of ours / theirs within a round: what the machine did to both cancels."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return (statistics.median(ratios), *interval_of_median(ratios))
+
+
+def interval_of_median(values: list[float]) -> tuple[float, float]:
+    """The order statistics that hold the median with at least 95 %; of fewer than 6 values the lowest and highest."""
+    ordered, left_out = sorted(values), 0
+    while 2 * _share_at_most(left_out, len(values)) <= 0.05:
+        left_out += 1
+    left_out = max(0, left_out - 1)
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+def _share_at_most(count: int, tosses: int) -> float:
+    """Of fair tosses, the probability of so many heads or fewer."""
+    return sum(math.comb(tosses, k) for k in range(count + 1)) / 2**tosses
+
+
+def join_two_ranks(rank: int, device: str, folder: str) -> None:
+    """Two processes as one group; on a single GPU both use it, and gloo, as NCCL wants a GPU for each."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1")
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    if gpus:
+        torch.cuda.set_device(rank % gpus)
+    backend = "nccl" if gpus >= 2 else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
 
 
 def machine() -> str:

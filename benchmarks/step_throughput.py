@@ -1,10 +1,10 @@
 """Tokens/s of one optimizer step: ours, against a plain loop, Accelerate, Lightning and the transformers Trainer.
 
-    python benchmarks/step_throughput.py [--device cpu|cuda] [--quick]
+    python benchmarks/step_throughput.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
 Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch, fused
-AdamW and clipping, in this process, in turns. A figure is tokens/s over the steps of one turn, compiling and the first
-steps left out. `ours` reports loss, norm and speed only; `ours, all statistics` everything that a run can report.
+AdamW and clipping, in this process, in turns. A figure is that of the median window of 5 steps of a turn, compiling and the
+first steps left out. `ours` reports loss, norm and speed only; `ours, all statistics` everything that a run can report.
 """
 
 from __future__ import annotations
@@ -12,53 +12,57 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from side_by_side import interleaved, machine, options, ratio_by_round
 
-SEQ_LEN, MICRO_BATCH_SIZE, ACCUMULATION = 128, 4, 4
-WARM_UP_STEPS, STEPS = 5, 25
+MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
+WARM_UP_STEPS, STEPS, WINDOW = 5, 35, 5
+SMALL = {
+    "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
+    "data": {
+        "target": "python_stdlib",
+        "kwargs": {"seq_len": 128, "tokenizer": {"train_bpe": 1024}, "max_text_bytes": 2_000_000},
+    },
+}
 LEARNING_RATE = 1e-3
 PEERS = ("plain", "accelerate", "lightning", "transformers")
 
 
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, small=SMALL)
+    device, gpt = chosen.device, chosen.trial
     warnings.simplefilter("ignore")  # of the peers, about loggers and workers that are left out on purpose
     sides: dict[str, Callable[[], float]] = {
-        "ours": lambda: ours(chosen.device, statistics_on=False),
-        "ours, all statistics": lambda: ours(chosen.device, statistics_on=True),
-        "plain": lambda: plain(chosen.device),
-        "accelerate": lambda: accelerate(chosen.device),
-        "lightning": lambda: lightning(chosen.device),
-        "transformers": lambda: transformers(chosen.device),
+        "ours": lambda: ours(device, gpt, statistics_on=False),
+        "ours, all statistics": lambda: ours(device, gpt, statistics_on=True),
+        "plain": lambda: plain(device, gpt),
+        "accelerate": lambda: accelerate(device, gpt),
+        "lightning": lambda: lightning(device, gpt),
+        "transformers": lambda: transformers(device, gpt),
     }
     for side in sides.values():
         side()  # whatever is compiled or imported once is behind us
-    found = interleaved(sides, rounds=2 if chosen.quick else 9)
-    print_table(found)
+    found = interleaved(sides, rounds=2 if chosen.quick else 21)
+    tokens = MICRO_BATCH_SIZE * ACCUMULATION * gpt["data"]["kwargs"]["seq_len"]
+    print_table(found, tokens)
     without, with_all = found["ours"], found["ours, all statistics"]
     line = {
         "ratio": {peer: ratio_by_round(without, found[peer])[0] for peer in PEERS},
         "ratio_all_statistics": {peer: ratio_by_round(with_all, found[peer])[0] for peer in PEERS},
         "metrics_overhead": 1 - ratio_by_round(with_all, without)[0],
-        "tokens_per_second": {name: statistics.median(values) for name, values in found.items()},
+        "tokens_per_second": {name: tokens * statistics.median(values) for name, values in found.items()},
     }
     print(json.dumps(line))
 
 
-def config(device: str, *, statistics_on: bool = True) -> Any:
+def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True) -> Any:
     from trainers.config import TrialConfig
 
     return TrialConfig.model_validate({
-        "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
-        "data": {
-            "target": "python_stdlib",
-            "kwargs": {"seq_len": SEQ_LEN, "tokenizer": {"train_bpe": 1024}, "max_text_bytes": 2_000_000},
-        },
+        **gpt,
         "micro_batch_size": MICRO_BATCH_SIZE,
         "gradient_accumulation_steps": ACCUMULATION,
         "precision": "bfloat16" if device == "cuda" else "float32",
@@ -70,43 +74,47 @@ def config(device: str, *, statistics_on: bool = True) -> Any:
 
 
 class Clock:
-    """Tokens/s from the end of the last warm-up step to that of the last step."""
+    """Seconds of every window of steps after the warm-up: one is the interval after which ours looks at its statistics."""
 
     def __init__(self, device: str) -> None:
-        self.device, self.steps, self.started, self.rate = device, 0, 0.0, 0.0
-
-    def step(self) -> None:
-        self.steps += 1
-        if self.steps in (WARM_UP_STEPS, WARM_UP_STEPS + STEPS):
-            self._mark()
-
-    def _mark(self) -> None:
         import torch
 
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        if self.started:
-            self.rate = STEPS * ACCUMULATION * MICRO_BATCH_SIZE * SEQ_LEN / (now - self.started)
-        self.started = now
+        from trainers.throughput import StepClock
+
+        self._steps, self._clock = 0, StepClock(torch.device(device))
+
+    def step(self) -> None:
+        self._steps += 1
+        if self._steps == WARM_UP_STEPS:
+            self._clock.start()
+        elif self._steps > WARM_UP_STEPS and (self._steps - WARM_UP_STEPS) % WINDOW == 0:
+            self._clock.end_of_step()
+
+    @property
+    def done(self) -> bool:
+        return self._steps == WARM_UP_STEPS + STEPS
+
+    def steps_per_second(self) -> float:
+        self._clock.read()
+        return WINDOW / statistics.median(self._clock.step_seconds)
 
 
-def ours(device: str, *, statistics_on: bool) -> float:
+def ours(device: str, gpt: dict[str, Any], *, statistics_on: bool) -> float:
     import torch
 
     from trainers.run import STEPS_PER_INTERVAL, Run
 
-    run, clock = Run(config(device, statistics_on=statistics_on), torch.device(device)), Clock(device)
+    run, clock = Run(config(device, gpt, statistics_on=statistics_on), torch.device(device)), Clock(device)
     for number in range(1, WARM_UP_STEPS + STEPS + 1):
         run.step()
         if number % STEPS_PER_INTERVAL == 0:  # as the loop does
             run.read()
             run.metrics()
         clock.step()
-    return clock.rate
+    return clock.steps_per_second()
 
 
-def parts(device: str) -> tuple[Any, Any, Any]:
+def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any]:
     """(a compiled model, its optimizer, the training samples): the same for every peer."""
     import torch
 
@@ -115,7 +123,7 @@ def parts(device: str) -> tuple[Any, Any, Any]:
     from trainers.optim import build_optimizer
     from trainers.run import initial_module
 
-    trial = config(device)
+    trial = config(device, gpt)
     train_set, _ = load_data(trial.data)
     model = apply_to_blocks(initial_module(trial, train_set).to(torch.device(device)), trial)
     return model, build_optimizer(model, trial), train_set
@@ -132,11 +140,11 @@ def loader(train_set: Any) -> Any:
     return DataLoader(train_set, batch_size=MICRO_BATCH_SIZE, shuffle=True, drop_last=True)
 
 
-def plain(device: str) -> float:
+def plain(device: str, gpt: dict[str, Any]) -> float:
     """What one would write by hand."""
     import torch
 
-    model, optimizer, train_set = parts(device)
+    model, optimizer, train_set = parts(device, gpt)
     clock, batches = Clock(device), iter(loader(train_set))
     for _ in range(WARM_UP_STEPS + STEPS):
         for _ in range(ACCUMULATION):
@@ -148,10 +156,10 @@ def plain(device: str) -> float:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.step()
-    return clock.rate
+    return clock.steps_per_second()
 
 
-def accelerate(device: str) -> float:
+def accelerate(device: str, gpt: dict[str, Any]) -> float:
     """As in Accelerate's guide to gradient accumulation."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]  (an extra)
 
@@ -160,7 +168,7 @@ def accelerate(device: str) -> float:
         gradient_accumulation_steps=ACCUMULATION,
         mixed_precision="bf16" if device == "cuda" else "no",
     )
-    model, optimizer, train_set = parts(device)
+    model, optimizer, train_set = parts(device, gpt)
     model, optimizer, batches = accelerator.prepare(model, optimizer, loader(train_set))
     clock = Clock(device)
     for batch in batches:
@@ -172,13 +180,13 @@ def accelerate(device: str) -> float:
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             clock.step()
-        if clock.rate:
+        if clock.done:
             break
     accelerator.free_memory()
-    return clock.rate
+    return clock.steps_per_second()
 
 
-def lightning(device: str) -> float:
+def lightning(device: str, gpt: dict[str, Any]) -> float:
     """A LightningModule with automatic optimization; no logger, checkpoint or progress bar."""
     import lightning as L  # pyright: ignore[reportMissingImports]  (an extra)
 
@@ -187,7 +195,7 @@ def lightning(device: str) -> float:
     class Module(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.made, self.train_set = parts(device)
+            self.model, self.made, self.train_set = parts(device, gpt)
 
         def training_step(self, batch: Any) -> Any:
             return mean_loss(self.model, batch)
@@ -207,16 +215,16 @@ def lightning(device: str) -> float:
             precision="bf16-mixed" if device == "cuda" else "32-true", logger=False, barebones=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         ).fit(module, loader(module.train_set))  # fmt: skip
-    return clock.rate
+    return clock.steps_per_second()
 
 
-def transformers(device: str) -> float:
+def transformers(device: str, gpt: dict[str, Any]) -> float:
     """The Trainer with a model that returns its loss; nothing logged or saved."""
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     clock = Clock(device)
-    model, optimizer, train_set = parts(device)
+    model, optimizer, train_set = parts(device, gpt)
 
     class Wrapped(torch.nn.Module):
         def __init__(self) -> None:
@@ -241,13 +249,15 @@ def transformers(device: str) -> float:
         Trainer(
             Wrapped(), arguments, train_dataset=train_set, optimizers=(optimizer, schedule), callbacks=[EndOfStep()]
         ).train()
-    return clock.rate
+    return clock.steps_per_second()
 
 
-def print_table(found: dict[str, list[float]]) -> None:
+def print_table(found: dict[str, list[float]], tokens: int) -> None:
+    """tokens: of one step."""
     print(machine())
     print(
-        f"tokens/s at {MICRO_BATCH_SIZE} x {ACCUMULATION} samples of {SEQ_LEN} tokens; ratios within a round, lowest to highest"
+        f"tokens/s at {MICRO_BATCH_SIZE} x {ACCUMULATION} samples, {tokens:,} tokens a step; "
+        "median of the ratios within a round and its 95 % interval"
     )
     print(f"{'side':>22} {'tokens/s':>10} {'ours / it':>26} {'ours with all statistics / it':>32}")
     for name, values in found.items():
@@ -255,7 +265,7 @@ def print_table(found: dict[str, list[float]]) -> None:
         for side in ("ours", "ours, all statistics"):
             median, low, high = ratio_by_round(found[side], values)
             ratios.append(f"{median:.3f} [{low:.3f}, {high:.3f}]")
-        print(f"{name:>22} {statistics.median(values):>10,.0f} {ratios[0]:>26} {ratios[1]:>32}")
+        print(f"{name:>22} {tokens * statistics.median(values):>10,.0f} {ratios[0]:>26} {ratios[1]:>32}")
 
 
 if __name__ == "__main__":
