@@ -66,7 +66,8 @@ ASSUMED_UTILISATION = 0.5
 def _estimate(config: StudyConfig, full_runs: int) -> str:
     """The seconds of the full runs, from FLOPs counted on fake tensors and this machine's rate of matrix products."""
     from trainers.loop import pick_device
-    from trainers.prediction import flops_per_sample, matmul_flops_per_second
+    from trainers.prediction import flops_per_sample
+    from trainers.throughput import matmul_flops_per_second
 
     trial = base_trial(config, None)
     try:

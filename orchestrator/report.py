@@ -43,6 +43,7 @@ _CONFIG_COLUMNS = {
 _METRIC_COLUMNS = {
     "samples_seen": ("samples", "{:,.0f}", 1),
     "loss": ("loss", "{:.4f}", 1),
+    "final_loss": ("final loss", "{:.6f}", 1),
     "val_loss": ("val loss", "{:.4f}", 1),
     "perplexity": ("perplexity", "{:,.2f}", 1),
     "tokens_per_second": ("tokens/s", "{:,.0f}", 1),
@@ -70,7 +71,7 @@ _TRAINING = (
 _STAGE_METRICS = {
     "frontier": _MEMORY_AND_SPEED,
     "throughput": ("tokens_per_second", "step_seconds", *_NOISE),
-    "equivalence": ("loss", "step_seconds", "tokens_per_second", "mfu", "rho"),
+    "equivalence": ("final_loss", "step_seconds", "tokens_per_second", "mfu", "rho"),
     "train": _TRAINING,
     "learning_rate": _TRAINING,
     "grid": _TRAINING,

@@ -100,6 +100,7 @@ def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval)
         run.step()
         losses += run.read()
     assert [loss for report in listener.reports for loss in report.step_losses] == losses
+    assert listener.reports[-1].metrics["final_loss"] == losses[-1]
 
 
 def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path):

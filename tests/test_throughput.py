@@ -30,8 +30,14 @@ def test_utilisation_is_the_work_of_one_rank_over_the_peak_and_counts_recomputat
     assert "hfu" not in utilisation(model, config(activation_checkpointing="selective"), 1e6, 1.0)
 
 
+def test_a_cpu_is_measured_once_and_every_trial_of_a_process_is_held_against_the_same_peak():
+    first = peak_flops(torch.device("cpu"), "float32")
+    assert first is not None
+    assert first > 1e8
+    assert peak_flops(torch.device("cpu"), "float32") == first
+
+
 def test_without_a_known_peak_there_is_no_utilisation():
-    assert peak_flops(torch.device("cpu"), "float32") is None
     assert utilisation(nn.Linear(1, 1), config(), None, 1_000.0) == {}
 
 

@@ -121,8 +121,10 @@ class Reporter:
         return self._ask(unheard["metrics"], tuple(unheard["rungs"]))
 
     def last_metrics(self) -> dict[str, float]:
-        self._step_losses += self._run.read()
-        return self._run.metrics() | self._evaluation()
+        losses = self._run.read()
+        self._step_losses += losses
+        final = {"final_loss": losses[-1]} if losses else {}  # `loss` is the mean since the last report
+        return self._run.metrics() | final | self._evaluation()
 
     def end(self, metrics: dict[str, float]) -> None:
         metrics = metrics | self._weights()

@@ -104,7 +104,7 @@ def held_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
 
 def allocated_and_busy(device: torch.device) -> dict[str, float]:
     """{peak_allocated_bytes, gpu_utilisation}: live tensors without the allocator's reserve; the share of time in kernels
-    as the driver tells it, where its library is installed. Empty on a CPU host."""
+    as the driver tells it, where it answers. Empty on a CPU host."""
     if device.type != "cuda":
         return {}
     found = {"peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device))}

@@ -20,9 +20,9 @@ class Meter:
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
         """compile_seconds: what was spent on compiling the run's code before."""
         self.config, self.device = config, device
+        self._peak_flops = throughput.peak_flops(device, config.precision)
         self.peak = memory.PeakMeter(device)
         self.clock = throughput.StepClock(device)
-        self._peak_flops = throughput.peak_flops(device, config.precision)
         self.noise = NoiseLog(config.micro_batch_size, config.gradient_accumulation_steps * config.world_size)
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0

@@ -5,18 +5,16 @@ Eager code only: they see what is dispatched, and a compiled graph plans its buf
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.activation_checkpointing import apply_to_blocks
-from trainers.config import Precision, TrialConfig
+from trainers.config import TrialConfig
 from trainers.contract import fake_batch
 from trainers.data import fetch, load_data
 from trainers.models import build_model, loss_function
@@ -67,15 +65,3 @@ def flops_per_sample(config: TrialConfig) -> float:
             loss_sum, _ = loss_function(config.loss)(model, fake_batch(sample, 1))
             loss_sum.backward()
     return float(counter.get_total_flops())
-
-
-def matmul_flops_per_second(device: torch.device, precision: Precision, seconds: float = 0.3) -> float:
-    """What large square matrix products reach on this device."""
-    size = 8192 if device.type == "cuda" else 1024
-    square = torch.rand(size, size, device=device).to(getattr(torch, precision))
-    torch.mm(square, square).sum().item()
-    count, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
-        torch.mm(square, square).sum().item()  # the sum is read, so the product is done
-        count += 1
-    return count * 2.0 * size**3 / elapsed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 
 import torch
 from torch import nn
 
-from trainers.config import TrialConfig
+from trainers.config import Precision, TrialConfig
 
 # The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
 NUM_WARMUP_STEPS = 3
@@ -86,13 +87,29 @@ class StepClock:
         return event
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Dense peak of the device in FLOP/s; None where it is not known, and then no utilisation is reported."""
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """Dense peak in FLOP/s: of a GPU its data sheet's, of a CPU what matrix products reach on it now.
+
+    None for a GPU that is not in the table, and then no utilisation is reported.
+    """
     if device.type != "cuda":
-        return None
+        return matmul_flops_per_second(device, precision)
     name = torch.cuda.get_device_name(device)
     known = next((peaks for key, peaks in _PEAK_TFLOPS.items() if key in name), None)
     return known[precision] * 1e12 if known else None
+
+
+@functools.cache
+def matmul_flops_per_second(device: torch.device, precision: Precision, seconds: float = 0.3) -> float:
+    """Of the fastest of many large square matrix products."""
+    size = 8192 if device.type == "cuda" else 512
+    square = torch.rand(size, size, device=device).to(getattr(torch, precision))
+    fastest, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        torch.mm(square, square).sum().item()  # the sum is read, so the product is done
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2.0 * size**3 / fastest
 
 
 def model_flops_per_token(model: nn.Module) -> float:
