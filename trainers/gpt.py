@@ -5,13 +5,14 @@ Shapes: B micro-batch, T sequence, H heads, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CrossEntropy = Literal["whole", "chunked"]
+from trainers.config import CrossEntropy
+
 INITIAL_STD = 0.02
 
 

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config import Frontier
+from orchestrator.stages.mode import Mode, mode_of
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
 from orchestrator.words import bytes_text
-from trainers.config import ActivationCheckpointing, Precision
 
 # Tokens/s within this share of the best are a tie, and go to the smaller memory.
 TIE = 0.02
-
-
-@dataclass(frozen=True)
-class Mode:
-    activation_checkpointing: ActivationCheckpointing
-    compile: bool
-    precision: Precision
-
-    def __str__(self) -> str:
-        name = str(self.activation_checkpointing)
-        return name if self.compile else f"{name}-eager"
 
 
 def modes(stage: Frontier, setting: Setting) -> list[Mode]:
@@ -76,9 +64,7 @@ def _probe(stage: Frontier, setting: Setting, study: Study, mode: Mode, size: in
         size,
         2,  # the gradient that is held while the next micro-batch runs counts too
         stage.steps,
-        activation_checkpointing=mode.activation_checkpointing,
-        compile=mode.compile,
-        precision=mode.precision,
+        mode=mode,
         dynamic_micro_batch=True,
         evaluation_samples=size * setting.study.world_size,
     )
@@ -120,15 +106,15 @@ def _values(chosen: Trial, fitting: list[Trial], by_size: list[Trial], limit: in
         "limit_bytes": limit,
         "margin_bytes": None if limit is None else limit - peak,
         "baseline_micro_batch_size": baseline.config.micro_batch_size,
-        "baseline_mode": _mode_values(baseline),
+        "baseline_mode": mode_of(baseline.config).values(),
         "largest": _of_mode_and_size(by_size[0]),
         "second_largest": _second_largest(by_size),
-        "fitting": sorted({t.config.micro_batch_size for t in by_size if _mode_of(t) == _mode_of(chosen)}),
+        "fitting": sorted({t.config.micro_batch_size for t in by_size if mode_of(t.config) == mode_of(chosen.config)}),
     }
 
 
 def _of_mode_and_size(trial: Trial) -> dict[str, Any]:
-    return _mode_values(trial) | {"micro_batch_size": trial.config.micro_batch_size}
+    return mode_of(trial.config).values() | {"micro_batch_size": trial.config.micro_batch_size}
 
 
 def _device_bytes(probes: list[Trial]) -> int | None:
@@ -183,16 +169,8 @@ def _edge(stage: Frontier, setting: Setting, study: Study, mode: Mode) -> str:
     return f"{mode}: micro-batch {fits} fits, {end} ({len(trials)} probes)"
 
 
-def _mode_values(trial: Trial) -> dict[str, object]:
-    return {key: getattr(trial.config, key) for key in ("activation_checkpointing", "compile", "precision")}
-
-
-def _mode_of(trial: Trial) -> Mode:
-    return Mode(trial.config.activation_checkpointing, trial.config.compile, trial.config.precision)
-
-
 def _describe(trial: Trial) -> str:
-    return f"micro-batch {trial.config.micro_batch_size} with activation checkpointing {_mode_of(trial)}"
+    return f"micro-batch {trial.config.micro_batch_size} with activation checkpointing {mode_of(trial.config)}"
 
 
 def _rate(trial: Trial) -> float:

@@ -9,6 +9,7 @@ import math
 
 from orchestrator.analysis import Standing, standings, tied
 from orchestrator.config import LearningRate, scaled_learning_rate
+from orchestrator.stages.mode import mode_of
 from orchestrator.stages.setting import Setting
 from orchestrator.stages.train import Candidate, seeded
 from orchestrator.study import Conclusion, Proposal, Study, Trial
@@ -25,8 +26,7 @@ def propose(stage: LearningRate, setting: Setting, study: Study) -> list[Proposa
         found = Candidate("", *setting.chosen_batch(study))
     else:
         config = winner.config
-        mode = tuple((key, getattr(config, key)) for key in ("activation_checkpointing", "compile", "precision"))
-        found = Candidate("", config.micro_batch_size, config.gradient_accumulation_steps, mode)
+        found = Candidate("", config.micro_batch_size, config.gradient_accumulation_steps, mode_of(config))
     return [
         proposal
         for multiplier in stage.multipliers
@@ -35,7 +35,7 @@ def propose(stage: LearningRate, setting: Setting, study: Study) -> list[Proposa
             f"learning_rate-x{multiplier:g}",
             "learning_rate",
             found,
-            dict(found.mode) | {"learning_rate": multiplier * centre},
+            {"learning_rate": multiplier * centre},
             setting,
             study,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config import StudyConfig, base_trial, given_batch, scaled_learning_rate, warmup_samples
+from orchestrator.stages.mode import Mode, mode_of_values
 from orchestrator.study import Study
 from trainers.config import TrialConfig
 
@@ -19,8 +20,11 @@ class Setting:
         """The limit of the study file, or the host's that was read when the study began."""
         return int(self.study.memory_limit) if self.study.memory_limit else study.facts.get("memory_limit_bytes")
 
-    def trial(self, study: Study, micro_batch_size: int, accumulation: int, **changes: Any) -> TrialConfig:
-        """A full training run with the batch given, the frontier's mode, and the rule's learning rate and warm-up."""
+    def trial(
+        self, study: Study, micro_batch_size: int, accumulation: int, mode: Mode | None = None, **changes: Any
+    ) -> TrialConfig:
+        """A full training run with the batch given, this mode or else the frontier's, and the rule's learning rate and
+        warm-up."""
         effective = micro_batch_size * accumulation * self.study.world_size
         budget = changes.get("sample_budget", self.study.sample_budget)
         if effective > budget:
@@ -34,7 +38,8 @@ class Setting:
             "learning_rate": scaled_learning_rate(self.study.optimizer, effective),
             "warmup_samples": warmup_samples(self.study.optimizer, effective, self.study.sample_budget),
         }
-        return TrialConfig.model_validate(base.model_dump() | self._mode(study) | batch | changes)
+        mode = mode or self._chosen_mode(study)
+        return TrialConfig.model_validate(base.model_dump() | (mode.changes(base) if mode else {}) | batch | changes)
 
     def short_trial(
         self, study: Study, micro_batch_size: int, accumulation: int, steps: int, **changes: Any
@@ -55,7 +60,6 @@ class Setting:
         return (micro_batch_size, 1) if micro_batch_size else given_batch(self.study.batch, self.study.world_size)
 
     @staticmethod
-    def _mode(study: Study) -> dict[str, Any]:
-        keys = ("activation_checkpointing", "compile", "precision")
-        found = {key: study.value("frontier", key) for key in keys}
-        return {key: value for key, value in found.items() if value is not None}
+    def _chosen_mode(study: Study) -> Mode | None:
+        found = study.conclusions.get("frontier")
+        return mode_of_values(found.values) if found and found.ok else None

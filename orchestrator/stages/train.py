@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.analysis import Standing, candidate, standings, tied
 from orchestrator.config import AshaPruner, Train, scaled_learning_rate
 from orchestrator.pruners import rungs_of
+from orchestrator.stages.mode import Mode, mode_of_values
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
 from orchestrator.words import seconds_text
@@ -21,7 +22,8 @@ class Candidate:
     role: str
     micro_batch_size: int
     accumulation: int
-    mode: tuple[tuple[str, Any], ...] = ()
+    mode: Mode | None = None
+    """None: the frontier's."""
     unscaled: bool = False
     protected: bool = False
 
@@ -39,8 +41,8 @@ def propose(stage: Train, setting: Setting, study: Study) -> list[Proposal]:
 def candidates(stage: Train, setting: Setting, study: Study) -> list[Candidate]:
     """The baseline, the largest and second largest micro-batch, the best tokens/s, the best goodput, and a contrast."""
     baseline_size = study.value("frontier", "baseline_micro_batch_size") or setting.study.batch.micro_batch_size
-    baseline_mode = _mode(study.value("frontier", "baseline_mode"))
-    found = [Candidate("baseline", baseline_size, 1, baseline_mode, protected=True)]
+    baseline_mode = study.value("frontier", "baseline_mode")
+    found = [Candidate("baseline", baseline_size, 1, _mode(baseline_mode), protected=True)]
     for role, key in (("largest micro-batch", "largest"), ("second largest micro-batch", "second_largest")):
         values = study.value("frontier", key)
         if values:
@@ -58,9 +60,8 @@ def candidates(stage: Train, setting: Setting, study: Study) -> list[Candidate]:
     return found
 
 
-def _mode(values: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    keys = ("activation_checkpointing", "compile", "precision")
-    return tuple((key, values[key]) for key in keys) if values else ()
+def _mode(values: dict[str, Any] | None) -> Mode | None:
+    return mode_of_values(values) if values else None
 
 
 def merged(found: list[Candidate]) -> list[Candidate]:
@@ -77,7 +78,7 @@ def _of_every_seed(stage: Train, setting: Setting, study: Study, found: Candidat
     effective = found.micro_batch_size * found.accumulation * setting.study.world_size
     if effective > setting.study.sample_budget:
         return []
-    changes: dict[str, Any] = dict(found.mode) | {"rungs": rungs(stage.pruner, setting.study.sample_budget)}
+    changes: dict[str, Any] = {"rungs": rungs(stage.pruner, setting.study.sample_budget)}
     if found.unscaled:
         changes["learning_rate"] = setting.study.optimizer.lr
     name = f"train-m{found.micro_batch_size}k{found.accumulation}" + ("-unscaled" if found.unscaled else "")
@@ -93,7 +94,7 @@ def seeded(
         Proposal(
             f"{name}-s{seed}" if len(seeds) > 1 else name,
             stage,
-            setting.trial(study, found.micro_batch_size, found.accumulation, **changes, seed=seed),
+            setting.trial(study, found.micro_batch_size, found.accumulation, found.mode, **changes, seed=seed),
             role=found.role,
             protected=found.protected,
         )

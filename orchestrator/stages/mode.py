@@ -1,0 +1,59 @@
+"""How samples are run, whatever their number: what the frontier compares, and what it hands on to later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from trainers.config import ActivationCheckpointing, CrossEntropy, Precision, TrialConfig
+
+
+@dataclass(frozen=True)
+class Mode:
+    activation_checkpointing: ActivationCheckpointing
+    compile: bool
+    precision: Precision
+    cross_entropy: CrossEntropy = "whole"
+    """Of the built-in gpt; others have their own."""
+    seq_len: int | None = None
+    """null: as long as the data says."""
+
+    def __str__(self) -> str:
+        parts = [str(self.activation_checkpointing)]
+        parts += ["eager"] * (not self.compile) + ["chunked"] * (self.cross_entropy == "chunked")
+        return "-".join(parts + ([f"T{self.seq_len}"] if self.seq_len else []))
+
+    def values(self) -> dict[str, Any]:
+        """As a conclusion holds it: plain, and without what is as usual."""
+        usual = {"cross_entropy": "whole", "seq_len": None}
+        return {key: value for key, value in asdict(self).items() if usual.get(key, ...) != value}
+
+    def changes(self, base: TrialConfig) -> dict[str, Any]:
+        """The fields in which a trial in this mode differs from `base`."""
+        found: dict[str, Any] = {
+            "activation_checkpointing": self.activation_checkpointing,
+            "compile": self.compile,
+            "precision": self.precision,
+        }
+        if self.cross_entropy != _cross_entropy(base):
+            kwargs = base.model.kwargs | {"cross_entropy": self.cross_entropy}
+            found["model"] = base.model.model_copy(update={"kwargs": kwargs}).model_dump()
+        if self.seq_len is not None:
+            kwargs = base.data.kwargs | {"seq_len": self.seq_len}
+            found["data"] = base.data.model_copy(update={"kwargs": kwargs}).model_dump()
+        return found
+
+
+def mode_of_values(values: Mapping[str, Any]) -> Mode:
+    """What `Mode.values` gave, among other keys."""
+    return Mode(**{field.name: values[field.name] for field in fields(Mode) if field.name in values})
+
+
+def mode_of(config: TrialConfig) -> Mode:
+    """Of a trial; the length of its samples is left out, being the data's."""
+    return Mode(config.activation_checkpointing, config.compile, config.precision, _cross_entropy(config))
+
+
+def _cross_entropy(config: TrialConfig) -> CrossEntropy:
+    return config.model.kwargs.get("cross_entropy", "whole") if config.model.target == "gpt" else "whole"
