@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, ValidationEr
 
 from trainers.config import (
     ActivationCheckpointing,
+    CrossEntropy,
     DataConfig,
     Fraction,
     ModelConfig,
@@ -76,12 +77,22 @@ class Frontier(Strict):
     compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
     precision: tuple[Precision, ...] = ()
     """Empty: the study's precision."""
+    cross_entropy: tuple[CrossEntropy, ...] = ()
+    """Of the built-in gpt: whole, chunked; empty: whole, and the fastest point once more in chunks where torch has them."""
+    seq_len: tuple[PositiveInt, ...] = ()
+    """Further lengths of the samples, to show what they cost; what is chosen has the data's own."""
     smallest: PositiveInt = 1
-    """The micro-batch size that doubling starts at, and the baseline of the train stage."""
+    """The micro-batch size that the search starts at, and the baseline of the train stage."""
     largest: PositiveInt = 1024
-    """Where doubling ends even if memory does not."""
+    """Where the search ends even if memory does not."""
+    max_step_seconds: Positive = 60
+    """Sizes whose step would take longer are not tried, and one that does is too_slow."""
     steps: Annotated[int, Field(ge=5)] = 6
     """Optimizer steps of a probe, each of 2 accumulation steps; the first 3 are not timed."""
+    finalists: PositiveInt = 3
+    """So many of the fastest are timed again, compiled for their size alone ..."""
+    rounds: PositiveInt = 5
+    """... in so many rounds of turns."""
 
 
 class Throughput(Strict):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orchestrator import pruners
 from orchestrator.analysis import candidate
-from orchestrator.config import AshaPruner, KillRules, StageConfig
+from orchestrator.config import AshaPruner, Frontier, KillRules, StageConfig
 from orchestrator.journal import Journal
 from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Entrant
@@ -111,8 +111,8 @@ class Director:
         for wanted in self.proposals():
             if wanted.id not in self.journal.study.trials:
                 config = wanted.config.model_dump(mode="json")
-                fields = {"id": wanted.id, "stage": wanted.stage, "role": wanted.role, "protected": wanted.protected}
-                self.journal.append("trial", **fields, config=config)
+                keys = ("id", "stage", "role", "protected", "fresh", "expected")
+                self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
 
     # What happens
 
@@ -170,6 +170,9 @@ class Director:
             bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
             if bad_loss is not None:
                 return self._end(trial_id, TrialState.PRUNED, f"diverged: the loss is {bad_loss}", message.metrics)
+            probed = self._judge_probe(message)
+            if probed.action == "stop":
+                return self._end(trial_id, TrialState.PRUNED, probed.reason, message.metrics)
             if "val_loss" in message.metrics:
                 self.journal.append("result", id=trial_id, metrics=message.metrics, rungs={})
                 self._listener.result(trial_id, message.metrics)
@@ -196,7 +199,8 @@ class Director:
         if not math.isfinite(val_loss):
             return Decision("stop", f"diverged: the validation loss is {val_loss}")
         if not trial.config.evaluations:  # a measurement of a few steps: only a loss that is no number ends it
-            return pruners.judge_losses(self._losses[trial_id], 0, None, 1, None)
+            decision = pruners.judge_losses(self._losses[trial_id], 0, None, 1, None)
+            return decision if decision.action == "stop" else self._judge_probe(message)
         losses, batch = self._losses[trial_id], trial.config.effective_batch_size
         # After a crash of the driver the first losses heard are not those of the start.
         heard_from_start = len(losses) * batch >= message.metrics.get("samples_seen", 0)
@@ -210,6 +214,11 @@ class Director:
         if decision.action == "go on" and not trial.protected:
             decision = self._judge_rate(trial, message, rules)
         return decision
+
+    def _judge_probe(self, message: Message) -> Decision:
+        if not isinstance(self.stage, Frontier):
+            return GO_ON
+        return pruners.judge_probe(message.metrics, self.stage.max_step_seconds)
 
     def _judge_rate(self, trial: Trial, message: Message, rules: KillRules) -> Decision:
         rate = message.metrics.get("tokens_per_second")

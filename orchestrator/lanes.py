@@ -63,6 +63,13 @@ def serve(lane: dict[str, Any]) -> None:
         assignment: Assignment | None = ray.get(next_one)
         if assignment is None:
             return
+        if assignment.fresh and turn > 1:
+            ray.get(
+                board.give_back.remote(name, assignment.key)
+                if rank == 0
+                else board.until_freed.remote(name, assignment.key)
+            )
+            raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
         clean = _run(assignment, board, name, rank)
         if clean and assignment.recycle_after:
             ray.get(board.until_freed.remote(name, assignment.key))  # ended now, rank 0 could not say its last word

@@ -18,6 +18,8 @@ class Assignment:
     directory: str
     token: str
     recycle_after: bool = False
+    fresh: bool = False
+    """Only for processes that have run nothing before."""
     key: str = ""
     """Of this handing over: what a rank of an earlier one still says of the same trial is not taken for this one's."""
     lane_deaths: int = 0

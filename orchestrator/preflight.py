@@ -25,6 +25,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     """
     from trainers.contract import check_shapes
     from trainers.data import load_data
+    from trainers.gpt import HAS_CHUNKS
     from trainers.models import build_model, find_blocks, num_batch_norms
 
     check_compiler(compiles)
@@ -40,6 +41,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
         "num_val_samples": len(val_set),
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "num_batch_norms": num_batch_norms(model),
+        "chunked_cross_entropy": HAS_CHUNKS and config.model.target == "gpt",
     }
 
 

@@ -142,6 +142,18 @@ def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min
     )
 
 
+def judge_probe(metrics: Mapping[str, float], max_step_seconds: float) -> Decision:
+    """Whether a size is to be used at all, beside fitting: it must not live on the allocator's retries, nor take for ever."""
+    retries, seconds = metrics.get("allocator_retries", 0), metrics.get("step_seconds", 0.0)
+    if retries:
+        return Decision("stop", f"thrashing: the allocator had to give memory back and ask again {retries:.0f} times")
+    if seconds > max_step_seconds:
+        return Decision(
+            "stop", f"too_slow: a step takes {seconds:.1f} s, more than max_step_seconds ({max_step_seconds:g})"
+        )
+    return GO_ON
+
+
 def mean_of_seeds(values: Mapping[str, float | None]) -> float | None:
     """The mean over a configuration's seeds, once all of them are there."""
     found = [value for value in values.values() if value is not None]

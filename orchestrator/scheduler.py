@@ -46,6 +46,7 @@ class StageSearch(_NotRestored, Searcher):
             directory=f"{self._director.setting.run_dir}/trials/{trial.id}",
             token=self._token,
             recycle_after=self._director.setting.study.isolation == "trial",
+            fresh=trial.fresh,
         )
         return {"switchboard": self._switchboard, "assignment": assignment}
 

@@ -35,6 +35,10 @@ class Proposal:
     """Why it is here, for people: `baseline`, `best tokens/s`, ..."""
     protected: bool = False
     """Never pruned for losing."""
+    fresh: bool = False
+    """To be run in processes that have run nothing before."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """Metrics that are known before it runs, such as predicted_memory_bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Trial:
     config: TrialConfig
     role: str = ""
     protected: bool = False
+    fresh: bool = False
     state: TrialState = TrialState.WAITING
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -129,8 +134,8 @@ class Study:
     def _on_trial(self, record: dict[str, Any]) -> None:
         if record["id"] not in self.trials:
             config = TrialConfig.model_validate(record["config"])
-            fields = {key: record[key] for key in ("id", "stage", "role", "protected")}
-            self.trials[record["id"]] = Trial(**fields, config=config)
+            fields = {key: record[key] for key in ("id", "stage", "role", "protected", "fresh")}
+            self.trials[record["id"]] = Trial(**fields, config=config, metrics=record["expected"])
 
     def _on_started(self, record: dict[str, Any]) -> None:
         self._change(record, state=TrialState.RUNNING)

@@ -113,6 +113,14 @@ class Switchboard:
             self._in_flight.pop(lane, None)
             self._changed.notify_all()
 
+    async def give_back(self, lane: str, key: str) -> None:
+        """The lane will have other processes before it runs its assignment: it is the next one again."""
+        async with self._changed:
+            assignment = self._in_flight.pop(lane, None)
+            if assignment is not None and assignment.key == key:
+                self._queue.appendleft(assignment)
+            self._changed.notify_all()
+
     async def lane_lost(self, lane: str, cause: str) -> None:
         """The lane's Train run is over before its time and will not come back."""
         self._lost[lane] = cause

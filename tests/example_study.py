@@ -73,7 +73,15 @@ def add_trial(study: Study, config: StudyConfig, trial_id: str, role: str = "", 
     """A trial that waits."""
     trial = base_trial(config, 6 * GIB).model_copy(update=changes).model_dump(mode="json")
     stage = trial_id.split("-")[0]
-    record = {"id": trial_id, "stage": stage, "role": role, "protected": False, "config": trial}
+    record = {
+        "id": trial_id,
+        "stage": stage,
+        "role": role,
+        "protected": False,
+        "fresh": False,
+        "expected": {},
+        "config": trial,
+    }
     study.apply({"kind": "stage", "stage": stage})
     study.apply({"kind": "trial", **record})
 

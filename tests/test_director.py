@@ -39,16 +39,19 @@ def probed(study: Study, mode: str) -> dict[int, TrialState]:
 
 
 @pytest.mark.parametrize("edge", [1, 2, 3, 5, 7, 8, 31, 32, 33, 100, 777, 1023, 1024, 5000])
-def test_the_frontier_finds_exactly_the_edge_of_memory(tmp_path: Path, edge: int) -> None:
+def test_the_frontier_finds_the_edge_of_memory_exactly_or_where_it_is_far_within_2_percent(
+    tmp_path: Path, edge: int
+) -> None:
     config = study_of(stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}])
     study = play_stage(tmp_path / "journal.jsonl", config, "frontier", memory_world({"none": edge, "full": 2 * edge}))
     for mode, true_edge in (("none", min(edge, 1024)), ("full", min(2 * edge, 1024))):
         found = probed(study, mode)
         fits = [size for size, state in found.items() if state is TrialState.COMPLETE]
         fails = [size for size, state in found.items() if state is TrialState.OUT_OF_MEMORY]
-        assert max(fits) == true_edge
-        assert fails == [] if true_edge == 1024 else min(fails) == true_edge + 1
-        assert len(found) <= 2 * math.log2(true_edge + 1) + 3
+        step = max(1, int(0.02 * true_edge))
+        assert true_edge - step < max(fits) <= true_edge
+        assert fails == [] if true_edge == 1024 else true_edge < min(fails) <= true_edge + step
+        assert len(found) <= 3 * math.log2(true_edge + 1) + 10
     assert study.conclusions["frontier"].ok
 
 
@@ -332,8 +335,8 @@ def test_killed_after_any_journal_line_the_study_ends_as_if_nothing_had_happened
 
 
 def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_path: Path) -> None:
-    config = study_of(stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}])
-    world = memory_world({"none": 11, "full": 23})
+    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "rounds": 2, "finalists": 2}
+    config, world = study_of(stages=[modes]), memory_world({"none": 3, "full": 5})
     path = tmp_path / "whole.jsonl"
     whole = decided(play_stage(path, config, "frontier", world))
     lines = path.read_bytes().splitlines(keepends=True)

@@ -21,7 +21,15 @@ from tests.lane_player import study_of
 from tests.test_director import FRONTIER, KNOWN, memory_world, play_stage, train_config, with_accidents
 
 CONFIG = base_trial(study_of(), None).model_dump(mode="json")
-TRIAL = {"id": "train-a", "stage": "train", "role": "baseline", "protected": True, "config": CONFIG}
+TRIAL = {
+    "id": "train-a",
+    "stage": "train",
+    "role": "baseline",
+    "protected": True,
+    "fresh": False,
+    "expected": {},
+    "config": CONFIG,
+}
 
 
 def a_whole_stage(folder: Path) -> tuple[Path, Study]:

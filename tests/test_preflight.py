@@ -156,7 +156,9 @@ def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
     with Journal(home / "runs/mine/journal.jsonl", "mine") as journal:
         journal.append("run", token="first")
         config = base_trial(parse_study(STUDY, "the test's study"), None).model_dump(mode="json")
-        journal.append("trial", id="grid-m4k1", stage="grid", role="", protected=False, config=config)
+        journal.append(
+            "trial", id="grid-m4k1", stage="grid", role="", protected=False, fresh=False, expected={}, config=config
+        )
     before = files(home / "runs")
     code, message = run(capsys, loss="mine:losss", sample_budget=64, seeds=[0, 1])
     assert code == 2

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from trainers.config import CrossEntropy
 
 INITIAL_STD = 0.02
+HAS_CHUNKS = hasattr(F, "linear_cross_entropy")
+"""Whether this torch has cross-entropy in chunks."""
 
 
 class Attention(nn.Module):
@@ -122,7 +124,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tu
 def _check_cross_entropy(name: str) -> None:
     if name not in get_args(CrossEntropy):
         raise ValueError(f"cross_entropy is '{name}'; choose {' or '.join(get_args(CrossEntropy))}")
-    if name == "chunked" and not hasattr(F, "linear_cross_entropy"):
+    if name == "chunked" and not HAS_CHUNKS:
         raise ValueError(
             f"cross_entropy 'chunked' is torch's linear_cross_entropy, which torch {torch.__version__} does not have; "
             "install torch 2.13 or later, or use 'whole'"

@@ -74,6 +74,7 @@ class PeakMeter:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            torch.cuda.reset_accumulated_memory_stats(device)  # the retries
             return
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS; ru_maxrss cannot be reset
         self.idle_resident_bytes = status_bytes("VmRSS")
@@ -102,20 +103,20 @@ def held_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def allocated_and_busy(device: torch.device) -> dict[str, float]:
-    """{peak_allocated_bytes, gpu_utilisation}: live tensors without the allocator's reserve; the share of time in kernels
-    as the driver tells it, where it answers. Empty on a CPU host."""
+def device_metrics(device: torch.device) -> dict[str, float]:
+    """{peak_allocated_bytes, allocator_retries, device_memory_bytes, gpu_utilisation}: live tensors without the allocator's
+    reserve; how often it had to empty its cache and ask again; all that the GPU has; the share of time in kernels as the
+    driver tells it, where it answers. Empty on a CPU host."""
     if device.type != "cuda":
         return {}
-    found = {"peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device))}
+    found = {
+        "peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device)),
+        "allocator_retries": float(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
+        "device_memory_bytes": float(torch.cuda.get_device_properties(device).total_memory),
+    }
     with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # no library; a container that may not ask
         found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
     return found
-
-
-def device_bytes(device: torch.device) -> int | None:
-    """All memory of the GPU; None on a CPU host."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def on_cuda() -> bool:

@@ -2,8 +2,8 @@
 
 Pure: from the probes so far to the next size, or to the answer with its evidence. Memory is nearly a line in the
 micro-batch size (weights, gradients and optimizer state, and activations for every sample), so two or three peaks put
-the limit within a few per cent; what the line says is only ever where to look. The answer rests on probes: its size
-fits, and the next one (or one within 2 %) does not.
+the limit within a few per cent. The line is only ever where to look; the answer rests on probes: its size fits, and the
+next one does not, or one within 2 % of it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from dataclasses import dataclass
 
 # An answer may be below the true limit by this share of it.
 TOLERANCE = 0.02
-# The first probe stays below the predicted limit by this share: a size that runs measures, one that fails only bounds.
-BELOW_PREDICTION = 0.1
-# Looking further than this factor past the largest size that fits, stay below what the line says by BELOW_EXTRAPOLATION.
+# A predicted limit, and one further out than FAR times what fits, is approached from so far below: a size that runs
+# measures, one that fails only bounds.
+BELOW = 0.1
 FAR = 4
-BELOW_EXTRAPOLATION = 0.1
-# From this many probes on the line has not converged, and the interval is halved.
-PROBES_BY_THE_LINE = 6
+# A probe looks no further than this factor past the largest size that fits.
+FURTHEST = 16
+# After the predicted size failed, the next is this share of it; after that, half.
+AFTER_FAILED_PREDICTION = 0.75
+# A size that the line allows was refused, so the line is too low: stay back by this share of the way to what fits.
+BACK = 0.25
+# Peaks of sizes within this share of the largest say little about the slope.
+CLOSE = 0.1
+# So many probes of which none failed or none fitted: the line is of no use.
+PATIENCE = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ class Line:
 
     base_bytes: float
     bytes_per_sample: float
+
+    def peak_at(self, micro_batch_size: int) -> float:
+        return self.base_bytes + self.bytes_per_sample * micro_batch_size
 
     def limit_at(self, capacity_bytes: float) -> float:
         """The size, with its fraction, at which the line reaches the capacity."""
@@ -72,10 +82,7 @@ def next_probe(
 
     capacity_bytes: the limit less its headroom, None where it is not known. prediction: of the peak before anything ran.
     """
-    fails = min((p.micro_batch_size for p in probes if not p.fits), default=None)
-    fits = max(
-        (p.micro_batch_size for p in probes if p.fits and (fails is None or p.micro_batch_size < fails)), default=None
-    )
+    fits, fails = _bounds(probes)
     if fails is not None and fails <= smallest:
         return Found(None, f"not even {smallest} fits")
     if fits is not None and fits >= largest:
@@ -88,6 +95,13 @@ def next_probe(
     return Next(max(lowest, min(wanted.micro_batch_size, highest)), wanted.reason)
 
 
+def _bounds(probes: Sequence[Probe]) -> tuple[int | None, int | None]:
+    """(the largest that fits below every failure, the smallest that does not)"""
+    fails = min((p.micro_batch_size for p in probes if not p.fits), default=None)
+    fitting = [p.micro_batch_size for p in probes if p.fits and (fails is None or p.micro_batch_size < fails)]
+    return max(fitting, default=None), fails
+
+
 def step_from(fits: int) -> int:
     """The distance to a failed size that certifies `fits`: the next size, or 2 %."""
     return max(1, math.floor(TOLERANCE * fits))
@@ -97,72 +111,89 @@ def _wanted(
     probes: Sequence[Probe], fits: int | None, fails: int | None, capacity_bytes: float | None, prediction: Line | None
 ) -> Next:
     """The size to look at, before the bounds are put on it."""
-    line = None if capacity_bytes is None else line_through(probes, prediction)
     if not probes:
         return _first(capacity_bytes, prediction)
-    if len(probes) >= PROBES_BY_THE_LINE or line is None or capacity_bytes is None:
-        return _without_a_line(fits, fails)
-    return _by_the_line(line, line.limit_at(capacity_bytes), probes, fits, fails)
+    limit = None if capacity_bytes is None else limit_by_peaks(probes, capacity_bytes, prediction)
+    if limit is None or _stalls(probes):
+        return _without_a_line(fits, fails, guided=prediction is not None and len(probes) == 1)
+    return _by_the_line(limit, probes, fits, fails)
 
 
 def _first(capacity_bytes: float | None, prediction: Line | None) -> Next:
     if capacity_bytes is None or prediction is None or prediction.bytes_per_sample <= 0:
         return Next(2, "the smallest size whose peak grows with the batch")  # at 1 the optimizer's step may be the peak
     limit = prediction.limit_at(capacity_bytes)
-    return Next(math.floor((1 - BELOW_PREDICTION) * limit), f"predicted limit {limit:.1f}, less {BELOW_PREDICTION:.0%}")
+    return Next(math.floor((1 - BELOW) * limit), f"the predicted limit is {limit:.1f}; {BELOW:.0%} below it")
 
 
-def _without_a_line(fits: int | None, fails: int | None) -> Next:
+def _stalls(probes: Sequence[Probe]) -> bool:
+    """Whether the line does not close in: the last two probes have not halved the interval (after Brent 1973, chapter 4)."""
+    fitted, failed = _bounds(probes[:-2])
+    fits, fails = _bounds(probes)
+    if fits is None or fails is None:
+        return len(probes) >= PATIENCE
+    return fitted is not None and failed is not None and fails - fits > (failed - fitted) / 2
+
+
+def _without_a_line(fits: int | None, fails: int | None, *, guided: bool) -> Next:
+    """guided: what failed was the prediction's."""
     if fails is None:
         assert fits is not None
         return Next(2 * fits, f"twice {fits}, which fits")
     if fits is None:
-        return Next(fails // 2, f"half of {fails}, which does not fit")
+        share = AFTER_FAILED_PREDICTION if guided else 0.5
+        return Next(math.floor(share * fails), f"{share:.0%} of {fails}, which does not fit")
     return Next((fits + fails) // 2, f"between {fits}, which fits, and {fails}, which does not")
 
 
-def _by_the_line(line: Line, limit: float, probes: Sequence[Probe], fits: int | None, fails: int | None) -> Next:
-    says = f"the line through {_sizes_text(probes)} puts the limit at {limit:.1f}"
+def _by_the_line(limit: float, probes: Sequence[Probe], fits: int | None, fails: int | None) -> Next:
+    measured = ", ".join(str(size) for size, _ in sorted(_measured(probes)))
+    says = f"the line through {measured} puts the limit at {limit:.1f}"
     if fails is not None and limit >= fails:
-        # The allocator refused less than the line says: 1, 2, 4 ... steps back from what failed.
-        refused = sum(not p.fits and p.peak_memory_bytes is None and p.micro_batch_size <= limit for p in probes)
-        back = step_from(fails) * 2 ** max(0, refused - 1)
-        lowest = (fits + fails) // 2 if fits is not None else fails // 2
-        return Next(max(lowest, fails - back), f"{says}, but {fails} does not fit")
+        back = max(step_from(fails), BACK * (fails - (fits or 0)))
+        return Next(math.floor(fails - back), f"{says}, but {fails} does not fit")
     if fits is None:
         return Next(math.floor(limit), says)
     if limit > FAR * fits:
-        return Next(math.floor((1 - BELOW_EXTRAPOLATION) * limit), f"{says}, less {BELOW_EXTRAPOLATION:.0%} so far out")
+        return Next(min(math.floor((1 - BELOW) * limit), FURTHEST * fits), f"{says}, far out: below it")
     if limit < fits + step_from(fits):
         return Next(fits + step_from(fits), f"{says}: whether {fits} is the largest")
     # Half a step short of it, so that the size one step on, which certifies this one, is as far on the other side.
     return Next(math.floor(limit - (step_from(math.floor(limit)) - 1) / 2), says)
 
 
-def line_through(probes: Sequence[Probe], prediction: Line | None) -> Line | None:
-    """The least-squares slope of the last three measured peaks, through the largest; None where they show no growth.
+def limit_by_peaks(probes: Sequence[Probe], capacity_bytes: float, prediction: Line | None) -> float | None:
+    """The size, with its fraction, at which the last measured peaks reach the capacity; None where they show no growth.
 
-    One peak alone takes the prediction's slope in proportion, or else all of its memory as growing with the batch,
-    which is at most too steep. Size 1 counts only where there is nothing better: the optimizer's step may be its peak.
+    The slope is theirs by least squares, and the line goes through the one nearest to the capacity. One peak alone takes
+    the prediction's slope in proportion; without one, all of its memory as growing with the batch, which is at most too
+    steep, and at least twice its size where it fits.
     """
     points = _measured(probes)
     if not points:
         return None
-    size, peak = max(points)
+    size, peak = min(points, key=lambda point: abs(capacity_bytes - point[1]))
     if len(points) > 1:
         slope = _slope(points)
     elif prediction is not None and prediction.bytes_per_sample > 0:
         slope = prediction.bytes_per_sample * peak / (prediction.base_bytes + prediction.bytes_per_sample * size)
     else:
-        slope = peak / size
-    return Line(peak - slope * size, slope) if slope > 0 else None
+        slope = min(peak, capacity_bytes - peak) / size if peak < capacity_bytes else peak / size
+    return size + (capacity_bytes - peak) / slope if slope > 0 else None
 
 
 def _measured(probes: Sequence[Probe]) -> list[tuple[int, float]]:
-    """(size, peak) of the last three that ran."""
+    """(size, peak) of the last three that ran, and of more as long as these are close to each other.
+
+    Size 1 counts only where there is nothing better: the optimizer's step may be its peak.
+    """
     points = [(p.micro_batch_size, p.peak_memory_bytes) for p in probes if p.peak_memory_bytes is not None]
     from_two = [point for point in points if point[0] >= 2]
-    return (from_two if len(from_two) >= 2 else points)[-3:]
+    points = from_two if len(from_two) >= 2 else points
+    count = min(3, len(points))
+    while count < len(points) and min(points[-count:])[0] > (1 - CLOSE) * max(points[-count:])[0]:
+        count += 1
+    return points[-count:]
 
 
 def _slope(points: list[tuple[int, float]]) -> float:
@@ -170,7 +201,3 @@ def _slope(points: list[tuple[int, float]]) -> float:
     mean_peak = sum(peak for _, peak in points) / len(points)
     spread = sum((size - mean_size) ** 2 for size, _ in points)
     return sum((size - mean_size) * (peak - mean_peak) for size, peak in points) / spread
-
-
-def _sizes_text(probes: Sequence[Probe]) -> str:
-    return " and ".join(str(size) for size, _ in sorted(_measured(probes)))
