@@ -297,10 +297,13 @@ def _code(trial: Trial) -> tuple[object, ...]:
 
 
 def _entrant(name: str, group: list[Trial], rung: int) -> Entrant:
-    """A configuration at a rung, its seeds as one; a seed that ended before makes it the worst of those there."""
+    """A configuration at a rung, its seeds as one; a seed that ended before makes it the worst of those there.
+
+    It stays there when it is cut: how many go on must not depend on when that is seen.
+    """
     out = all(trial.state.ended for trial in group)
     values = {trial.id: _value_at(trial, rung) for trial in group}
-    if not out:
+    if not out or any(value is not None for value in values.values()):
         values |= {t.id: math.nan for t in group if t.state.ended and values[t.id] is None}
     return Entrant(
         name,

@@ -42,33 +42,41 @@ def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tup
 
 
 def judge_rung(
-    rung: int, entrants: Sequence[Entrant], reduction_factor: int, *, synchronous: bool
+    rung: int,
+    entrants: Sequence[Entrant],
+    reduction_factor: int,
+    *,
+    synchronous: bool,
 ) -> dict[str, Decision]:
     """What becomes of everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv 1810.05934).
 
-    Synchronous: when all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped.
-    Asynchronous: whoever is among the best 1/reduction_factor of those here (rounded down) goes on at once, and the
-    rest are stopped when all have come. Who ties with the last to go on goes on too. When nobody runs any more, all
-    who are left have come to the lowest rung that anyone waits at, so there is always one that decides.
+    When all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. Whose fate
+    is sealed, whatever those who are missing bring and whether they come, hears of it before. The others wait;
+    asynchronous, the best 1/reduction_factor of those here (rounded down) go on at once. Who ties with the last to go on
+    goes on too. When nobody runs any more, all who are left have come to the lowest rung that anyone waits at, so there
+    is always one that decides.
     """
     here = [entrant for entrant in entrants if entrant.value is not None]
     if not here:
         return {}
-    complete = all(e.out for e in entrants if e.value is None)
-    judged_now = complete if synchronous else True
-    places = math.ceil(len(here) / reduction_factor) if complete else len(here) // reduction_factor
+    missing = sum(entrant.value is None and not entrant.out for entrant in entrants)
+    places = math.ceil((len(here) + missing) / reduction_factor)
+    places_now = places - missing  # even if all who are missing were better
+    if not synchronous:
+        places_now = max(places_now, len(here) // reduction_factor)
     ranked = sorted(here, key=_value)
-    cutoff = _value(ranked[places - 1]) if places else -math.inf
+    last_on = _value(ranked[places_now - 1]) if places_now > 0 else -math.inf
+    last_hope = _value(ranked[places - 1]) if places <= len(ranked) else math.inf
     verdicts: dict[str, Decision] = {}
     for place, entrant in enumerate(ranked, start=1):
-        if entrant.promoted or (entrant.out and not entrant.promoted):
+        if entrant.promoted or entrant.out:
             continue
         where = f"place {place} of {len(here)} at {rung} samples"
         if entrant.protected:
             verdicts[entrant.name] = Decision("go on", f"rung: {where}; never cut before the end")
-        elif judged_now and _value(entrant) <= cutoff:
-            verdicts[entrant.name] = Decision("go on", f"rung: {where}; the best {places} go on")
-        elif complete:
+        elif _value(entrant) <= last_on:
+            verdicts[entrant.name] = Decision("go on", f"rung: {where}; the best {places_now} go on")
+        elif _value(entrant) > last_hope:
             verdicts[entrant.name] = Decision("stop", f"rung: {where}; the best {places} go on")
         else:
             verdicts[entrant.name] = Decision("pause", f"rung: {where}; waiting for the others")

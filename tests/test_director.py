@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import zlib
 from copy import deepcopy
 from dataclasses import replace
@@ -124,17 +125,26 @@ def test_synchronous_rungs_keep_the_best_half_and_the_baseline(tmp_path: Path) -
     assert study.value("train", "winner") == "train-m8k2"
 
 
-def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_before_all_have_come(tmp_path: Path) -> None:
+def place_of(event: dict[str, Any]) -> tuple[int, int]:
+    """(place, of how many)"""
+    place, num_here = re.findall(r"place (\d+) of (\d+)", event["reason"])[0]
+    return int(place), int(num_here)
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left(tmp_path: Path) -> None:
     config = train_config(pruner={"synchronous": False})
     study = play_stage(tmp_path / "journal.jsonl", config, "train", curves, **KNOWN)
     assert set(states(study).values()) == {"complete", "pruned"}
     assert study.value("train", "winner") == "train-m8k2"
-    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    kinds = [line["kind"] for line in lines]
-    last_arrival = max(i for i, line in enumerate(lines) if 64 in map(int, line.get("rungs", {})))
-    first_cut = next(i for i, line in enumerate(lines) if line["kind"] == "ended" and line["state"] == "pruned")
-    assert "paused" in kinds
-    assert last_arrival < first_cut, "at the first rung all came before anyone was cut"
+    events = events_of(tmp_path / "journal.jsonl")
+    assert "paused" in [event["kind"] for event in events]
+    cut = [place_of(event) for event in events if event["kind"] == "ended" and " at 64 samples" in event["reason"]]
+    assert cut
+    assert all(place > 3 for place, _ in cut), "half of 6 go on"
 
 
 def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:
@@ -346,15 +356,26 @@ def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_pa
         assert decided(play_stage(cut, config, "frontier", world)) == whole
 
 
-def test_any_order_in_which_two_lanes_speak_gives_the_same_synchronous_decisions(tmp_path: Path) -> None:
+def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Of two configurations: they stand at the first rung as the worst of those there, also once they are cut."""
+    if config.seed == 1 and config.micro_batch_size in (12, 16):
+        return {"outcome": "failed", "reason": "failed: seed 1"}
+    return with_accidents(config, samples)
+
+
+@pytest.mark.parametrize(("seeds", "world"), [([0], with_accidents), ([0, 1], one_seed_fails)])
+def test_any_order_in_which_lanes_speak_gives_the_same_synchronous_decisions(
+    tmp_path: Path, seeds: list[int], world: World
+) -> None:
     """Which lane is faster is the clock's business, and must not be the study's."""
     found = []
     for seed in range(12):
-        config = train_config(sample_budget=256, evaluations=2)
+        config = train_config(sample_budget=256, evaluations=2, seeds=seeds)
         order = random.Random(seed)
         with Journal(tmp_path / f"{seed}.jsonl", config.name) as journal:
             know(journal, **KNOWN)
-            player = Player(director_of(config, journal, "train", 3), with_accidents, 3)
+            num_lanes = 1 + seed
+            player = Player(director_of(config, journal, "train", num_lanes), world, num_lanes)
             player.before_message = lambda p=player, o=order: _shuffle(p.running, o)
             study = player.play()
         found.append(({t.id: (t.state, t.promoted) for t in study.of_stage("train")}, study.value("train", "winner")))

@@ -48,7 +48,9 @@ def test_when_all_are_there_the_best_share_rounded_up_goes_on(num: int, factor: 
 
 
 def test_who_ties_with_the_last_to_go_on_goes_on_too() -> None:
-    assert judge(arrived(1.0, 2.0, 2.0, 2.0)) == {"t0": "go on", "t1": "go on", "t2": "go on", "t3": "go on"}
+    everyone = {"t0": "go on", "t1": "go on", "t2": "go on", "t3": "go on"}
+    assert judge(arrived(1.0, 2.0, 2.0, 2.0)) == everyone
+    assert judge(arrived(1.0, 2.0, 2.0, 2.0, None), synchronous=False) == everyone
 
 
 def test_the_protected_are_never_cut_nor_do_they_wait() -> None:
@@ -61,21 +63,55 @@ def test_not_a_number_is_the_worst_value_there_is() -> None:
     assert judge(arrived(math.nan, 5.0, math.inf, 1.0)) == {"t3": "go on", "t1": "go on", "t0": "stop", "t2": "stop"}
 
 
-def test_synchronous_everyone_waits_for_all_who_can_still_come() -> None:
-    assert judge(arrived(1.0, 2.0, 3.0, None)) == {"t0": "pause", "t1": "pause", "t2": "pause"}
+def test_synchronous_everyone_waits_for_those_who_can_still_change_the_verdict() -> None:
+    assert judge(arrived(1.0, 2.0, None, None)) == {"t0": "pause", "t1": "pause"}
+    assert judge(arrived(1.0, 2.0, 3.0, None)) == {"t0": "go on", "t1": "pause", "t2": "stop"}
     gone = Entrant("t3", None, out=True)
     assert judge([*arrived(1.0, 2.0, 3.0), gone]) == {"t0": "go on", "t1": "go on", "t2": "stop"}
 
 
-def test_asynchronous_decides_for_the_best_at_once_and_against_the_rest_at_the_end_only() -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_synchronous_a_verdict_before_all_have_come_is_the_one_they_would_have_had_then(seed: int) -> None:
+    """Whatever those who were missing bring, and whether they come or end on the way: no clock decides."""
+    draw = random.Random(seed)
+    factor, num, num_here = draw.choice([2, 3, 4]), draw.randint(2, 12), draw.randint(1, 12)
+    values = [draw.choice([1.0, 2.0, math.nan, draw.uniform(0, 3)]) for _ in range(num)]
+    early = judge(arrived(*values[:num_here], *[None] * (num - num_here)), factor)
+    late = [Entrant(e.name, None, out=True) if draw.random() < 0.3 else e for e in arrived(*values)[num_here:]]
+    final = judge([*arrived(*values)[:num_here], *late], factor)
+    assert all(action in ("pause", final[name]) for name, action in early.items())
+
+
+def test_asynchronous_decides_for_the_best_at_once_and_against_those_that_have_no_chance_left() -> None:
     verdicts = judge(arrived(1.0, 2.0, 3.0, 4.0, None), synchronous=False)
-    assert verdicts == {"t0": "go on", "t1": "go on", "t2": "pause", "t3": "pause"}
-    assert judge(arrived(1.0, 2.0, 3.0, 4.0, 5.0), synchronous=False)["t3"] == "stop"
+    assert verdicts == {"t0": "go on", "t1": "go on", "t2": "pause", "t3": "stop"}
+    assert judge(arrived(1.0, 2.0, 3.0, 4.0, 5.0), synchronous=False)["t2"] == "go on"
 
 
 def test_asynchronous_the_first_to_arrive_does_not_pass_unseen() -> None:
     """Ray's ASHA always lets it."""
     assert judge(arrived(1.0, None, None, None), synchronous=False) == {"t0": "pause"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nobody_is_cut_but_by_as_many_better_peers_as_go_on_when_all_have_come(seed: int) -> None:
+    draw = random.Random(seed)
+    factor, num = draw.choice([2, 3, 4]), draw.randint(1, 12)
+    values = [draw.choice([1.0, 2.0, 3.0, draw.random(), None]) for _ in range(num)]
+    for synchronous in (True, False):
+        verdicts = judge(arrived(*values), factor, synchronous=synchronous)
+        cut = [values[int(name[1:])] for name, action in verdicts.items() if action == "stop"]
+        for value in cut:
+            assert sum(peer < value for peer in values if peer is not None) >= math.ceil(num / factor)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_late_arrival_is_judged_with_all_that_is_known_not_with_the_places_that_are_left(synchronous: bool) -> None:
+    """Those before it have taken both places of four."""
+    before = [Entrant("a", 2.0, promoted=True), Entrant("b", 3.0, promoted=True), Entrant("c", 4.0, out=True)]
+    assert judge([*before, Entrant("late", 1.0)], synchronous=synchronous) == {"late": "go on"}
+    assert judge([*before, Entrant("late", 2.5)], synchronous=synchronous) == {"late": "go on"}
+    assert judge([*before, Entrant("late", 3.5)], synchronous=synchronous) == {"late": "stop"}
 
 
 def test_nobody_at_the_rung_or_everyone_out_is_no_verdict() -> None:
