@@ -131,7 +131,8 @@ class AshaPruner(Strict):
     reduction_factor: Annotated[int, Field(ge=2)] = 2
     """One in so many goes on from a rung."""
     synchronous: bool = True
-    """Wait at a rung until every trial has reached it or ended; asynchronous favours who comes first, but idles less."""
+    """Wait at a rung until nobody who has yet to reach it can change the verdict: no clock decides. For more trials than
+    about ten, false has the best one trained much earlier: whoever is among the best so far goes on at once."""
 
 
 class KillRules(Strict):

@@ -15,7 +15,7 @@ from orchestrator.analysis import candidate
 from orchestrator.config import AshaPruner, Frontier, KillRules, StageConfig
 from orchestrator.journal import Journal
 from orchestrator.messages import Message
-from orchestrator.pruners import GO_ON, Decision, Entrant
+from orchestrator.pruners import GO_ON, Decision, Demand, Entrant
 from orchestrator.stages import module_of
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Proposal, Trial, TrialState
@@ -261,10 +261,18 @@ class Director:
             [_entrant(name, group, rung) for name, group in groups.items()],
             pruner.reduction_factor,
             synchronous=pruner.synchronous,
+            first=rung == self._trials()[0].config.rungs[0],
+            demand=self._demand(),
         )
         for name, decision in verdicts.items():
             for trial in groups[name]:
                 self._apply(trial, rung, decision)
+
+    def _demand(self) -> Demand:
+        """For a lane that is free, or becomes so with the verdict."""
+        waiting = [trial for trial in self._trials() if trial.state is TrialState.WAITING]
+        newcomers = sum(not trial.rungs for trial in waiting)
+        return Demand(newcomers / self._num_lanes, idle=not waiting)
 
     def _apply(self, trial: Trial, rung: int, decision: Decision) -> None:
         if trial.state.ended or rung in trial.promoted:

@@ -31,6 +31,16 @@ class Entrant:
     promoted: bool = False
 
 
+@dataclass(frozen=True)
+class Demand:
+    """Who else wants the lanes, while a rung is judged before all have come to it."""
+
+    newcomers_per_lane: float = 0.0
+    """Trials that have yet to reach their first rung and are not running."""
+    idle: bool = False
+    """A lane has nothing else to run."""
+
+
 def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tuple[int, ...]:
     """min_samples x factor^i below the budget."""
     rungs: list[int] = []
@@ -47,12 +57,14 @@ def judge_rung(
     reduction_factor: int,
     *,
     synchronous: bool,
+    first: bool = False,
+    demand: Demand = Demand(),
 ) -> dict[str, Decision]:
     """What becomes of everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv 1810.05934).
 
     When all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. Whose fate
     is sealed, whatever those who are missing bring and whether they come, hears of it before. The others wait;
-    asynchronous, the best 1/reduction_factor of those here (rounded down) go on at once. Who ties with the last to go on
+    asynchronous, the best of those here go on at once, as many as `early_places` says. Who ties with the last to go on
     goes on too. When nobody runs any more, all who are left have come to the lowest rung that anyone waits at, so there
     is always one that decides.
     """
@@ -63,7 +75,7 @@ def judge_rung(
     places = math.ceil((len(here) + missing) / reduction_factor)
     places_now = places - missing  # even if all who are missing were better
     if not synchronous:
-        places_now = max(places_now, len(here) // reduction_factor)
+        places_now = max(places_now, early_places(len(here), reduction_factor, first=first, demand=demand))
     ranked = sorted(here, key=_value)
     last_on = _value(ranked[places_now - 1]) if places_now > 0 else -math.inf
     last_hope = _value(ranked[places - 1]) if places <= len(ranked) else math.inf
@@ -81,6 +93,19 @@ def judge_rung(
         else:
             verdicts[entrant.name] = Decision("pause", f"rung: {where}; waiting for the others")
     return verdicts
+
+
+def early_places(num_here: int, reduction_factor: int, *, first: bool, demand: Demand) -> int:
+    """How many go on from a rung to which not all have come yet.
+
+    The best 1/reduction_factor, rounded down: nobody passes unseen. Where its lane would idle, rounded up: waiting gains
+    nothing. From the first rung only 1/reduction_factor^2 while newcomers would keep the lanes busy for that many
+    trials each: looking at another one is cheap, and going on with one that is merely in the better half is not.
+    """
+    if demand.idle:
+        return math.ceil(num_here / reduction_factor)
+    crowded = first and demand.newcomers_per_lane >= reduction_factor**2
+    return num_here // (reduction_factor**2 if crowded else reduction_factor)
 
 
 def _value(entrant: Entrant) -> float:

@@ -147,6 +147,47 @@ def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left
     assert all(place > 3 for place, _ in cut), "half of 6 go on"
 
 
+def grid_config(num_rates: int):
+    rates = [1e-4 * (i + 1) for i in range(num_rates)]
+    pruner = {"type": "asha", "min_samples": 64, "synchronous": False}
+    return study_of(stages=[{"type": "grid", "micro_batch_size": [8], "learning_rate": rates, "pruner": pruner}])
+
+
+def by_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Every learning rate ends elsewhere, in no order."""
+    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 100)
+    return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_asynchronous_the_first_to_come_to_the_first_rung_waits_only_where_another_wants_its_lane(
+    tmp_path: Path, num_lanes: int
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    play_stage(path, grid_config(3), "grid", by_rate, num_lanes)
+    events = events_of(path)
+    first = next(event["id"] for event in events if "64" in event.get("rungs", ()))
+    waited = any(event["kind"] == "paused" and (event["id"], event["rung"]) == (first, 64) for event in events)
+    assert waited == (num_lanes == 1)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_asynchronous_few_pass_the_first_rung_while_newcomers_crowd(tmp_path: Path, num_lanes: int) -> None:
+    """Unless they are sure to be among the best half of all."""
+    path, num_rates = tmp_path / "journal.jsonl", 40
+    study = play_stage(path, grid_config(num_rates), "grid", by_rate, num_lanes)
+    started, shares = set(), {True: [], False: []}
+    for event in events_of(path):
+        if event["kind"] == "started":
+            started.add(event["id"])
+        if event["kind"] == "promoted" and event["rung"] == 64:
+            place, num_here = place_of(event)
+            if place > num_here - num_rates / 2:
+                shares[num_rates - len(started) >= 4 * num_lanes].append(place / num_here)
+    assert 0 < max(shares[True]) <= 1 / 4 < max(shares[False]) <= 1 / 2
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in study.of_stage("grid"))
+
+
 def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:
     """Half of those that stood at a rung went past it, and none of those that were cut was better than one of them."""
     study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, num_lanes=2, **KNOWN)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
 from orchestrator.pruners import (
+    Demand,
     Entrant,
+    early_places,
     judge_losses,
     judge_rung,
     judge_throughput,
@@ -20,8 +23,12 @@ from orchestrator.pruners import (
 RULES = {"spike_deviations": 6.0, "spike_steps": 3, "above_start": 1.1}
 
 
-def judge(entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True):
-    verdicts = judge_rung(64, entrants, factor, synchronous=synchronous)
+IDLE = Demand(idle=True)
+DEMANDS = [Demand(), Demand(100.0), IDLE]
+
+
+def judge(entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True, **circumstances: Any):
+    verdicts = judge_rung(64, entrants, factor, synchronous=synchronous, **circumstances)
     return {name: decision.action for name, decision in verdicts.items()}
 
 
@@ -88,21 +95,44 @@ def test_asynchronous_decides_for_the_best_at_once_and_against_those_that_have_n
     assert judge(arrived(1.0, 2.0, 3.0, 4.0, 5.0), synchronous=False)["t2"] == "go on"
 
 
-def test_asynchronous_the_first_to_arrive_does_not_pass_unseen() -> None:
+def test_asynchronous_the_first_to_arrive_does_not_pass_unseen_while_others_want_its_lane() -> None:
     """Ray's ASHA always lets it."""
-    assert judge(arrived(1.0, None, None, None), synchronous=False) == {"t0": "pause"}
+    first = arrived(1.0, None, None, None)
+    assert judge(first, synchronous=False) == {"t0": "pause"}
+    assert judge(first, synchronous=False, demand=IDLE) == {"t0": "go on"}
+    assert judge(first, synchronous=True, demand=IDLE) == {"t0": "pause"}
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_early_places_are_rounded_down_up_where_a_lane_idles_and_few_while_newcomers_crowd(factor: int) -> None:
+    enough, fewer = Demand(factor**2), Demand(factor**2 - 0.01)
+    for num in range(1, 100):
+        assert early_places(num, factor, first=True, demand=fewer) == num // factor
+        assert early_places(num, factor, first=True, demand=enough) == num // factor**2
+        assert early_places(num, factor, first=False, demand=enough) == num // factor
+        assert early_places(num, factor, first=True, demand=IDLE) == math.ceil(num / factor)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nobody_is_cut_but_by_as_many_better_peers_as_go_on_when_all_have_come(seed: int) -> None:
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_nobody_is_cut_but_by_as_many_better_peers_as_go_on_when_all_have_come(seed: int, demand: Demand) -> None:
     draw = random.Random(seed)
     factor, num = draw.choice([2, 3, 4]), draw.randint(1, 12)
     values = [draw.choice([1.0, 2.0, 3.0, draw.random(), None]) for _ in range(num)]
     for synchronous in (True, False):
-        verdicts = judge(arrived(*values), factor, synchronous=synchronous)
+        verdicts = judge(arrived(*values), factor, synchronous=synchronous, first=True, demand=demand)
         cut = [values[int(name[1:])] for name, action in verdicts.items() if action == "stop"]
         for value in cut:
             assert sum(peer < value for peer in values if peer is not None) >= math.ceil(num / factor)
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_who_wants_the_lanes_decides_nothing_once_all_have_come_nor_in_the_synchronous_mode(demand: Demand) -> None:
+    for values in ((3.0, 1.0, 2.0, 5.0, 4.0), (3.0, 1.0, None, 5.0, 4.0)):
+        for synchronous in (True, False):
+            if synchronous or None not in values:
+                verdicts = judge(arrived(*values), synchronous=synchronous, first=True, demand=demand)
+                assert verdicts == judge(arrived(*values), synchronous=synchronous)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
