@@ -293,6 +293,41 @@ def test_everyone_diverging_is_said_and_not_a_crash(tmp_path: Path) -> None:
     assert study.conclusions["train"].reason.startswith("undetermined")
 
 
+RISING = {"loss": lambda samples: 5 + samples / 50}
+SPIKE = {"loss": lambda samples: 9.0 if samples > 300 else 5 + samples % 7 / 100}
+SLOW = {"tokens_per_second": lambda samples: 100.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "others_off", "trouble", "code"),
+    [
+        ("above_start_factor", {"spike_deviations": None}, RISING, "diverged"),
+        ("spike_deviations", {"above_start_factor": None}, SPIKE, "diverged"),
+        ("min_relative_throughput", {}, SLOW, "low_throughput"),
+    ],
+)
+def test_every_kill_rule_names_itself_as_the_reason_and_can_be_turned_off(
+    tmp_path: Path, rule: str, others_off: dict[str, Any], trouble: dict[str, Any], code: str
+) -> None:
+    """One of two splits of the same effective batch is in trouble."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        troubled = config.gradient_accumulation_steps == 2 and config.learning_rate != 1e-3
+        return curves(config, samples) | ({key: of(samples) for key, of in trouble.items()} if troubled else {})
+
+    for name, changes in (("on", {}), ("off", {rule: None})):
+        config = study_of(
+            stages=[{"type": "train", "pruner": {"type": "none"}}], evaluations=16, sample_budget=1024,
+            kill=others_off | changes,
+        )  # fmt: skip
+        study = play_stage(tmp_path / f"{name}.jsonl", config, "train", world, 6, **KNOWN)
+        troubled = study.trials["train-m8k2"]
+        if name == "on":
+            assert (troubled.state, troubled.reason.split(":")[0]) == (TrialState.PRUNED, code)
+        else:
+            assert troubled.state is TrialState.COMPLETE
+
+
 def test_a_slow_trial_is_stopped_by_a_faster_one_of_the_same_effective_batch_and_no_other(tmp_path: Path) -> None:
     """Effective batch 16 as 16 x 1 is 3 times slower than as 8 x 2. 12 x 1 is as slow, but has no equal; the contrast is
     slower than its twin, but runs the same code: that is the machine's noise."""
