@@ -8,8 +8,10 @@ from typing import Any
 
 from orchestrator.analysis import LOSS_TIE
 from orchestrator.config import StudyConfig
+from orchestrator.stages.mode import mode_of
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text
+from trainers.config import TrialConfig
 from trainers.files import written_whole
 
 _EVIDENCE = (
@@ -32,6 +34,7 @@ def recommend(config: StudyConfig, study: Study) -> dict[str, Any] | None:
         "activation_checkpointing": trial.activation_checkpointing,
         "compile": trial.compile,
         "precision": trial.precision,
+        **_chunks(trial),
         "learning_rate": trial.learning_rate,
         "warmup_samples": trial.warmup_samples,
         "sample_budget": trial.sample_budget,
@@ -46,6 +49,12 @@ def recommend(config: StudyConfig, study: Study) -> dict[str, Any] | None:
     }
 
 
+def _chunks(trial: TrialConfig) -> dict[str, str]:
+    """Said only where it is not as usual."""
+    kind = mode_of(trial).cross_entropy
+    return {} if kind == "whole" else {"cross_entropy": kind}
+
+
 def _winner(study: Study) -> Trial | None:
     for stage in ("learning_rate", "train", "grid"):
         name = study.value(stage, "winner")
@@ -56,7 +65,7 @@ def _winner(study: Study) -> Trial | None:
 
 def _verdict(study: Study, winner: Trial) -> str:
     trial = winner.config
-    mode = str(trial.activation_checkpointing)
+    mode = str(trial.activation_checkpointing) + (", cross-entropy in chunks" if _chunks(trial) else "")
     batch = (
         f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
         f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "

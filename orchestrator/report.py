@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from orchestrator.config import StudyConfig
 from orchestrator.plots import Axis, Line, Mark, Series, element, number_text, plot
 from orchestrator.stages import learning_rate
+from orchestrator.stages.mode import mode_of
 from orchestrator.study import Study, Trial, TrialState
 from orchestrator.words import bytes_text, seconds_text
 from trainers.files import written_whole
@@ -111,6 +113,7 @@ def _answer(config: StudyConfig, study: Study, recommendation: dict[str, Any] | 
         return element("section", *_known_so_far(config, study), id="recommendation")
     unfinished = ", ".join(_open_stages(config, study))
     facts = [(key, recommendation.get(key)) for key in _RECOMMENDED]
+    facts += [("cross_entropy", recommendation["cross_entropy"])] if "cross_entropy" in recommendation else []
     known = recommendation.get("micro_batch_size") and recommendation.get("learning_rate")
     snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))] if known else []
     details = [
@@ -160,6 +163,7 @@ def paste_text(recommendation: dict[str, Any]) -> str:
         "world_size": r["world_size"],
         "optimizer": optimizer,
         "batch": batch,
+        **({"model": {"kwargs": {"cross_entropy": r["cross_entropy"]}}} if "cross_entropy" in r else {}),
         "stages": [grid],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
@@ -172,6 +176,7 @@ def _trial_command(r: dict[str, Any], batch: dict[str, Any], optimizer: dict[str
     settings |= {
         key: _config_text(r[key]) for key in ("activation_checkpointing", "compile", "precision", "world_size")
     }
+    settings |= {"model.kwargs.cross_entropy": r["cross_entropy"]} if "cross_entropy" in r else {}
     flags = "".join(f" \\\n  --set {key}={value}" for key, value in settings.items())
     return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
@@ -207,7 +212,7 @@ def _trials_table(study: Study, stage: str, trials: list[Trial]) -> Element:
     measured = [key for key in _STAGE_METRICS[stage] if any(_finite(m.get(key)) is not None for m in metrics.values())]
     headers = ["trial", "state", *[_CONFIG_COLUMNS[key] for key in varying]]
     headers += [_METRIC_COLUMNS[key][0] for key in measured] + ["lane, s"]
-    best = _best_id(study, stage, trials)
+    best = study.value(stage, "winner")
     rows = []
     for trial in trials:
         cells = [_config_text(getattr(trial.config, key)) for key in varying]
@@ -246,18 +251,6 @@ def _metrics(study: Study, trial: Trial) -> dict[str, Any]:
     return trial.metrics | ({"goodput": goodput} if goodput is not None else {})
 
 
-def _best_id(study: Study, stage: str, trials: list[Trial]) -> str | None:
-    if stage != "frontier":
-        return study.value(stage, "winner")
-    return next((trial.id for trial in trials if _is_chosen(study, trial)), None)
-
-
-def _is_chosen(study: Study, trial: Trial) -> bool:
-    """Whether it is the point that the frontier stage decided on."""
-    keys = ("micro_batch_size", "activation_checkpointing", "compile", "precision")
-    return all(getattr(trial.config, key) == study.value("frontier", key) for key in keys)
-
-
 def _stage_plots(config: StudyConfig, study: Study, stage: str, trials: list[Trial]) -> list[Element]:
     if stage == "frontier":
         return _frontier_plots(config, study, trials)
@@ -276,6 +269,9 @@ def _frontier_plots(config: StudyConfig, study: Study, trials: list[Trial]) -> l
     for trial in trials:
         modes.setdefault(_mode_text(trial, trials), []).append(trial)
     series = [_frontier_series(study, mode, modes[mode], i, limit) for i, mode in enumerate(modes)]
+    front = [Mark(p["peak_memory_bytes"], p["tokens_per_second"]) for p in study.value("frontier", "front", [])]
+    if len(front) > 1:
+        series.append(Series("nothing faster in less memory", tuple(front), 6, dashed=True))
     unit = next((size for size in (2**30, 2**20, 2**10) if limit and limit >= size), 2**20)
     x_axis = Axis("peak memory of a rank", bytes_text, zero=True, unit=unit)
     lines = [Line(float(limit), f"limit {bytes_text(limit)}", vertical=True)] if limit else []
@@ -285,28 +281,42 @@ def _frontier_plots(config: StudyConfig, study: Study, trials: list[Trial]) -> l
 
 def _mode_text(trial: Trial, trials: list[Trial]) -> str:
     """The checkpointing mode, and what else tells the modes of this study apart."""
-    parts = [str(trial.config.activation_checkpointing)]
+    config = trial.config
+    parts = [str(config.activation_checkpointing)]
     if len({t.config.compile for t in trials}) > 1:
-        parts.append("compiled" if trial.config.compile else "eager")
+        parts.append("compiled" if config.compile else "eager")
     if len({t.config.precision for t in trials}) > 1:
-        parts.append(trial.config.precision)
+        parts.append(config.precision)
+    parts += ["chunked"] * (mode_of(config).cross_entropy == "chunked")
+    if len({t.config.data.kwargs.get("seq_len") for t in trials}) > 1:
+        parts.append(f"{config.data.kwargs.get('seq_len')} long")
     return ", ".join(parts)
 
 
 def _frontier_series(study: Study, label: str, trials: list[Trial], colour: int, limit: float | None) -> Series:
-    """What fitted, by size; then, at the limit, what did not."""
-    trials = sorted(trials, key=lambda trial: trial.config.micro_batch_size)
-    marks = []
+    """Each size that fitted, by what all its trials say of it; then, at the limit, what did not."""
+    by_size: dict[int, list[Trial]] = {}
     for trial in trials:
-        memory, rate = (_finite(trial.metrics.get(key)) for key in ("peak_memory_bytes", "tokens_per_second"))
-        size = str(trial.config.micro_batch_size)
-        if memory is not None and rate is not None and trial.state is not TrialState.OUT_OF_MEMORY:
-            marks.append(Mark(memory, rate, size, "chosen" if _is_chosen(study, trial) else "point"))
-    failed = [str(t.config.micro_batch_size) for t in trials if t.state is TrialState.OUT_OF_MEMORY]
+        by_size.setdefault(trial.config.micro_batch_size, []).append(trial)
+    marks = [mark for size in sorted(by_size) for mark in _size_mark(study, by_size[size])]
+    failed = [size for size in sorted(by_size) if all(t.state is TrialState.OUT_OF_MEMORY for t in by_size[size])]
     if failed and limit:
         marks.append(Mark(float(limit), marks[-1].y if marks else 0.0, "", "cross"))
-        label = f"{label} (not {', '.join(failed)})"
+        label = f"{label} (not {', '.join(map(str, failed))})"
     return Series(label, tuple(marks), colour)
+
+
+def _size_mark(study: Study, trials: list[Trial]) -> list[Mark]:
+    """The rate of its rounds where it was timed in them; the most memory it took; nothing where it did not run."""
+    ran = [t for t in trials if t.state is not TrialState.OUT_OF_MEMORY and _finite(t.metrics.get("tokens_per_second"))]
+    ran = [trial for trial in ran if _finite(trial.metrics.get("peak_memory_bytes")) is not None]
+    if not ran:
+        return []
+    rounds = [trial for trial in ran if not trial.config.dynamic_micro_batch and not trial.fresh]
+    rate = statistics.median(trial.metrics["tokens_per_second"] for trial in rounds or ran)
+    memory = max(trial.metrics["peak_memory_bytes"] for trial in ran)
+    chosen = any(trial.id == study.value("frontier", "winner") for trial in trials)
+    return [Mark(memory, rate, str(ran[0].config.micro_batch_size), "chosen" if chosen else "point")]
 
 
 def _throughput_plots(study: Study, trials: list[Trial]) -> list[Element]:

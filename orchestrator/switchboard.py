@@ -117,7 +117,7 @@ class Switchboard:
         """The lane will have other processes before it runs its assignment: it is the next one again."""
         async with self._changed:
             assignment = self._in_flight.pop(lane, None)
-            if assignment is not None and assignment.key == key:
+            if assignment is not None and assignment.key == key and key in self._lines:
                 self._queue.appendleft(assignment)
             self._changed.notify_all()
 

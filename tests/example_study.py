@@ -115,6 +115,11 @@ def _add_frontier(config: StudyConfig, study: Study) -> None:
     values = {"micro_batch_size": 16, "activation_checkpointing": "selective", "compile": True, "precision": "bfloat16"}
     reason = "micro-batch 16 with activation checkpointing selective is fastest inside the limit: 33,521 tokens/s"
     notes = ("none: micro-batch 8 fits, 16 does not (5 probes)", "full: micro-batch 32 fits, 64 does not (7 probes)")
+    front = [
+        (f"{t.config.activation_checkpointing}-m{t.config.micro_batch_size}", t.metrics) for t in study.trials.values()
+    ]
+    points = [{"name": name, **metrics} for name, metrics in front if name in ("full-m1", "full-m8", "selective-m16")]
+    values |= {"winner": "frontier-selective-m16", "front": points, "knee": "full-m8"}
     conclude(study, "frontier", reason, values | {"limit_bytes": 6 * GIB}, notes)
 
 

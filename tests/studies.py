@@ -42,6 +42,15 @@ class RaisesAfter(GPT):
         return super().forward(batch)
 
 
+class SaysWhereItIs(GPT):
+    """A model that leaves its process's number in a file whenever it is built."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, log: str) -> None:
+        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
 class KillsItsProcess(GPT):
     """A user's model that takes its process down, as a bad kernel does; as often as `marker` does not say enough."""
 

@@ -168,10 +168,12 @@ def test_a_size_that_thrashes_or_crawls_bounds_the_search_like_one_that_does_not
 
 def test_a_longer_context_is_priced_and_never_chosen() -> None:
     world = World(base={"none": 20.0}, slope={"none": 1.0}, rate={"none": 1000.0})
-    _, found = played(world, seq_len=[4])
+    known, found = played(world, seq_len=[4])
     assert found.values["micro_batch_size"] in (72, 75)
     assert "seq_len" not in {**found.values["largest"]}
-    assert found.values["seq_len"]["4"]["largest"] == 18
+    assert found.values["other_lengths"]["4"]["largest"] == 18
+    known.concluded(frontier=found.values)
+    assert "seq_len" not in known.setting.trial(known.study, 4, 2).data.kwargs, "later stages run the data's own"
     assert any(note.startswith("samples of 4: 474 tokens/s at micro-batch 18 with") for note in found.notes)
 
 

@@ -162,6 +162,28 @@ def test_the_other_ranks_end_only_when_rank_0_has_said_its_last_word() -> None:
     play(scene())
 
 
+def test_what_wants_fresh_processes_is_given_back_without_a_death_and_is_the_next_one_again() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment("a"))
+        await board.assign(assignment("b"))
+        await board.take("lane", "group", 2)
+        ending = asyncio.create_task(board.until_freed("lane", "a"))
+        await board.give_back("lane", "a")
+        await ending
+        assert await board.take("lane", "other group", 1) == assignment("a")
+        await board.freed("lane")
+        await board.take("lane", "other group", 2)
+        await board.dismiss("b")
+        await board.give_back("lane", "b")
+        await board.assign(assignment("c"))
+        following = await board.take("lane", "third group", 1)
+        assert following is not None
+        assert following.trial_id == "c", "nobody wants b any more"
+
+    play(scene())
+
+
 def test_a_lane_that_never_comes_up_is_given_up_with_its_reason() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)

@@ -81,7 +81,8 @@ def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) 
     stages = [
         {"type": "frontier", "smallest": 64, "largest": 2048, "compile": [False], "activation_checkpointing": ["none"]}
     ]
-    ending, study = run(tmp_path / "run", stages=stages, memory_limit="256MiB", sample_budget=4096)
+    few = {"memory_limit": "256MiB", "sample_budget": 4096, "headroom": "0%"}
+    ending, study = run(tmp_path / "run", stages=stages, **few)
     assert ending.exit_code == 0, ending.message
     ended = states(study)
     assert TrialState.OUT_OF_MEMORY in ended.values()
@@ -94,6 +95,21 @@ def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) 
         for t in study.trials.values()
         if t.state is TrialState.OUT_OF_MEMORY
     )
+
+
+def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(tmp_path: Path) -> None:
+    log = tmp_path / "processes"
+    model = {"target": "tests.studies:SaysWhereItIs", "kwargs": {"log": str(log)}}
+    stages = [{"type": "frontier", "largest": 4, "compile": [False], "activation_checkpointing": ["none"], "rounds": 2}]
+    ending, study = run(tmp_path / "run", model=model, stages=stages, memory_limit="256MiB")
+    assert ending.exit_code == 0, ending.message
+    built = log.read_text().split()
+    others = built[: built.index(built[-1])]
+    assert set(built[len(others) :]) == {built[-1]}, "the verification comes last, and alone"
+    assert others.count(others[-1]) > 5, "the trials before it shared a process"
+    last = list(study.trials.values())[-1]
+    assert last.id.endswith("-verified")
+    assert study.conclusions["frontier"].values["peak_memory_bytes"] >= last.metrics["peak_memory_bytes"]
 
 
 def test_a_limit_in_which_nothing_fits_is_bad_input(tmp_path: Path) -> None:

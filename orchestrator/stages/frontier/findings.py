@@ -51,6 +51,7 @@ def _values(known: SoFar, chosen: Key) -> dict[str, Any]:
     bend = knee(front)
     return {
         **_plain(points, chosen),
+        "winner": known.trials_of(chosen)[-1].id,
         "limit_bytes": limit,
         "margin_bytes": None if limit is None else limit - points[chosen].peak_memory_bytes,
         "baseline_micro_batch_size": baseline.micro_batch_size,
@@ -60,7 +61,7 @@ def _values(known: SoFar, chosen: Key) -> dict[str, Any]:
         "fitting": sorted({key.micro_batch_size for key in fitting if key.mode == chosen.mode}),
         "front": [point._asdict() for point in front],
         "knee": bend.name if bend else None,
-        "seq_len": _by_length(known),
+        "other_lengths": _by_length(known),
     }
 
 
@@ -162,7 +163,7 @@ def _of_lengths(values: dict[str, Any]) -> list[str]:
     return [
         f"samples of {length}: {found['tokens_per_second']:,.0f} tokens/s at micro-batch {found['micro_batch_size']} with "
         f"activation checkpointing {mode_of_values(found)}; the largest that fits is {found['largest']}"
-        for length, found in values["seq_len"].items()
+        for length, found in values["other_lengths"].items()
     ]
 
 
