@@ -11,6 +11,8 @@ from orchestrator.stages import frontier, grid, module_of
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Study
 from orchestrator.words import bytes_text, seconds_text
+from trainers.config import TrialConfig
+from trainers.peak_memory import PeakMemory
 
 
 def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
@@ -29,7 +31,12 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
         for line in _lines(stage, setting, study):
             console.print(Text(f"  {line}"))
     if memory:
-        console.print(Text("\npredicted peak memory (eager; compiled code differs)", style="bold"))
+        console.print(
+            Text(
+                "\npredicted peak memory (of eager code, from its shapes; compiled code differs until a first probe is measured)",
+                style="bold",
+            )
+        )
         console.print(memory)
     console.print(Text(f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes"))
     if estimate:
@@ -103,32 +110,53 @@ def _full_runs(config: StudyConfig) -> int:
 
 
 def _memory_table(stage: Frontier, setting: Setting, study: Study) -> Table:
-    """What eager tensors would take, from fake ones: no memory is used, compiled runs take less or more."""
-    from trainers.prediction import predict_peaks
+    """One row for eager and compiled alike; all of it from one process of its own."""
+    from trainers.prediction import predict_in_own_process
 
-    limit = setting.memory_limit_bytes(study)
-    table = Table(box=None, padding=(0, 3, 0, 2))
-    table.add_column("mode")
+    limit, free = _limit(setting, study), setting.study.headroom
     sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
+    table = Table("mode", box=None, padding=(0, 3, 0, 2), caption_justify="left")
     for size in sizes:
         table.add_column(f"m={size}", justify="right")
-    table.add_column("largest in the limit" if limit else "", justify="right")
-    for mode in stage.activation_checkpointing:
-        if isinstance(mode, float):
-            continue
-        config = setting.short_trial(study, stage.smallest, 2, 1, activation_checkpointing=mode, compile=False)
-        try:
-            peaks = predict_peaks(config, sizes)
-        except Exception as error:
-            table.add_row(str(mode), _not_predictable(error))
-            continue
-        table.add_row(str(mode), *(bytes_text(peak) for peak in peaks), _largest(sizes, peaks, limit))
+    if limit:
+        table.add_column(f"largest in {bytes_text(limit)}", justify="right")
+        table.add_column(f"with {free:.0%} left free", justify="right")
+    allowed = [limit, limit * (1 - free)] if limit else []
+    rows = _memory_rows(stage, setting, study)
+    predicted = dict(zip(rows, predict_in_own_process(list(rows.values())), strict=True))
+    for name, found in predicted.items():
+        known = isinstance(found, PeakMemory)
+        table.add_row(name, *(_memory_cells(found, sizes, allowed, stage.largest) if known else ["not predictable"]))
+    reasons = [f"{name}: {found}" for name, found in predicted.items() if not isinstance(found, PeakMemory)]
+    table.caption = "\n".join(reasons) or None
     return table
 
 
-def _largest(sizes: list[int], peaks: list[float], limit: int | None) -> str:
-    """On the line through the last two sizes, where activations are all that grows."""
-    if limit is None or len(sizes) < 2:
-        return ""
-    slope = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
-    return f"about {max(0, int(sizes[-1] + (limit - peaks[-1]) / slope))}" if slope > 0 else ""
+def _limit(setting: Setting, study: Study) -> int | None:
+    """The study's, else this machine's GPU; None where the study will take what is free on the host when it runs."""
+    from trainers.loop import pick_device
+    from trainers.memory import device_bytes
+
+    return setting.memory_limit_bytes(study) or device_bytes(pick_device())
+
+
+def _memory_rows(stage: Frontier, setting: Setting, study: Study) -> dict[str, TrialConfig]:
+    """{what the row is called: the trial}. A memory budget keeps less than `none` does, and how much is the compiler's."""
+    rows = {}
+    for mode in frontier.modes(stage, setting):
+        checkpointing, several = mode.activation_checkpointing, len(stage.precision) > 1
+        name = f"{checkpointing}{f' {mode.precision}' if several else ''}"
+        bound = " (at most, as none)" if isinstance(checkpointing, float) else ""
+        rows[name + bound] = setting.short_trial(
+            study, stage.smallest, 2, 1, activation_checkpointing=checkpointing, precision=mode.precision
+        )
+    return rows
+
+
+def _memory_cells(found: PeakMemory, sizes: list[int], allowed: list[float], largest: int) -> list[str]:
+    """The peak at each size, then the largest size within each of the limits."""
+    fits = [found.largest_micro_batch_size(limit, largest) for limit in allowed]
+    return [
+        *(bytes_text(found.bytes_at(size)) for size in sizes),
+        *(str(size) if size < largest else f"{size} or more" for size in fits),
+    ]

@@ -50,7 +50,7 @@ class Run:
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
         self.model = distribute(apply_to_blocks(self.module, config), config, device)
-        self.loss_function = _autocasting(loss_function(config.loss), config, device)
+        self.loss_function = autocasting(loss_function(config.loss), config, device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.module, config)
         half_life, batch = config.ema_half_life_samples, config.effective_batch_size
@@ -187,7 +187,7 @@ def _of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return gathered
 
 
-def _autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
+def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
     """The loss in the trial's precision; backward passes stay outside of autocast, as torch asks."""
     if config.precision == "float32":
         return loss_function

@@ -23,15 +23,14 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     included; update_ratio: that over |w|. adam_snr: sum m^2 / sum v, both bias-corrected: 1 for a gradient that is the
     same in every step, near (1 - beta1) / (1 + beta1) for one that is noise.
     """
-    steps = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    steps = [(group, p) for group, p in steps if optimizer.state.get(p) or not group.get("momentum", 1)]
-    if not steps:
+    moved = parameters_moved(optimizer)
+    if not moved:
         return {}
-    sums = torch.stack([_sums(group, p, optimizer.state[p]) for group, p in steps]).sum(dim=0)
-    if isinstance(steps[0][1], DTensor):
+    sums = sums_of_step(optimizer, moved)
+    if isinstance(moved[0][1], DTensor):
         dist.all_reduce(sums)
     gradient, gradient_square, momentum, variance, update, weight = sums.tolist()
-    count = sum(p.numel() for _, p in steps)
+    count = sum(p.numel() for _, p in moved)
     found = {
         "gradient_mean": gradient / count,
         "gradient_variance": max(0.0, gradient_square / count - (gradient / count) ** 2),
@@ -40,6 +39,17 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
         "adam_snr": momentum / variance if variance else None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def parameters_moved(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
+    """(its group, the parameter) of all that the last step moved and left the gradient of."""
+    steps = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [(group, p) for group, p in steps if optimizer.state.get(p) or not group.get("momentum", 1)]
+
+
+def sums_of_step(optimizer: torch.optim.Optimizer, moved: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
+    """What `read_step` reads, of this rank's part, still on the device."""
+    return torch.stack([_sums(group, p, optimizer.state[p]) for group, p in moved]).sum(dim=0)
 
 
 def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> Tensor:
