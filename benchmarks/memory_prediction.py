@@ -1,0 +1,178 @@
+"""Predicted against measured peak memory, eager and compiled, in every activation checkpointing mode, of four models.
+
+    python benchmarks/memory_prediction.py [--device cpu|cuda] [--quick]
+
+Each model and mode is measured in a process of its own, one micro-batch size after the other as a lane does it. A compiled
+mode is predicted as eager code, then corrected by its first measurement (`calibrated`, of the sizes after it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from side_by_side import machine, options
+
+MODES: tuple[tuple[str | float, bool], ...] = (
+    ("none", False), ("selective", False), ("full", False),
+    ("none", True), ("selective", True), ("full", True), (0.5, True),
+)  # fmt: skip
+SIZES = (3, 8, 16)
+STEPS = 3
+
+
+def gpt(num_layers: int, hidden_dim: int, seq_len: int, vocab_size: int) -> dict[str, Any]:
+    kwargs = {"num_layers": num_layers, "num_heads": 4, "hidden_dim": hidden_dim}
+    return {"model": {"target": "gpt", "kwargs": kwargs}, "data": text(seq_len, vocab_size)}
+
+
+def text(seq_len: int, vocab_size: int) -> dict[str, Any]:
+    kwargs = {"seq_len": seq_len, "tokenizer": {"train_bpe": vocab_size}, "max_text_bytes": 2_000_000}
+    return {"target": "python_stdlib", "kwargs": kwargs}
+
+
+LLAMA = {"num_hidden_layers": 4, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 4}
+MODELS = {
+    "gpt 0.8M": gpt(2, 128, 128, 2048),
+    "gpt 5M": gpt(4, 256, 192, 8192),
+    "gpt 14M": gpt(6, 384, 256, 8192),
+    "llama 2.6M": {
+        "model": {"target": "hf", "kwargs": {"model_type": "llama", "config": LLAMA}},
+        "data": text(192, 2048),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    model: str
+    mode: str
+    compiled: bool
+    micro_batch_size: int
+    measured_bytes: float
+    predicted_bytes: float
+    calibrated_bytes: float | None
+    """None for the size that it was calibrated with."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+    @property
+    def calibrated_error(self) -> float | None:
+        return None if self.calibrated_bytes is None else self.calibrated_bytes / self.measured_bytes - 1
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "--one":
+        return print(json.dumps(measured(**json.loads(sys.argv[2]))))
+    chosen = options(__doc__)
+    models = ["gpt 0.8M"] if chosen.quick else list(MODELS)
+    sizes = SIZES[:2] if chosen.quick else SIZES
+    found: list[Compared] = []
+    print(machine())
+    print(f"{'':>24} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7} {'calibrated':>10}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in models:
+            for mode, compiled in MODES:
+                found += compared(name, mode, compiled, sizes, chosen.device, folder)
+    print(json.dumps(summary(found)))
+
+
+def compared(
+    name: str, mode: str | float, compiled: bool, sizes: tuple[int, ...], device: str, folder: str
+) -> list[Compared]:
+    from trainers.peak_memory import PeakMemory, calibrated
+    from trainers.prediction import predict_in_own_process
+
+    told = {"model": name, "mode": mode, "compiled": compiled, "sizes": sizes, "device": device}
+    (predicted,) = predict_in_own_process([trial(name, mode, compiled, sizes[0], device)])
+    assert isinstance(predicted, PeakMemory), predicted
+    peaks = in_fresh_process(told, folder)
+    corrected = calibrated(predicted, {sizes[0]: peaks[0]})
+    found = [
+        Compared(
+            name, str(mode), compiled, size, peak, predicted.bytes_at(size), corrected.bytes_at(size) if index else None
+        )
+        for index, (size, peak) in enumerate(zip(sizes, peaks, strict=True))
+    ]
+    for one in found:
+        print_row(one)
+    return found
+
+
+def trial(name: str, mode: str | float, compiled: bool, micro_batch_size: int, device: str) -> Any:
+    from trainers.config import TrialConfig
+
+    return TrialConfig.model_validate({
+        **MODELS[name],
+        "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 2, "activation_checkpointing": mode,
+        "compile": compiled, "dynamic_micro_batch": True, "learning_rate": 1e-3, "sample_budget": 10**6,
+        "precision": "bfloat16" if device == "cuda" else "float32",
+    })  # fmt: skip
+
+
+def in_fresh_process(told: dict[str, Any], folder: str) -> list[float]:
+    from trainers.memory import MALLOC_ENVIRONMENT
+
+    environment = {**os.environ, **MALLOC_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps(told)], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(model: str, mode: str | float, compiled: bool, sizes: list[int], device: str) -> list[float]:
+    """The peak of a short run at each size, as the trial would report it."""
+    import torch
+
+    from trainers.compilation import warm_up
+    from trainers.memory import give_back
+    from trainers.run import Run
+
+    peaks = []
+    for size in sizes:
+        config = trial(model, mode, compiled, size, device)
+        warm_up(config, torch.device(device))
+        run = Run(config, torch.device(device))
+        for _ in range(STEPS):
+            run.step()
+        run.read()
+        peaks.append(run.metrics()["peak_memory_bytes"])
+        del run
+        give_back()
+    return peaks
+
+
+def print_row(one: Compared) -> None:
+    name = f"{one.model} {one.mode}{'' if one.compiled else ', eager'}"
+    corrected = "" if one.calibrated_error is None else f"{one.calibrated_error:+.1%}"
+    measured_mib, predicted_mib = one.measured_bytes / 2**20, one.predicted_bytes / 2**20
+    print(
+        f"{name:>24} {one.micro_batch_size:>3} {measured_mib:>10.1f} {predicted_mib:>10.1f} {one.error:>+7.1%} {corrected:>10}",
+        flush=True,
+    )
+
+
+def summary(found: list[Compared]) -> dict[str, float]:
+    """The worst errors; a memory budget's is apart, as it has no prediction of its own."""
+    budgets = [one for one in found if one.mode not in ("none", "selective", "full")]
+    own = [one for one in found if one not in budgets]
+    corrected = [abs(one.calibrated_error) for one in found if one.compiled and one.calibrated_error is not None]
+    return {
+        "worst_eager_error": max(abs(one.error) for one in own if not one.compiled),
+        "worst_compiled_error": max(abs(one.error) for one in own if one.compiled),
+        "worst_memory_budget_error": max(abs(one.error) for one in budgets),
+        "worst_compiled_error_calibrated": max(corrected),
+    }
+
+
+if __name__ == "__main__":
+    main()
