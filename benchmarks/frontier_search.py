@@ -29,7 +29,8 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.stages.search import Found, Line, Probe, next_probe
+from orchestrator.stages.frontier.search import Found, Probe, next_probe
+from trainers.peak_memory import Line
 
 MIB = 1 << 20
 LARGEST = 512  # for the finders that ask for one; Accelerate's starts there, above every true limit
@@ -262,12 +263,10 @@ def search_of(finder: str, case: Case) -> Search:
 
 
 def predict(case: Case) -> tuple[Line, float]:
-    from trainers.prediction import predict_peaks
+    from trainers.prediction import predict
 
     started = time.perf_counter()
-    small, large = predict_peaks(config(case, 2), [2, 4])
-    slope = (large - small) / 2
-    return Line(small - 2 * slope, slope), time.perf_counter() - started
+    return predict(config(case, 2)).lines[-1], time.perf_counter() - started
 
 
 def search_here(finder: str, case: Case, prediction: Line | None) -> Search:

@@ -7,10 +7,14 @@ import os
 import shutil
 import traceback
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import StudyConfig, base_trial
+from orchestrator.stages import frontier
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Study
 from trainers.config import TrialConfig
 
 SHARE_OF_HOST = 0.9
@@ -43,6 +47,24 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
         "num_batch_norms": num_batch_norms(model),
         "chunked_cross_entropy": HAS_CHUNKS and config.model.target == "gpt",
     }
+
+
+def predicted_memory(config: StudyConfig) -> dict[str, Any]:
+    """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
+    in a process of its own; modes that cannot be followed are left out."""
+    stage = config.stage_named("frontier")
+    if stage is None:
+        return {}
+    from trainers.peak_memory import PeakMemory
+    from trainers.prediction import predict_in_own_process
+
+    setting, trials = Setting(config, ""), {}
+    for mode in frontier.modes(stage, setting):
+        if mode.seq_len is None:
+            trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
+    found = dict(zip(trials, predict_in_own_process(list(trials.values())), strict=True))
+    known = {key: peak.lines for key, peak in found.items() if isinstance(peak, PeakMemory)}
+    return {"predicted_memory": {key: [[*astuple(line)] for line in lines] for key, lines in known.items()}}
 
 
 @contextlib.contextmanager

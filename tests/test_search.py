@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.stages.frontier.search import Found, Line, Next, Probe, next_probe
+from orchestrator.stages.frontier.search import Found, Next, Probe, next_probe
+from trainers.peak_memory import Line
 
 LARGEST = 1024
 Peak = Callable[[int], float]

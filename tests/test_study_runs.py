@@ -34,7 +34,14 @@ def states(study: Study) -> dict[str, str]:
 @pytest.mark.compiled
 def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -> None:
     stages = [
-        {"type": "frontier", "smallest": 4, "largest": 16, "activation_checkpointing": ["none", "full"], "steps": 5},
+        {
+            "type": "frontier",
+            "smallest": 4,
+            "largest": 16,
+            "activation_checkpointing": ["none", "full"],
+            "steps": 5,
+            "rounds": 2,
+        },
         {"type": "throughput", "multiples": [1, 2], "steps": 8},
         {"type": "equivalence", "steps": 3},
         {"type": "train", "pruner": {"type": "asha", "min_samples": 32}},
@@ -78,11 +85,9 @@ def test_two_ranks_learn_what_one_rank_learns(tmp_path: Path) -> None:
 
 
 def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) -> None:
-    stages = [
-        {"type": "frontier", "smallest": 64, "largest": 2048, "compile": [False], "activation_checkpointing": ["none"]}
-    ]
-    few = {"memory_limit": "256MiB", "sample_budget": 4096, "headroom": "0%"}
-    ending, study = run(tmp_path / "run", stages=stages, **few)
+    quick = {"compile": [False], "activation_checkpointing": ["none"], "finalists": 1, "cross_entropy": ["whole"]}
+    changes = {"memory_limit": "96MiB", "sample_budget": 4096, "headroom": "0%"}
+    ending, study = run(tmp_path / "run", stages=[{"type": "frontier", "smallest": 64, **quick}], **changes)
     assert ending.exit_code == 0, ending.message
     ended = states(study)
     assert TrialState.OUT_OF_MEMORY in ended.values()
@@ -91,7 +96,7 @@ def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) 
     out_of_memory = [t.config.micro_batch_size for t in study.trials.values() if t.state is TrialState.OUT_OF_MEMORY]
     assert min(out_of_memory) > max(edge)
     assert all(
-        "more did not fit into the limit of 256 MiB" in t.reason
+        "more did not fit into the limit of 96 MiB" in t.reason
         for t in study.trials.values()
         if t.state is TrialState.OUT_OF_MEMORY
     )

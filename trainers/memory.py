@@ -112,11 +112,16 @@ def device_metrics(device: torch.device) -> dict[str, float]:
     found = {
         "peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device)),
         "allocator_retries": float(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
-        "device_memory_bytes": float(torch.cuda.get_device_properties(device).total_memory),
+        "device_memory_bytes": float(device_bytes(device) or 0),
     }
     with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # no library; a container that may not ask
         found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
     return found
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """All memory of the GPU; None on a CPU host."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def on_cuda() -> bool:

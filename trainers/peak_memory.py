@@ -20,6 +20,10 @@ class Line:
     def bytes_at(self, micro_batch_size: int) -> float:
         return self.base_bytes + self.bytes_per_sample * micro_batch_size
 
+    def reaches(self, limit_bytes: float) -> float:
+        """The size, with its fraction, at which it comes to the limit."""
+        return (limit_bytes - self.base_bytes) / self.bytes_per_sample
+
     def overtakes(self, flatter: Line) -> float:
         """The micro-batch size from which this steeper line is the higher one."""
         return (flatter.base_bytes - self.base_bytes) / (self.bytes_per_sample - flatter.bytes_per_sample)

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainers.peak_memory import Line
+
 # An answer may be below the true limit by this share of it.
 TOLERANCE = 0.02
 # A predicted limit, and one further out than FAR times what fits, is approached from so far below: a size that runs
@@ -37,21 +39,6 @@ class Probe:
     micro_batch_size: int
     fits: bool
     peak_memory_bytes: float | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """Peak memory of a micro-batch: base_bytes + bytes_per_sample * size."""
-
-    base_bytes: float
-    bytes_per_sample: float
-
-    def peak_at(self, micro_batch_size: int) -> float:
-        return self.base_bytes + self.bytes_per_sample * micro_batch_size
-
-    def limit_at(self, capacity_bytes: float) -> float:
-        """The size, with its fraction, at which the line reaches the capacity."""
-        return (capacity_bytes - self.base_bytes) / self.bytes_per_sample
 
 
 @dataclass(frozen=True)
@@ -122,7 +109,7 @@ def _wanted(
 def _first(capacity_bytes: float | None, prediction: Line | None) -> Next:
     if capacity_bytes is None or prediction is None or prediction.bytes_per_sample <= 0:
         return Next(2, "the smallest size whose peak grows with the batch")  # at 1 the optimizer's step may be the peak
-    limit = prediction.limit_at(capacity_bytes)
+    limit = prediction.reaches(capacity_bytes)
     return Next(math.floor((1 - BELOW) * limit), f"the predicted limit is {limit:.1f}; {BELOW:.0%} below it")
 
 

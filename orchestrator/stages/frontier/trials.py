@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from orchestrator.config import Frontier
 from orchestrator.stages.frontier.front import fastest
-from orchestrator.stages.frontier.search import Found, Line, Probe, next_probe
+from orchestrator.stages.frontier.search import Found, Probe, next_probe
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Proposal, Study, Trial, TrialState
+from trainers.peak_memory import Line, PeakMemory
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8
@@ -53,6 +54,11 @@ def ladder(smallest: int, largest: int) -> list[int]:
     return sorted({*doubled, *(size for size in round_below if size >= smallest), largest})
 
 
+def prediction_key(mode: Mode) -> str:
+    """Modes whose predictions are the same: of eager code, whole logits and the data's length."""
+    return f"{mode.activation_checkpointing}, {mode.precision}"
+
+
 @dataclass(frozen=True)
 class SoFar:
     """The stage as far as the journal knows it."""
@@ -86,7 +92,9 @@ class SoFar:
             trials.append(trial)
             probes.append(self._outcome(trial))
             bounds = {"smallest": self.stage.smallest, "largest": self._largest(trials)}
-            step = next_probe(probes, self.capacity_bytes(), self._predicted(mode), **bounds)
+            predicted = self._predicted(mode)
+            line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
+            step = next_probe(probes, self.capacity_bytes(), line, **bounds)
             if isinstance(step, Found):
                 return sizes, step
             sizes.append(step.micro_batch_size)
@@ -125,14 +133,14 @@ class SoFar:
             dynamic_micro_batch=True,
             evaluation_samples=key.micro_batch_size * self.setting.study.world_size,
         )
-        line = self._predicted(key.mode)
-        expected = {} if line is None else {"predicted_memory_bytes": line.peak_at(key.micro_batch_size)}
+        predicted = self._predicted(key.mode)
+        expected = {"predicted_memory_bytes": predicted.bytes_at(key.micro_batch_size)} if predicted else {}
         return Proposal(self._name(key), "frontier", config, expected=expected)
 
-    def _predicted(self, mode: Mode) -> Line | None:
-        """What fake tensors say of the mode, run eagerly; nothing of memory budgets and of other lengths."""
-        found = self.study.facts.get("predicted_memory", {}).get(str(mode.activation_checkpointing))
-        return Line(**found) if found and mode.seq_len is None else None
+    def _predicted(self, mode: Mode) -> PeakMemory | None:
+        """What fake tensors say of the mode, run eagerly; nothing of samples of another length."""
+        lines = self.study.facts.get("predicted_memory", {}).get(prediction_key(mode))
+        return PeakMemory(tuple(Line(*line) for line in lines)) if lines and mode.seq_len is None else None
 
     def fitting(self, seq_len: int | None = None) -> dict[Key, Trial]:
         """The probes that fit, with samples of this length, in the order of the study file's modes."""
