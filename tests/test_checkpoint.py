@@ -10,6 +10,7 @@ import torch
 from tests.tiny import config, on_two_ranks
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.loop import train
+from trainers.memory import held_to
 
 BUDGET = 96
 STOPPABLE = {
@@ -24,8 +25,9 @@ STOPPABLE = {
 
 
 def final_state(directory: Path) -> dict:
-    state = load_newest(directory / "checkpoints")
-    assert state is not None
+    found = load_newest(directory / "checkpoints")
+    assert found is not None
+    _, state = found
     assert state["num_steps"] * state["effective_batch_size"] == BUDGET
     return state
 
@@ -130,8 +132,14 @@ def test_every_kind_of_damage_is_passed_over(tmp_path, damage):
     whole = newest.read_bytes()
     newest.write_bytes(DAMAGES.get(damage, whole[: len(whole) // 2]))
     with pytest.warns(UserWarning, match="is damaged"):
-        state = load_newest(tmp_path)
-    assert state == {"number": torch.tensor(8)}
+        found = load_newest(tmp_path)
+    assert found[1] == {"number": torch.tensor(8)}
+
+
+def test_running_out_of_memory_while_loading_is_no_damage(tmp_path):
+    save_checkpoint(tmp_path, "a", 8, {"weights": torch.zeros(40 * 2**20 // 4)}, keep=2)
+    with held_to(10 * 2**20, torch.device("cpu")), pytest.raises(RuntimeError, match="can't allocate memory"):
+        load_newest(tmp_path)
 
 
 def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
@@ -145,9 +153,9 @@ def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
 def test_a_half_written_file_is_not_a_checkpoint(tmp_path):
     save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
-    assert load_newest(tmp_path) == {"number": 8}
+    assert load_newest(tmp_path)[1] == {"number": 8}
     save_checkpoint(tmp_path, "a", 16, {"number": 16}, keep=1)
-    assert load_newest(tmp_path) == {"number": 16}
+    assert load_newest(tmp_path)[1] == {"number": 16}
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
@@ -168,7 +176,7 @@ def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path):
 def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path):
     save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
     save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
-    assert load_newest(tmp_path) == {"samples": 10_000}
+    assert load_newest(tmp_path)[1] == {"samples": 10_000}
 
 
 def test_random_numbers_go_on_where_they_were():

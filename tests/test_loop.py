@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.distributed.tensor import DTensor
 
 from tests.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
 from trainers import loop
@@ -133,7 +134,7 @@ def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path):
     trial = config(rungs=(16, 32))
     assert train(trial, lambda report: "stop", tmp_path) == "stop"
     assert train(trial, lambda report: "stop", tmp_path) == "stop"
-    assert load_newest(tmp_path / "checkpoints")["num_steps"] == 4
+    assert load_newest(tmp_path / "checkpoints")[1]["num_steps"] == 4
 
 
 def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_interval):
@@ -206,6 +207,14 @@ def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_b
     assert losses == pytest.approx([(loss_sum / num_targets).item()] * 3, rel=1e-6)
 
 
+def test_validation_samples_without_targets_are_an_error_that_says_so():
+    run = cpu_run(config(data={"target": "tests.tiny:data", "kwargs": {"num_val": 3}}))
+    for sample in run.val_set:
+        sample["targets"][:] = -100
+    with pytest.raises(ValueError, match="none of the 3 validation samples has a target"):
+        evaluate(run)
+
+
 def test_without_evaluation_samples_nothing_is_evaluated(tmp_path):
     listener = Listener()
     train(config(evaluation_samples=0, rungs=(16,)), listener, tmp_path)
@@ -240,6 +249,17 @@ def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_n
     assert other == [[True], [True]], "rank 0 alone reports"
 
 
+def sharded_after_an_evaluation() -> bool:
+    run = cpu_run(config(world_size=2, parallel="fsdp", ema_half_life_samples=16))
+    run.step()
+    evaluate(run)
+    return all(isinstance(parameter, DTensor) for parameter in run.module.parameters())
+
+
+def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path):
+    assert on_two_ranks(sharded_after_an_evaluation, tmp_path) == [True, True]
+
+
 def of_two_ranks(directory: str):
     """A run that is stopped at a rung and goes on; (verdicts, reports) of this rank."""
     loop.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf
@@ -255,7 +275,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path):
     assert verdicts == ["stop", "go on"]
     assert told == [("milestone", 16, (16,)), ("milestone", 16, (16,)), ("end", 64, ())]
     assert others == (["stop", "go on"], [])
-    parts, whole = (load_newest(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
+    parts, whole = (load_newest(tmp_path / name / "checkpoints")[1] for name in ("parts", "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
 

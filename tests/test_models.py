@@ -199,3 +199,16 @@ def test_shards_of_one_rank_are_refused():
         ValueError, match="parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or"
     ):
         config(parallel="fsdp")
+
+
+def born_in_evaluation(vocab_size: int) -> nn.Module:
+    return Bigram(vocab_size=vocab_size).eval()
+
+
+def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode():
+    assert cpu_run(config(model={"target": "tests.test_models:born_in_evaluation"})).module.training
+
+
+def test_a_memory_budget_needs_blocks():
+    with pytest.raises(ValueError, match=r"activation_checkpointing '0\.5' needs repeated blocks"):
+        cpu_run(config(model={"target": "tests.test_models:Bigram"}, activation_checkpointing=0.5, compile=True))

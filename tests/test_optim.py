@@ -104,3 +104,18 @@ class Frozen(torch.nn.Module):
         logits = self.table(batch["input_ids"]).flatten(0, 1)
         loss_sum = torch.nn.functional.cross_entropy(logits, batch["targets"].flatten(), reduction="sum")
         return loss_sum, torch.tensor(batch["targets"].numel())
+
+
+@pytest.mark.parametrize("optimizer", [{"type": "sgd"}, {"type": "adamw"}])
+def test_a_first_step_that_float16_skips_leaves_nothing_behind(optimizer):
+    run = cpu_run(config(precision="float16", optimizer=optimizer))
+    before = [p.detach().clone() for p in run.parameters]
+    handle = run.parameters[0].register_hook(lambda gradient: gradient * math.inf)
+    run.step()
+    handle.remove()
+    assert all(torch.equal(p, old) for p, old in zip(run.parameters, before, strict=True))
+    run.read()
+    assert "update_norm" not in run.metrics(), "no update was made"
+    run.step()
+    moved = max((p - old).abs().max().item() for p, old in zip(run.parameters, before, strict=True))
+    assert 0 < moved < 0.1

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from tests.tiny import config
+from tests.tiny import config, cpu_run
 from trainers.gpt import GPT
-from trainers.throughput import NUM_WARMUP_STEPS, StepClock, model_flops_per_token, peak_flops, utilisation
+from trainers.throughput import (
+    NUM_WARMUP_STEPS,
+    StepClock,
+    model_flops_per_token,
+    peak_flops,
+    recomputed_share,
+    utilisation,
+)
 
 
 def test_a_tied_head_multiplies_and_a_table_that_is_only_looked_up_does_not():
@@ -19,15 +27,23 @@ def test_a_tied_head_multiplies_and_a_table_that_is_only_looked_up_does_not():
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_utilisation_is_the_work_of_one_rank_over_the_peak_and_counts_recomputation_apart(world_size):
-    model = nn.Linear(10, 10, bias=False)
-    for mode, ratio in (("none", 1), ("full", 4 / 3)):
-        trial = config(world_size=world_size, activation_checkpointing=mode)
-        found = utilisation(model, trial, peak=1e6, tokens_per_second=1_000.0 * world_size)
-        assert found["mfu"] == pytest.approx(600 * 1_000 / 1e6)
-        assert found["hfu"] == pytest.approx(ratio * found["mfu"])
-        assert found["assumed_peak_flops"] == 1e6
+def test_utilisation_is_the_work_of_one_rank_over_the_peak(world_size):
+    model, trial = nn.Linear(10, 10, bias=False), config(world_size=world_size)
+    found = utilisation(model, trial, peak=1e6, tokens_per_second=1_000.0 * world_size)
+    assert found == {"mfu": pytest.approx(0.6), "hfu": pytest.approx(0.6), "assumed_peak_flops": 1e6}
     assert "hfu" not in utilisation(model, config(activation_checkpointing="selective"), 1e6, 1.0)
+
+
+def counted_flops(mode: str) -> int:
+    with FlopCounterMode(display=False) as counter:
+        cpu_run(config(activation_checkpointing=mode)).step()
+    return counter.get_total_flops()
+
+
+def test_full_checkpointing_recomputes_what_the_flop_counter_says():
+    trial = config(activation_checkpointing="full")
+    share = recomputed_share(cpu_run(trial).module, trial)
+    assert 1 + share == pytest.approx(counted_flops("full") / counted_flops("none"), rel=0.02)
 
 
 def test_a_cpu_is_measured_once_and_every_trial_of_a_process_is_held_against_the_same_peak():

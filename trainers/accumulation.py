@@ -39,7 +39,7 @@ def accumulate_gradient(
             (loss_sum * scale).backward()
         if norms is not None:
             norms.end_of_micro_batch(num_targets, scale, last=last)
-        total_loss = total_loss + loss_sum.detach()
+        total_loss = total_loss + loss_sum.detach().float()
         total_targets = total_targets + num_targets
     assert isinstance(total_loss, Tensor)
     assert isinstance(total_targets, Tensor)

@@ -37,7 +37,7 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig) -> nn.Module:
     mode = config.activation_checkpointing
     _refuse_what_does_not_go(mode, config.compile)
     blocks = find_blocks(model, config.model.blocks)
-    if blocks is None and mode in ("selective", "full"):
+    if blocks is None and mode != "none":
         raise ValueError(
             f"activation_checkpointing '{mode}' needs repeated blocks, and this model has no ModuleList of them; "
             "put its layers in an nn.ModuleList and name it as model.blocks, or use 'none'"

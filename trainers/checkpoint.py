@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trainers.files import written_whole
+from trainers.memory import is_out_of_memory
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
@@ -26,14 +27,21 @@ def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[
     return path
 
 
-def load_newest(directory: Path) -> dict[str, Any] | None:
-    """The state with the most samples that can be read; a damaged file is named in a warning and passed over."""
+def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The file with the most samples that can be read, and what it holds; a damaged one is named in a warning and passed
+    over. Running out of memory is no damage, and raised."""
     for path in sorted(directory.glob("*.pt"), reverse=True):
         try:
-            return torch.load(path, weights_only=True, map_location="cpu")
+            return path, load(path)
         except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+            if is_out_of_memory(error):
+                raise
             warnings.warn(f"checkpoint {path} is damaged ({error}); going on from the one before it", stacklevel=2)
     return None
+
+
+def load(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

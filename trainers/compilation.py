@@ -12,6 +12,7 @@ import torch
 
 from trainers.activation_checkpointing import RECOMPILE_LIMIT
 from trainers.config import TrialConfig
+from trainers.contract import check_sum, is_checked
 from trainers.memory import give_back
 from trainers.run import Run
 
@@ -21,7 +22,7 @@ _warm: set[str] = set()
 def warm_up(config: TrialConfig, device: torch.device) -> float:
     """Compile and touch every kernel that `config` will use; returns the seconds it took, 0 where that was done before.
 
-    On CUDA the first step of the run itself does it: there the limit is the device's, and a copy would cost memory.
+    On CUDA the first step of the run itself compiles. What the model returns is looked at on both, once per process.
     """
     small = _smallest_of_same_code(config)
     key = small.model_dump_json(include=set(_CODE_FIELDS))
@@ -31,11 +32,19 @@ def warm_up(config: TrialConfig, device: torch.device) -> float:
         torch.compiler.reset()
         _warm.clear()
     started = time.perf_counter()
-    if device.type != "cuda":
-        Run(small, device).step()
-        give_back()
+    if device.type != "cuda" or not is_checked(config):
+        _try_out(small, device)
     _warm.add(key)
     return time.perf_counter() - started
+
+
+def _try_out(small: TrialConfig, device: torch.device) -> None:
+    run = Run(small, device)
+    check_sum(small, run.module, run.loss_function, run.train_set, device)
+    if device.type != "cuda":
+        run.step()
+    del run
+    give_back()
 
 
 _CODE_FIELDS = (

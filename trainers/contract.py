@@ -26,7 +26,8 @@ def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
         if not isinstance(value, Tensor) or value.dim() != 0:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
-    return returned
+    loss_sum, num_targets = returned
+    return loss_sum, num_targets.to(loss_sum.device)  # a count made on the host
 
 
 def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
@@ -55,6 +56,8 @@ def fake_batch(sample: Any, times: int) -> Any:
 
 
 _known_sums: set[str] = set()
+# A sample may have no targets: so many are looked at for one that has.
+SAMPLES_TO_CHECK = 8
 
 
 def check_sum(
@@ -64,12 +67,21 @@ def check_sum(
 
     The gradient would be wrong as soon as a batch is split, and by nothing else would one notice.
     """
-    key = config.model_dump_json(include={"model", "loss", "data"})
-    if key in _known_sums:
-        return
-    once, twice = (_evaluated(module, loss, move(fetch(train_set, [0] * n), device)) for n in (1, 2))
-    _check_doubling(once, twice)
-    _known_sums.add(key)
+    for number in range(min(SAMPLES_TO_CHECK, len(train_set))):
+        once, twice = (_evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
+        if all(once) and all(map(math.isfinite, (*once, *twice))):
+            _check_doubling(once, twice)
+            break
+    _known_sums.add(_of_model(config))
+
+
+def is_checked(config: TrialConfig) -> bool:
+    """Whether this process has looked at the model with its loss and data."""
+    return _of_model(config) in _known_sums
+
+
+def _of_model(config: TrialConfig) -> str:
+    return config.model_dump_json(include={"model", "loss", "data"})
 
 
 @torch.no_grad()
@@ -84,8 +96,6 @@ def _evaluated(module: nn.Module, loss: LossFunction, batch: Any) -> tuple[float
 
 def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
     """(loss_sum, num_targets) of one sample, and of it taken twice."""
-    if not (all(once) and all(map(math.isfinite, (*once, *twice)))):
-        return
     loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
     if loss_ratio < SUM_OR_MEAN:
         raise ValueError(

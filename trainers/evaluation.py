@@ -9,6 +9,7 @@ import torch
 
 from trainers.accumulation import over_all_ranks
 from trainers.data import fetch, move
+from trainers.parallel import reshard
 from trainers.run import Run
 
 
@@ -33,7 +34,13 @@ def evaluate(run: Run) -> dict[str, float]:
             loss, targets = run.loss_function(run.module, batch)
             if numbers:
                 loss_sum, num_targets = loss_sum + loss, num_targets + targets
+        reshard(run.module)  # before the averaged weights leave
     run.module.train()
     loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
+    if num_targets == 0:
+        raise ValueError(
+            f"none of the {num_samples} validation samples has a target: every label is masked; leave such samples out, or "
+            "raise evaluation_samples"
+        )
     val_loss = (loss_sum / num_targets).item()
     return {"val_loss": val_loss, "perplexity": math.exp(val_loss) if val_loss < 700 else math.inf}

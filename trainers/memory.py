@@ -68,16 +68,20 @@ def idle_bytes(device: torch.device) -> int:
 
 
 class PeakMeter:
-    """Peak bytes above the idle process, from its creation on."""
+    """Peak bytes from its creation on: on a CPU host above the idle process, on CUDA all that is reserved."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            torch.cuda.reset_accumulated_memory_stats(device)  # the retries
-            return
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS; ru_maxrss cannot be reset
-        self.idle_resident_bytes = status_bytes("VmRSS")
+        self.forget()
+        self.idle_resident_bytes = 0 if device.type == "cuda" else status_bytes("VmRSS")
+
+    def forget(self) -> None:
+        """The peak so far; what is held now still counts."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_accumulated_memory_stats(self.device)  # the retries
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS; ru_maxrss cannot be reset
 
     def peak_bytes(self) -> int:
         if self.device.type == "cuda":
@@ -86,17 +90,24 @@ class PeakMeter:
 
 
 @contextlib.contextmanager
-def held_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
-    """Within it, allocating past `limit_bytes` above the idle process is the allocator's own out-of-memory error."""
+def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | None = None) -> Iterator[None]:
+    """Within it, allocating past `limit_bytes` above the idle process is the allocator's own out-of-memory error.
+
+    idle_bytes: what `idle_bytes` said before anything was built; None: of now.
+    """
     if limit_bytes is None:
         yield
     elif device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
-        yield
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
     else:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + limit_bytes, hard))
+        base = status_bytes("VmData") if idle_bytes is None else idle_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (base + limit_bytes, hard))
         try:
             yield
         finally:
@@ -114,7 +125,7 @@ def device_metrics(device: torch.device) -> dict[str, float]:
         "allocator_retries": float(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
         "device_memory_bytes": float(device_bytes(device) or 0),
     }
-    with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # no library; a container that may not ask
+    with contextlib.suppress(Exception):  # no library, no permission, not on a share of a GPU: each raises its own kind
         found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
     return found
 

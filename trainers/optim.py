@@ -20,7 +20,11 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimi
     ]
     groups = [group for group in groups if group["params"]]
     if settings.type == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=True)
+        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=True)
+        if settings.betas[0]:
+            for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
 
 

@@ -55,15 +55,25 @@ def leaves_of(model: nn.Module) -> list[nn.Parameter]:
     """The parameters whose hooks see each of this rank's micro-gradients whole.
 
     Under FSDP2 these are what a forward unshards into, the same objects in every step; the shards never see a gradient
-    before it is reduced.
+    before it is reduced. Group by group: all of them at once are what sharding is there to avoid.
     """
-    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in shards:
-        module.unshard()
-    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for module in shards:
-        module.reshard()
+    groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not groups:
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    leaves: list[nn.Parameter] = []
+    for group in groups:
+        group.unshard()
+        own = [p for p in group.parameters() if not isinstance(p, DTensor)]  # its members' are shards still
+        leaves += [parameter for parameter in own if parameter.requires_grad]
+        group.reshard()
     return leaves
+
+
+def reshard(model: nn.Module) -> None:
+    """Back into shards after a forward without a backward: FSDP2 leaves the outermost group whole for one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

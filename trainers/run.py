@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
-from trainers.checkpoint import load_newest, random_state, set_random_state
+from trainers.checkpoint import load, load_newest, random_state, set_random_state
 from trainers.config import DataConfig, TrialConfig
 from trainers.contract import check_first_loss
 from trainers.data import SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
@@ -130,7 +130,7 @@ class Run:
 
     def resume(self, directory: Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint below `directory`; returns the report that was saved with it, if any."""
-        state = load_newest(directory / "checkpoints")
+        state = _newest_of_rank_0(directory / "checkpoints", self.rank)
         if state is None:
             return None
         before, now = state["effective_batch_size"], self.config.effective_batch_size
@@ -176,7 +176,23 @@ def _open_data(config: str) -> tuple[SampleSet, SampleSet]:
 def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
     """The model as its seed makes it, the same for every rank and device: drawn on the host."""
     torch.manual_seed(config.seed)
-    return build_model(config.model, train_set)
+    return build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+
+
+def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:
+    """The same file on every rank: the ranks of a killed driver may still write and delete some."""
+    found = load_newest(directory) if rank == 0 else None
+    names = [found[0].name if found else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(names, src=0)
+    if rank == 0 or names[0] is None:
+        return found[1] if found else None
+    path = directory / names[0]
+    if not path.exists():
+        raise ValueError(
+            f"rank {rank} does not see {path}, which rank 0 goes on from; put the run directory on storage that all nodes share"
+        )
+    return load(path)
 
 
 def _of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -6,6 +6,7 @@ than the largest parameter.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     if isinstance(moved[0][1], DTensor):
         dist.all_reduce(sums)
     gradient, gradient_square, momentum, variance, update, weight = sums.tolist()
+    if not math.isfinite(gradient_square):  # float16 that overflowed: the step was not taken
+        return {}
     count = sum(p.numel() for _, p in moved)
     found = {
         "gradient_mean": gradient / count,

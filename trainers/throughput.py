@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainers.config import Precision, TrialConfig
+from trainers.models import find_blocks
 
 # The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
 NUM_WARMUP_STEPS = 3
@@ -115,19 +116,36 @@ def matmul_flops_per_second(device: torch.device, precision: Precision, seconds:
 def model_flops_per_token(model: nn.Module) -> float:
     """6 FLOPs per parameter that multiplies (PaLM, arXiv 2204.02311, appendix B), attention's own product left out:
     for a user's model its shape is not known, so the utilisation is a lower bound."""
+    return 6.0 * _num_multiplying(model)
+
+
+def _num_multiplying(model: nn.Module) -> int:
+    """Parameters, but for tables that are only looked up in."""
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     heads = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     only_looked_up = lookups - heads
-    return 6.0 * sum(p.numel() for p in model.parameters() if id(p) not in only_looked_up)
+    return sum(p.numel() for p in model.parameters() if id(p) not in only_looked_up)
+
+
+def recomputed_share(model: nn.Module, config: TrialConfig) -> float | None:
+    """What checkpointing adds to the FLOPs of a step: full runs the blocks' forward, a third of their work, once more, but for
+    the last product of each, whose result nothing else needs. None for selective and budgets, where it is not known."""
+    if config.activation_checkpointing == "none":
+        return 0.0
+    blocks = find_blocks(model, config.model.blocks)
+    if config.activation_checkpointing != "full" or blocks is None:
+        return None
+    matrices = [[p.numel() for p in block.parameters() if p.dim() >= 2] for block in blocks]
+    last_of_each = sum(sizes[-1] for sizes in matrices if sizes)
+    return (_num_multiplying(blocks) - last_of_each) / (3 * _num_multiplying(model))
 
 
 def utilisation(
     model: nn.Module, config: TrialConfig, peak: float | None, tokens_per_second: float
 ) -> dict[str, float]:
-    """{mfu, hfu} of one rank's device and the peak they assume; empty where it is not known. Full checkpointing runs the
-    forward twice; what selective recomputes is not known, and then there is no hfu."""
+    """{mfu, hfu} of one rank's device and the peak they assume; empty where it is not known."""
     if peak is None:
         return {}
     mfu = model_flops_per_token(model) * tokens_per_second / config.world_size / peak
-    recomputed = {"none": 1.0, "full": 4 / 3}.get(str(config.activation_checkpointing))
-    return {"mfu": mfu, "assumed_peak_flops": peak} | ({"hfu": mfu * recomputed} if recomputed else {})
+    recomputed = recomputed_share(model, config)
+    return {"mfu": mfu, "assumed_peak_flops": peak} | ({} if recomputed is None else {"hfu": mfu * (1 + recomputed)})
