@@ -14,16 +14,19 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from side_by_side import machine, options
+
+if TYPE_CHECKING:
+    from trainers.peak_memory import PeakMemory
 
 MODES: tuple[tuple[str | float, bool], ...] = (
     ("none", False), ("selective", False), ("full", False),
     ("none", True), ("selective", True), ("full", True), (0.5, True),
 )  # fmt: skip
 SIZES = (3, 8, 16)
-STEPS = 3
+STEPS = 2  # the optimizer's state is made in the first
 
 
 def gpt(num_layers: int, hidden_dim: int, seq_len: int, vocab_size: int) -> dict[str, Any]:
@@ -40,7 +43,7 @@ LLAMA = {"num_hidden_layers": 4, "hidden_size": 192, "intermediate_size": 512, "
 MODELS = {
     "gpt 0.8M": gpt(2, 128, 128, 2048),
     "gpt 5M": gpt(4, 256, 192, 8192),
-    "gpt 14M": gpt(6, 384, 256, 8192),
+    "gpt 14M": gpt(6, 384, 128, 8192),
     "llama 2.6M": {
         "model": {"target": "hf", "kwargs": {"model_type": "llama", "config": LLAMA}},
         "data": text(192, 2048),
@@ -79,31 +82,39 @@ def main() -> None:
     print(f"{'':>24} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7} {'calibrated':>10}")
     with tempfile.TemporaryDirectory() as folder:
         for name in models:
-            for mode, compiled in MODES:
-                found += compared(name, mode, compiled, sizes, chosen.device, folder)
+            found += compared(name, sizes, chosen.device, folder)
     print(json.dumps(summary(found)))
 
 
-def compared(
-    name: str, mode: str | float, compiled: bool, sizes: tuple[int, ...], device: str, folder: str
-) -> list[Compared]:
-    from trainers.peak_memory import PeakMemory, calibrated
+def compared(name: str, sizes: tuple[int, ...], device: str, folder: str) -> list[Compared]:
+    """Every mode of this model, all predicted in one process."""
+    from trainers.peak_memory import PeakMemory
     from trainers.prediction import predict_in_own_process
 
-    told = {"model": name, "mode": mode, "compiled": compiled, "sizes": sizes, "device": device}
-    (predicted,) = predict_in_own_process([trial(name, mode, compiled, sizes[0], device)])
-    assert isinstance(predicted, PeakMemory), predicted
-    peaks = in_fresh_process(told, folder)
-    corrected = calibrated(predicted, {sizes[0]: peaks[0]})
-    found = [
-        Compared(
-            name, str(mode), compiled, size, peak, predicted.bytes_at(size), corrected.bytes_at(size) if index else None
-        )
-        for index, (size, peak) in enumerate(zip(sizes, peaks, strict=True))
-    ]
-    for one in found:
-        print_row(one)
+    found: list[Compared] = []
+    predictions = predict_in_own_process([trial(name, *mode, sizes[0], device) for mode in MODES])
+    for (mode, compiled), predicted in zip(MODES, predictions, strict=True):
+        assert isinstance(predicted, PeakMemory), predicted
+        told = {"model": name, "mode": mode, "compiled": compiled, "sizes": sizes, "device": device}
+        rows = rows_of(told, predicted, in_fresh_process(told, folder))
+        for one in rows:
+            print_row(one)
+        found += rows
     return found
+
+
+def rows_of(told: dict[str, Any], predicted: PeakMemory, peaks: list[float]) -> list[Compared]:
+    from trainers.peak_memory import calibrated
+
+    first, *_ = told["sizes"]
+    corrected = calibrated(predicted, {first: peaks[0]})
+    return [
+        Compared(
+            told["model"], str(told["mode"]), told["compiled"], size, peak, predicted.bytes_at(size),
+            None if size == first else corrected.bytes_at(size),
+        )
+        for size, peak in zip(told["sizes"], peaks, strict=True)
+    ]  # fmt: skip
 
 
 def trial(name: str, mode: str | float, compiled: bool, micro_batch_size: int, device: str) -> Any:
