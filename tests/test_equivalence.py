@@ -55,7 +55,7 @@ def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobyte
     assert byte_set_similarity(weights[0], noise) == 1.0
     one, other = ({name: value for name, value in w.items() if value.dim() > 1} for w in (one, other))
     nothing = {name: torch.zeros_like(value) for name, value in one.items()}
-    assert rho(other, one, nothing) > 1, "while rho calls unrelated weights unrelated"
+    assert rho(other, one, nothing) == pytest.approx(2**0.5, rel=0.05), "while rho calls unrelated weights unrelated"
 
 
 def test_a_run_is_at_distance_0_from_itself(rho_between):
@@ -87,18 +87,6 @@ def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between)
     assert rho_between(split, whole) > 0.02
     run = cpu_run(whole)
     assert num_batch_norms(run.module) == run.metrics()["num_batch_norms"] == 1
-
-
-def test_the_byte_sets_of_two_unrelated_models_are_equal_and_prove_nothing():
-    torch.manual_seed(1)
-    first = weights_of(GPT(vocab_size=64, seq_len=8, hidden_dim=32, num_layers=2))
-    torch.manual_seed(2)
-    second = weights_of(GPT(vocab_size=64, seq_len=8, hidden_dim=32, num_layers=2))
-    bytes_of = [set(b"".join(value.numpy().tobytes() for value in w.values())) for w in (first, second)]
-    assert len(bytes_of[0] & bytes_of[1]) / len(bytes_of[0] | bytes_of[1]) == 1.0
-    nowhere = {name: torch.zeros_like(value) for name, value in first.items() if value.dim() >= 2}
-    matrices = [{name: weights[name] for name in nowhere} for weights in (first, second)]
-    assert rho(*matrices, nowhere) == pytest.approx(2**0.5, rel=0.05)
 
 
 def test_rho_is_the_distance_in_units_of_the_way_travelled():

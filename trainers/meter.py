@@ -1,4 +1,4 @@
-"""What a run can say of itself. Figures stay on the device until an interval is read, all of them at once."""
+"""What a run can say of itself. Figures stay on the device until an interval is read: its steps stall it there, and nowhere else."""
 
 from __future__ import annotations
 
