@@ -192,16 +192,17 @@ class SoFar:
         return next((key for key, trial in verifications.items() if trial and self.fits(trial)), None)
 
     def _by_preference(self) -> list[Key]:
-        """The finalists that fitted every time: those tied for the fastest by their memory, then the others by speed."""
-        keys, capacity = self.finalists(), self.capacity_bytes()
-        if len(keys) == 1:
-            return keys
-        rounds = {key: rates for key in keys if (rates := self.rounds(key))}
+        """The finalists that fitted every time: those tied for the fastest by their memory, then the others by speed; then
+        all else that fitted, should none of these do so in a fresh process."""
+        fitting, finalists, capacity = self.fitting(), self.finalists(), self.capacity_bytes()
+        others = sorted((key for key in fitting if key not in finalists), key=lambda key: -rate_of(fitting[key]))
+        if len(finalists) == 1:
+            return finalists + others
+        rounds = {key: rates for key in finalists if (rates := self.rounds(key))}
         rounds = {key: rates for key, rates in rounds.items() if self.most_memory(key) <= (capacity or math.inf)}
-        if not rounds:
-            return []
-        tied = sorted(fastest(rounds), key=self.most_memory)
-        return tied + sorted(rounds.keys() - set(tied), key=lambda key: -statistics.median(rounds[key]))
+        tied = sorted(fastest(rounds), key=self.most_memory) if rounds else []
+        slower = sorted((key for key in rounds if key not in tied), key=lambda key: -statistics.median(rounds[key]))
+        return tied + slower + others
 
     def most_memory(self, key: Key) -> float:
         """Of all its trials that ran, but the verification: whom to verify is decided without."""
