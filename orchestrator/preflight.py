@@ -51,7 +51,8 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
 
 def predicted_memory(config: StudyConfig) -> dict[str, Any]:
     """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
-    in a process of its own; modes that cannot be followed are left out."""
+    in a process of its own; modes that cannot be followed are left out, and all of them where a mode does not go with the
+    model: its probe will say so."""
     stage = config.stage_named("frontier")
     if stage is None:
         return {}
@@ -62,8 +63,11 @@ def predicted_memory(config: StudyConfig) -> dict[str, Any]:
     for mode in frontier.modes(stage, setting):
         if mode.seq_len is None:
             trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
-    found = dict(zip(trials, predict_in_own_process(list(trials.values())), strict=True))
-    known = {key: peak.lines for key, peak in found.items() if isinstance(peak, PeakMemory)}
+    try:
+        peaks = predict_in_own_process(list(trials.values()))
+    except ValueError:
+        return {}
+    known = {key: peak.lines for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
     return {"predicted_memory": {key: [[*astuple(line)] for line in lines] for key, lines in known.items()}}
 
 
