@@ -143,6 +143,9 @@ def test_other_errors_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")],
+)
 def test_the_other_ways_to_run_out_are_recognised(error):
     assert is_out_of_memory(error)

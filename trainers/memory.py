@@ -20,7 +20,8 @@ _ALLOCATOR_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "std::bad_alloc",
-    "could not create a memory object",  # oneDNN's own way to say it
+    "could not create a memory object",  # oneDNN's own ways to say it
+    "could not create a primitive",
     "unable to mmap",
     "can't start new thread",  # no room for its stack
     "CUDA error: out of memory",
