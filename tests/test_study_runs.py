@@ -199,7 +199,7 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> Non
     by_rate = {t.config.learning_rate: t for t in study.trials.values()}
     assert by_rate[3e-3].state is TrialState.COMPLETE
     assert by_rate[1e-5].state is TrialState.PRUNED
-    assert by_rate[1e-5].reason.startswith("rung: place 4 of 4 at 32 samples")
+    assert by_rate[1e-5].reason == "rung: place 3 of 3 at 32 samples; the best 2 go on"
     assert set(by_rate[3e-3].promoted) == {32, 64}
     assert by_rate[1e-5].metrics["samples_seen"] == 32, "a loser is not trained past its rung"
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
