@@ -95,8 +95,7 @@ class Clock:
         return self._steps == WARM_UP_STEPS + STEPS
 
     def steps_per_second(self) -> float:
-        self._clock.read()
-        return WINDOW / statistics.median(self._clock.step_seconds)
+        return WINDOW / statistics.median(self._clock.read())
 
 
 def ours(device: str, gpt: dict[str, Any], *, statistics_on: bool) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tiny import config, cpu_run, on_two_ranks
-from trainers.gradient_noise import MicroGradientNorms, NoiseEstimate, NoiseLog, estimate_noise
+from trainers.gradient_noise import RECENT_STEPS, MicroGradientNorms, NoiseEstimate, NoiseLog, estimate_noise
 
 DIM = 60
 NOT_AVAILABLE = NoiseEstimate(*[None] * 6)
@@ -103,6 +103,16 @@ def test_a_step_that_overflowed_does_not_count():
     steps = steps_of(0, noise_scale=8.0, micro_batch_size=2, num_micro_batches=4, num_steps=30)
     broken = [(math.inf, math.nan), *steps, (math.nan, 1.0)]
     assert estimate_noise(broken, 2, 4) == estimate_noise(steps, 2, 4)
+
+
+def test_a_long_run_says_what_the_noise_is_of_late():
+    log, late = (
+        NoiseLog(2, 4),
+        steps_of(1, noise_scale=32.0, micro_batch_size=2, num_micro_batches=4, num_steps=RECENT_STEPS),
+    )
+    log.steps.extend(steps_of(0, noise_scale=8.0, micro_batch_size=2, num_micro_batches=4, num_steps=RECENT_STEPS))
+    log.steps.extend(late)
+    assert log.estimate() == estimate_noise(late, 2, 4)
 
 
 def test_one_micro_batch_on_one_rank_says_nothing():

@@ -11,7 +11,8 @@ from tests.tiny import config, cpu_run
 from trainers.gpt import GPT
 from trainers.throughput import (
     NUM_WARMUP_STEPS,
-    StepClock,
+    RECENT_STEPS,
+    Pace,
     model_flops_per_token,
     peak_flops,
     recomputed_share,
@@ -57,10 +58,24 @@ def test_without_a_known_peak_there_is_no_utilisation():
     assert utilisation(nn.Linear(1, 1), config(), None, 1_000.0) == {}
 
 
+def pace_of(seconds, amounts):
+    pace = Pace(torch.device("cpu"))
+    for second, amount in zip(seconds, amounts, strict=True):
+        pace.add(second, amount)
+    return pace
+
+
 def test_the_rate_is_the_median_over_steps_of_each_steps_own_targets():
-    clock = StepClock(torch.device("cpu"))
-    clock.step_seconds = [9.0] * NUM_WARMUP_STEPS + [1.0, 2.0, 4.0]
-    assert clock.median_rate([1.0] * NUM_WARMUP_STEPS + [100.0, 200.0, 800.0]) == 100.0
-    assert clock.median_step_seconds() == 2.0
-    clock.step_seconds = [9.0] * NUM_WARMUP_STEPS
-    assert clock.median_rate([1.0] * NUM_WARMUP_STEPS) is None
+    warm_up = [9.0] * NUM_WARMUP_STEPS
+    pace = pace_of([*warm_up, 1.0, 2.0, 4.0], [1.0] * NUM_WARMUP_STEPS + [100.0, 200.0, 800.0])
+    assert pace.median_rate() == 100.0
+    assert pace.median_step_seconds() == 2.0
+    assert pace.total_seconds() == sum(warm_up) + 7.0
+    assert pace_of(warm_up, warm_up).median_rate() is None
+
+
+def test_a_long_run_says_how_fast_it_is_now():
+    pace = pace_of([1.0] * 3 * RECENT_STEPS + [2.0] * RECENT_STEPS, [10.0] * 4 * RECENT_STEPS)
+    assert pace.median_step_seconds() == 2.0
+    assert pace.median_rate() == 5.0
+    assert pace.total_seconds() == 5.0 * RECENT_STEPS

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Z_95 = 1.96
+# The noise scale grows as the loss falls: a long run says what it is of late.
+RECENT_STEPS = 1000
 
 
 class MicroGradientNorms:
@@ -86,14 +90,14 @@ class NoiseEstimate:
 
 
 class NoiseLog:
-    """(mean |g_k|^2, |gbar|^2) of every step; the estimate is made from all of them."""
+    """(mean |g_k|^2, |gbar|^2) of the last RECENT_STEPS steps, and the estimate made from them."""
 
     def __init__(self, micro_batch_size: int, num_micro_batches: int) -> None:
         """num_micro_batches: per optimizer step, over all ranks."""
         self.micro_batch_size = micro_batch_size
         self.num_micro_batches = num_micro_batches
         self._pending: list[Tensor] = []
-        self.steps: list[tuple[float, float]] = []
+        self.steps: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, mean_square: Tensor, gradient_norm: Tensor) -> None:
         """mean_square: of this rank, such that its mean over the ranks is the step's."""
@@ -109,13 +113,15 @@ class NoiseLog:
             dist.all_reduce(pending)
             pending = pending / dist.get_world_size()
         self._pending = []
-        self.steps += [(small, big) for small, big in pending.tolist()]
+        self.steps.extend((small, big) for small, big in pending.tolist())
 
     def estimate(self) -> NoiseEstimate:
         return estimate_noise(self.steps, self.micro_batch_size, self.num_micro_batches)
 
 
-def estimate_noise(steps: list[tuple[float, float]], micro_batch_size: int, num_micro_batches: int) -> NoiseEstimate:
+def estimate_noise(
+    steps: Iterable[tuple[float, float]], micro_batch_size: int, num_micro_batches: int
+) -> NoiseEstimate:
     """From (mean |g_k|^2, |gbar|^2) of each step; needs two micro-batches a step, and for intervals two steps."""
     steps = [pair for pair in steps if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     if num_micro_batches < 2 or not steps:

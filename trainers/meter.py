@@ -22,12 +22,11 @@ class Meter:
         self.config, self.device = config, device
         self._peak_flops = throughput.peak_flops(device, config.precision)
         self.peak = memory.PeakMeter(device)
-        self.clock = throughput.StepClock(device)
+        self.clock, self.pace = throughput.StepClock(device), throughput.Pace(device)
         self.noise = NoiseLog(config.micro_batch_size, config.gradient_accumulation_steps * config.world_size)
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0
         self._gradient_norm = 0.0
-        self._targets_of_steps: list[float] = []
         self._loss: float | None = None
         self._observed: dict[str, float] = {}
         self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
@@ -41,14 +40,14 @@ class Meter:
 
     def read(self) -> list[float]:
         """Bring the steps since the last read to the host: the mean loss of each."""
-        self.clock.read()
+        seconds = self.clock.read()
         self.noise.read()
         steps = torch.stack(self._unread).tolist() if self._unread else []
         self._unread = []
-        for loss_sum, num_targets, gradient_norm in steps:
+        for (loss_sum, num_targets, gradient_norm), step_seconds in zip(steps, seconds, strict=True):
             self._loss_sum += loss_sum
             self._num_targets += num_targets
-            self._targets_of_steps.append(num_targets)
+            self.pace.add(step_seconds, num_targets)
             self._gradient_norm = gradient_norm
         if not all(num_targets for _, num_targets, _ in steps):
             raise ValueError(
@@ -81,13 +80,12 @@ class Meter:
 
     def _seconds(self) -> dict[str, float]:
         return {
-            "train_seconds": self._train_seconds_before + self.clock.total_seconds(),
-            "compile_seconds": self._compile_seconds_before + self.clock.compile_seconds(),
+            "train_seconds": self._train_seconds_before + self.pace.total_seconds(),
+            "compile_seconds": self._compile_seconds_before + self.pace.compile_seconds(),
         }
 
     def _rates(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
-        step_seconds = self.clock.median_step_seconds()
-        tokens_per_second = self.clock.median_rate(self._targets_of_steps)
+        step_seconds, tokens_per_second = self.pace.median_step_seconds(), self.pace.median_rate()
         if step_seconds is None or tokens_per_second is None:
             return {}
         return {
@@ -99,10 +97,14 @@ class Meter:
 
     def state(self) -> dict[str, Any]:
         """What a later process must know to count on from here."""
-        return {**self._seconds(), "noise_steps": self.noise.steps, "micro_batch_size": self.config.micro_batch_size}
+        return {
+            **self._seconds(),
+            "noise_steps": list(self.noise.steps),
+            "micro_batch_size": self.config.micro_batch_size,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self._train_seconds_before = state["train_seconds"]
         self._compile_seconds_before += state["compile_seconds"]
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
-            self.noise.steps = [tuple(pair) for pair in state["noise_steps"]]
+            self.noise.steps.extend(tuple(pair) for pair in state["noise_steps"])

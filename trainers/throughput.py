@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from collections import deque
 
 import torch
 from torch import nn
@@ -14,10 +15,13 @@ from trainers.models import find_blocks
 
 # The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
 NUM_WARMUP_STEPS = 3
+# A run of days says how fast it is now, and reading that stays cheap.
+RECENT_STEPS = 1000
 
 # Dense peak TFLOP/s without sparsity, per device name and precision (vendors' data sheets).
 _PEAK_TFLOPS = {
     "H100 PCIe": {"bfloat16": 756, "float16": 756, "float32": 51},
+    "H100 NVL": {"bfloat16": 835, "float16": 835, "float32": 60},
     "A100": {"bfloat16": 312, "float16": 312, "float32": 19.5},
     "H100": {"bfloat16": 989, "float16": 989, "float32": 67},
     "H200": {"bfloat16": 989, "float16": 989, "float32": 67},
@@ -32,7 +36,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.step_seconds: list[float] = []
+        self._unread: list[float] = []
         self._marks: list[torch.cuda.Event] = []
         self._last = 0.0
 
@@ -48,44 +52,62 @@ class StepClock:
             self._marks.append(self._mark())
             return
         now = time.perf_counter()
-        self.step_seconds.append(now - self._last)
+        self._unread.append(now - self._last)
         self._last = now
 
-    def read(self) -> None:
-        """Bring what is pending to the host, and start again from here."""
+    def read(self) -> list[float]:
+        """The seconds of every step since the last read; starts again from here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
-            self.step_seconds += [before.elapsed_time(after) / 1000 for before, after in pairs]
+            self._unread = [before.elapsed_time(after) / 1000 for before, after in pairs]
+        seconds, self._unread = self._unread, []
         self.start()
-
-    def total_seconds(self) -> float:
-        """Of all steps, compiling left out."""
-        return sum(self.step_seconds) - self.compile_seconds()
-
-    def compile_seconds(self) -> float:
-        """On CUDA the first step of the process compiles: what it took beyond the median of the others. On a CPU that
-        was done before the clock ran."""
-        first, others = self.step_seconds[:1], self.step_seconds[1:]
-        if self.device.type != "cuda" or not others:
-            return 0.0
-        return max(0.0, first[0] - statistics.median(others))
-
-    def median_step_seconds(self) -> float | None:
-        """Over all steps but the first few of the process; None until there is one to count."""
-        counted = self.step_seconds[NUM_WARMUP_STEPS:]
-        return statistics.median(counted) if counted else None
-
-    def median_rate(self, amounts: list[float]) -> float | None:
-        """The median of amount per second, over the same steps; `amounts` has one for every step."""
-        rates = [n / s for n, s in zip(amounts, self.step_seconds, strict=True)][NUM_WARMUP_STEPS:]
-        return statistics.median(rates) if rates else None
+        return seconds
 
     @staticmethod
     def _mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class Pace:
+    """How long this process's steps take and how much they get done; its medians are of the last RECENT_STEPS."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._all_seconds = 0.0
+        self._warm_up: list[float] = []
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+
+    def add(self, seconds: float, amount: float) -> None:
+        """A step that took so long and got so much done."""
+        self._all_seconds += seconds
+        if len(self._warm_up) < NUM_WARMUP_STEPS:
+            self._warm_up.append(seconds)
+        else:
+            self._recent.append((seconds, amount))
+
+    def total_seconds(self) -> float:
+        """Of all steps, compiling left out."""
+        return self._all_seconds - self.compile_seconds()
+
+    def compile_seconds(self) -> float:
+        """On CUDA the first step of the process compiles: what it took beyond the median of the others. On a CPU that
+        was done before the clock ran."""
+        others = self._warm_up[1:] + [seconds for seconds, _ in self._recent]
+        if self.device.type != "cuda" or not others:
+            return 0.0
+        return max(0.0, self._warm_up[0] - statistics.median(others))
+
+    def median_step_seconds(self) -> float | None:
+        """None until there is a step beyond the warm-up."""
+        return statistics.median(seconds for seconds, _ in self._recent) if self._recent else None
+
+    def median_rate(self) -> float | None:
+        """The median of amount per second, over the same steps."""
+        return statistics.median(amount / seconds for seconds, amount in self._recent) if self._recent else None
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
