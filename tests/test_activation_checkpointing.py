@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tests.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
-from trainers.activation_checkpointing import _policy
+from trainers.activation_checkpointing import _policy, apply_to_blocks
 from trainers.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
 from trainers.run import initial_module
 
@@ -38,6 +38,28 @@ class WithoutBlocks(nn.Module):
         return losses.sum(), torch.tensor(batch["targets"].numel())
 
 
+class NormedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.linear(x)))
+
+
+class Normed(nn.Module):
+    """With BatchNorm in its repeated blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(NormedBlock() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def gradient(mode: str | float, *, compile: bool = False, dropout: float = 0.1) -> Tensor:
     trial = config(
         padded=True, dropout=dropout, activation_checkpointing=mode, compile=compile, gradient_accumulation_steps=2
@@ -51,6 +73,20 @@ def test_full_checkpointing_gives_the_same_gradient_bit_by_bit_with_dropout():
 
 def test_selective_checkpointing_gives_the_same_gradient_with_dropout():
     assert relative_error(gradient("selective"), gradient("none")) <= 1e-6
+
+
+def statistics_after_a_step(mode: str, *, compile: bool = False) -> Tensor:
+    torch.manual_seed(0)
+    model = apply_to_blocks(Normed(), config(activation_checkpointing=mode, compile=compile))
+    model(torch.rand(4, 8)).sum().backward()
+    return torch.cat([buffer.flatten() for buffer in model.buffers()])
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_batch_norm_takes_each_batch_in_once_though_its_forward_runs_twice(mode: str, compile: bool):
+    once = statistics_after_a_step("none")
+    assert torch.allclose(statistics_after_a_step(mode, compile=compile), once, rtol=1e-5)
 
 
 def test_dropout_was_on():

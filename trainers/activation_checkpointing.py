@@ -7,16 +7,18 @@ monotone, on a whole-model graph it is not.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from trainers.config import ActivationCheckpointing, TrialConfig
-from trainers.models import find_blocks
+from trainers.models import BATCH_NORM, find_blocks
 
 # One code object serves every trial of a warm process; past this it would fall back to eager, or fail as asked below.
 RECOMPILE_LIMIT = 64
@@ -45,7 +47,7 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig) -> nn.Module:
     if mode in ("selective", "full"):
         assert blocks is not None
         for index, block in enumerate(blocks):
-            blocks[index] = _checkpointed(block, mode)
+            blocks[index] = _checkpointed(block, config)
     if config.compile:
         _configure_compiler()
         for module in [model] if blocks is None else blocks:
@@ -61,11 +63,40 @@ def _refuse_what_does_not_go(mode: ActivationCheckpointing, compiled: bool) -> N
         )
 
 
-def _checkpointed(block: nn.Module, mode: ActivationCheckpointing) -> nn.Module:
-    if mode == "full":
+def _checkpointed(block: nn.Module, config: TrialConfig) -> nn.Module:
+    selective = config.activation_checkpointing == "selective"
+    contexts = partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
+    if not config.compile:
+        contexts = partial(_with_statistics_once, block, contexts)
+    elif (
+        not selective
+    ):  # compiled, what a forward changes is changed once; and dynamo knows no contexts but the selective
         return checkpoint_wrapper(block)
-    contexts = partial(create_selective_checkpoint_contexts, _policy)
     return checkpoint_wrapper(block, context_fn=contexts)
+
+
+Context = contextlib.AbstractContextManager[Any]
+
+
+def _with_statistics_once(block: nn.Module, contexts: Callable[[], tuple[Context, Context]]) -> tuple[Context, Context]:
+    """(around the forward, around its recomputation): BatchNorm's running statistics take each batch in once."""
+    forward, recomputation = contexts()
+    return forward, _without_statistics(block, recomputation)
+
+
+@contextlib.contextmanager
+def _without_statistics(block: nn.Module, context: Context) -> Iterator[None]:
+    """Not by track_running_stats: without it fewer tensors would be saved than in the forward."""
+    norms = [module for module in block.modules() if isinstance(module, BATCH_NORM) and module.track_running_stats]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        with context:
+            yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainers.config import ModelConfig, call_target, resolve
 from trainers.gpt import GPT, summed_cross_entropy
 
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
@@ -127,4 +128,4 @@ def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | No
 
 def num_batch_norms(model: nn.Module) -> int:
     """Layers whose statistics depend on the micro-batch: with them a split of the batch is another experiment."""
-    return sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return sum(isinstance(module, BATCH_NORM) for module in model.modules())
