@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny import config, on_two_ranks
+from tests.tiny import config, cpu_run, on_two_ranks
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.loop import train
 from trainers.memory import held_to
@@ -148,6 +148,13 @@ def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
     path.write_bytes(b"")
     with pytest.warns(UserWarning, match="is damaged"):
         assert load_newest(tmp_path) is None
+
+
+def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path):
+    run = cpu_run(config())
+    save_checkpoint(tmp_path / "checkpoints", "a", 4, run.state(None) | {"parallel": "fsdp"}, keep=1)
+    with pytest.raises(ValueError, match=r"was made with parallel: fsdp, and this run has ddp; go on with what it was"):
+        run.resume(tmp_path)
 
 
 def test_a_half_written_file_is_not_a_checkpoint(tmp_path):

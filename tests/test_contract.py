@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.tiny import config, cpu_run
-from trainers.contract import check_first_loss, check_loss, check_sum
+from trainers.contract import check_first_loss, check_loss, check_sum, fake_batch
 from trainers.loop import train
 from trainers.run import Run
 
@@ -30,6 +32,21 @@ REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targ
 def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message):
     with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
         check_loss(returned)
+
+
+class Pair(NamedTuple):
+    input_ids: Tensor
+    targets: Tensor
+
+
+def test_a_fake_batch_is_made_of_what_the_samples_are_made_of():
+    sample = {"pair": Pair(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)), "names": ["a"]}
+    with FakeTensorMode():
+        batch = fake_batch(sample, 4)
+    assert isinstance(batch["pair"], Pair)
+    assert [tuple(part.shape) for part in batch["pair"]] == [(4, 3), (4,)]
+    assert batch["pair"].targets.dtype == torch.long
+    assert batch["names"] == ["a"]
 
 
 def bare_mean(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:

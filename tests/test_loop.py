@@ -175,7 +175,7 @@ def test_another_number_of_processes_than_world_size_is_refused(tmp_path):
 def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path):
     train(config(sample_budget=64), Listener(lambda report: True), tmp_path)
     train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
-    with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with the batch"):
+    with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with what it"):
         train(config(sample_budget=64, micro_batch_size=8), Listener(), tmp_path)
 
 

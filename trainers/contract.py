@@ -51,7 +51,8 @@ def fake_batch(sample: Any, times: int) -> Any:
     if isinstance(sample, dict):
         return {key: fake_batch(value, times) for key, value in sample.items()}
     if isinstance(sample, (list, tuple)):
-        return type(sample)(fake_batch(value, times) for value in sample)
+        parts = [fake_batch(value, times) for value in sample]
+        return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
     return sample
 
 

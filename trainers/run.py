@@ -122,6 +122,7 @@ class Run:
             "num_steps": self.num_steps,
             **self.meter.state(),
             "effective_batch_size": self.config.effective_batch_size,
+            "parallel": self.config.parallel,
             **state_of(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
@@ -133,12 +134,13 @@ class Run:
         state = _newest_of_rank_0(directory / "checkpoints", self.rank)
         if state is None:
             return None
-        before, now = state["effective_batch_size"], self.config.effective_batch_size
-        if before != now:
-            raise ValueError(
-                f"the checkpoint in {directory} was made with an effective batch of {before}, and this run has {now}; "
-                "go on with the batch it was made with, or start in another directory"
-            )
+        for key, what in (("effective_batch_size", "an effective batch of"), ("parallel", "parallel:")):
+            before, now = state[key], getattr(self.config, key)
+            if before != now:
+                raise ValueError(
+                    f"the checkpoint in {directory} was made with {what} {before}, and this run has {now}; "
+                    "go on with what it was made with, or start in another directory"
+                )
         self.num_steps = state["num_steps"]
         self.meter.load(state)
         load_state(self.module, self.optimizer, state)
