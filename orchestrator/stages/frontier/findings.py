@@ -16,6 +16,9 @@ from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Study, TrialState
 from orchestrator.words import bytes_text
 
+# The second largest size is one that trains differently: the search's last sizes differ by one sample in a hundred.
+CLEARLY_SMALLER = 0.8
+
 
 def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
     """The fastest mode and size within the limit and its headroom, verified; not ok where nothing fits."""
@@ -46,7 +49,8 @@ def _values(known: SoFar, chosen: Key) -> dict[str, Any]:
     points = _points(known, {*fitting, chosen})
     baseline = min(fitting, key=lambda key: key.micro_batch_size)
     by_size = sorted(fitting, key=lambda key: (key.micro_batch_size, points[key].tokens_per_second), reverse=True)
-    second = next((key for key in by_size if key.micro_batch_size < by_size[0].micro_batch_size), None)
+    clearly_smaller = CLEARLY_SMALLER * by_size[0].micro_batch_size
+    second = next((key for key in by_size if key.micro_batch_size <= clearly_smaller), None)
     front = pareto_front(list(points.values()))
     bend = knee(front)
     return {
