@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--address", metavar="ADDRESS", help="a Ray cluster to use ('auto': the one this node is in)"
             )
+            command.add_argument(
+                "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
+            )
         if verb is plan:
             command.add_argument("--no-memory", action="store_true", help="leave the memory prediction out")
     command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
@@ -80,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     run_dir = _run_dir(arguments, study)
-    ending = run_study(study, run_dir, arguments.address)
+    ending = run_study(study, run_dir, arguments.address, fresh=arguments.fresh)
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(ending.message, stream)}", file=stream)
     if ending.exit_code in (0, 1):

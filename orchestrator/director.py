@@ -14,6 +14,7 @@ from orchestrator import pruners
 from orchestrator.analysis import candidate
 from orchestrator.config import AshaPruner, Frontier, KillRules, StageConfig
 from orchestrator.journal import Journal
+from orchestrator.measurements import Measurements
 from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Demand, Entrant
 from orchestrator.stages import module_of
@@ -41,10 +42,12 @@ class Director:
 
     def __init__(
         self, stage: StageConfig, setting: Setting, journal: Journal, listener: Listener, num_lanes: int,
-        is_stopping: Callable[[], bool] = lambda: False,
+        is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
     ) -> None:  # fmt: skip
+        """measurements: of earlier studies, where those of this stage may stand for them."""
         self.stage, self.setting, self.journal = stage, setting, journal
         self._listener, self._num_lanes, self._is_stopping = listener, num_lanes, is_stopping
+        self._measurements = measurements
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
         self._no_lane = self._impossible = ""
@@ -108,11 +111,19 @@ class Director:
             return []
 
     def _propose(self) -> None:
-        for wanted in self.proposals():
-            if wanted.id not in self.journal.study.trials:
-                config = wanted.config.model_dump(mode="json")
-                keys = ("id", "stage", "role", "protected", "fresh", "expected")
-                self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
+        """Journal what the stage wants by now; what was measured before ends at once, and the stage is asked again."""
+        while any(self._add(wanted) for wanted in self.proposals() if wanted.id not in self.journal.study.trials):
+            pass
+
+    def _add(self, wanted: Proposal) -> bool:
+        """Whether the trial has ended with that."""
+        config = wanted.config.model_dump(mode="json")
+        keys = ("id", "stage", "role", "protected", "fresh", "expected")
+        self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
+        known = self._measurements.find(wanted) if self._measurements else None
+        if known is not None:
+            self._end(wanted.id, known.state, known.reason, known.metrics)
+        return known is not None
 
     # What happens
 
@@ -183,6 +194,8 @@ class Director:
         self.journal.append("ended", id=trial_id, **fields)
         self.latest.pop(trial_id, None)
         self._losses.pop(trial_id, None)
+        if self._measurements and not self._trial(trial_id).reused:
+            self._measurements.remember(self._trial(trial_id))
         self._listener.ended(self._trial(trial_id))
         self.on_change(self._trial(trial_id))
 

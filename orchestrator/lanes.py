@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import re
+import socket
 import threading
 import time
 import traceback
@@ -28,7 +29,7 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator.messages import Assignment, Message
+from orchestrator.messages import Assignment, Host, Message
 from orchestrator.switchboard import Switchboard
 from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
@@ -39,6 +40,8 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
 HEALTH_CHECK_SECONDS = "0.2"
 SECONDS_TO_CLOSE = 10
+# What Ray's memory monitor says of a process that it ended.
+LOW_MEMORY = "running low on memory"
 # How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -55,6 +58,8 @@ def serve(lane: dict[str, Any]) -> None:
     board, name, rank = lane["switchboard"], lane["name"], train.get_context().get_world_rank()
     _exit_with_the_study(board)
     _freeze_what_is_imported()
+    if rank == 0:
+        board.introduce.remote(name, _host())
     group = _common_name()
     turn = 0
     while True:
@@ -82,6 +87,13 @@ def _freeze_what_is_imported() -> None:
     importlib.import_module("torch._dynamo")  # the first optimizer would import it
     gc.collect()
     gc.freeze()
+
+
+def _host() -> Host:
+    from trainers.loop import pick_device
+    from trainers.memory import describe, memory_kills
+
+    return Host(socket.gethostname(), describe(pick_device()), memory_kills())
 
 
 def _exit_with_the_study(board: Any) -> None:
@@ -215,7 +227,8 @@ class _TellCause(train.UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = [f"rank {rank}: {_first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
-        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes)))
+        starved = any(LOW_MEMORY in str(error) for error in worker_exceptions.values())
+        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), starved=starved))
 
 
 @contextlib.contextmanager

@@ -26,6 +26,17 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Host:
+    """Where a lane's first rank runs."""
+
+    name: str
+    device: str
+    """What speed and memory depend on."""
+    memory_kills: int
+    """How many processes the host's kernel has ended since it started because memory had run out."""
+
+
+@dataclass(frozen=True)
 class Message:
     """What a trial says: a report on the way, or (with an outcome) its last word."""
 

@@ -119,8 +119,9 @@ def seconds_left(trials: list[Trial]) -> float | None:
 
 
 def trial_line(trial: Trial) -> str:
-    """What a trial's end says in a line: its figures, or why there are none."""
-    return trial.reason or trial_metrics(trial, trial.metrics)
+    """What a trial's end says in a line: its figures, or why there are none; both of one that was measured before."""
+    figures = trial_metrics(trial, trial.metrics)
+    return "; ".join(filter(None, [figures, trial.reason])) if trial.reused else trial.reason or figures
 
 
 def trial_metrics(trial: Trial, metrics: dict[str, float]) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 import yaml
 
 from orchestrator import preflight
-from orchestrator.config import StageConfig, StudyConfig, read_yaml, uses_compile
+from orchestrator.config import StudyConfig, read_yaml, uses_compile
 from orchestrator.director import Director, NoLaneLeft
 from orchestrator.journal import Journal
+from orchestrator.measurements import Measurements, identity
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
@@ -42,7 +43,23 @@ class Ending:
     message: str
 
 
-def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *, quiet: bool = False) -> Ending:
+@dataclass(frozen=True)
+class Session:
+    """One process's run of a study: what all its stages share."""
+
+    config: StudyConfig
+    run_dir: Path
+    journal: Journal
+    progress: Progress
+    token: str
+    """Of this run: who writes what."""
+    fresh: bool
+    """Measure the frontier though another study has done so on this machine."""
+
+
+def run_study(
+    config: StudyConfig, run_dir: Path, address: str | None = None, *, fresh: bool = False, quiet: bool = False
+) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     with open_run_directory(config, run_dir) as journal, _sigterm_is_ctrl_c():
         if journal.study.is_over(stage.type for stage in config.stages):
@@ -54,7 +71,7 @@ def run_study(config: StudyConfig, run_dir: Path, address: str | None = None, *,
             token = uuid.uuid4().hex[:8]
             journal.append("run", token=token)
             with Progress(config, journal.study, quiet) as progress:
-                _run_stages(config, run_dir, journal, address, token, progress)
+                _run_stages(Session(config, run_dir, journal, progress, token, fresh), address)
         except NoLaneLeft as error:
             finish(config, run_dir, journal.study)
             return Ending(
@@ -123,16 +140,15 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
-def _run_stages(
-    config: StudyConfig, run_dir: Path, journal: Journal, address: str | None, token: str, progress: Progress
-) -> None:
+def _run_stages(session: Session, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
     from orchestrator.lanes import open_lanes
     from orchestrator.tracking import open_tracker
 
+    config, run_dir, journal = session.config, session.run_dir, session.journal
     tracker = open_tracker(config.tracking, config.name, run_dir)
     started = time.monotonic()
-    progress.say("starting Ray and the lanes")
+    session.progress.say("starting Ray and the lanes")
     # Once more inside: ray.init takes SIGTERM for itself.
     with ray_cluster(config, address, run_dir), _sigterm_is_ctrl_c(), contextlib.closing(tracker):
         shape = lane_shape(config)
@@ -140,34 +156,49 @@ def _run_stages(
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
             journal.append("facts", facts={"memory_limit_bytes": share})
         with open_lanes(shape, run_dir / ".ray") as switchboard:
-            journal.append("ready", token=token, seconds=time.monotonic() - started)
+            journal.append("ready", token=session.token, seconds=time.monotonic() - started)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
-                _run_stage(stage, config, run_dir, journal, tracker, switchboard, shape.num_lanes, token, progress)
+                known = _measurements(session, switchboard) if stage.type == "frontier" else None
+                with _interrupts_between_events() as is_stopping:
+                    setting = Setting(config, str(run_dir))
+                    director = Director(stage, setting, journal, tracker, shape.num_lanes, is_stopping, known)
+                    _run_stage(director, session, switchboard)
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
 
 
-def _run_stage(
-    stage: StageConfig, config: StudyConfig, run_dir: Path, journal: Journal, tracker: Any, switchboard: str,
-    num_lanes: int, token: str, progress: Progress,
-) -> None:  # fmt: skip
-    with _interrupts_between_events() as is_stopping:
-        director = Director(stage, Setting(config, str(run_dir)), journal, tracker, num_lanes, is_stopping)
-        progress.watch(director)
-        try:
-            if not director.finished():
-                _tune(director, switchboard, run_dir, token)
-        except KeyboardInterrupt:
-            progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
-            if not _let_trials_save(switchboard):
-                progress.say("they did not save in time: they will go on from their last checkpoint")
-            raise
+def _measurements(session: Session, switchboard: str) -> Measurements:
+    """What earlier studies measured on the device that this one's lanes have."""
+    import ray
+
+    from trainers.data import cache_directory
+
+    board: Any = ray.get_actor(switchboard)
+    device: Any = ray.get(board.device.remote())
+    shared = identity(session.config, session.journal.study.facts, device)
+    return Measurements(
+        cache_directory() / "measurements.jsonl", shared, str(session.run_dir), fresh=session.fresh or not device
+    )
+
+
+def _run_stage(director: Director, session: Session, switchboard: str) -> None:
+    """From wherever the journal has it to its conclusion."""
+    journal, stage = session.journal, director.stage.type
+    session.progress.watch(director)
+    try:
+        if not director.finished():
+            _tune(director, switchboard, session.run_dir, session.token)
+    except KeyboardInterrupt:
+        session.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
+        if not _let_trials_save(switchboard):
+            session.progress.say("they did not save in time: they will go on from their last checkpoint")
+        raise
     director.conclude()
-    discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
-    progress.concluded(journal.study.conclusions[stage.type])
+    discard_what_nobody_needs(session.run_dir, journal.study.of_stage(stage))
+    session.progress.concluded(journal.study.conclusions[stage])
 
 
 def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:

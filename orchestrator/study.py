@@ -24,6 +24,10 @@ class TrialState(StrEnum):
         return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
+# What the reason of a trial says that was measured before.
+REUSED = "reused: "
+
+
 @dataclass(frozen=True)
 class Proposal:
     """A trial that a stage wants; its id says what it is, so that the same wish is the same trial."""
@@ -62,6 +66,11 @@ class Trial:
     """The metrics of every evaluation."""
     seconds: float = 0.0
     """Wall-clock it has held a lane."""
+
+    @property
+    def reused(self) -> bool:
+        """Whether it was measured in an earlier study, and not in this one."""
+        return REUSED in self.reason
 
 
 @dataclass(frozen=True)

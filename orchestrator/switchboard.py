@@ -9,10 +9,11 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
-from orchestrator.messages import Assignment, Message
+from orchestrator.messages import Assignment, Host, Message
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
+STARVED = "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
 # A lane whose processes end this often without taking a trial will not come up.
 MAX_STARTS = 3
 
@@ -49,10 +50,21 @@ class Switchboard:
         self._groups: dict[str, str] = {}
         self._replaced: set[str] = set()
         self._causes: dict[str, str] = {}
+        self._hosts: dict[str, Host] = {}
+        self._starved: set[str] = set()
         self._changed = asyncio.Condition()
         self._closing = False
 
     # For the ranks of a lane
+
+    async def introduce(self, lane: str, host: Host) -> None:
+        """The lane has new processes, there."""
+        before = self._hosts.get(lane, host)
+        if before.name == host.name and before.memory_kills < host.memory_kills:
+            self._starved.add(lane)
+        self._hosts[lane] = host
+        async with self._changed:
+            self._changed.notify_all()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
         """Rank 0: the next assignment of this lane; None when the study is over. One that the lane died under comes again."""
@@ -123,11 +135,11 @@ class Switchboard:
 
     async def lane_lost(self, lane: str, cause: str) -> None:
         """The lane's Train run is over before its time and will not come back."""
-        self._lost[lane] = cause
-        if lane in self._in_flight:
-            async with self._changed:
+        async with self._changed:
+            self._lost[lane] = cause
+            if lane in self._in_flight:
                 self._after_lane_death(lane, self._in_flight[lane])
-                self._changed.notify_all()
+            self._changed.notify_all()
         for line in self._lines.values():
             self._end_without_lanes(line)
 
@@ -136,9 +148,11 @@ class Switchboard:
             last = list(self._lost.values())[-1]
             line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
 
-    async def cause_of_death(self, lane: str, cause: str) -> None:
-        """A group of the lane died; one that never gets as far as taking a trial is given up."""
+    async def cause_of_death(self, lane: str, cause: str, *, starved: bool = False) -> None:
+        """A group of the lane died; one that never gets as far as taking a trial is given up. starved: of memory."""
         self._causes[lane] = cause
+        if starved:
+            self._starved.add(lane)
         deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
         if deaths >= MAX_STARTS and lane not in self._lost:
             await self.lane_lost(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
@@ -148,6 +162,12 @@ class Switchboard:
         return self._closing
 
     # For the driver's side
+
+    async def device(self) -> str:
+        """What the first lane that comes up runs on; empty where none will."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._hosts or len(self._lost) == self._num_lanes)
+        return next((host.device for host in self._hosts.values()), "")
 
     async def assign(self, assignment: Assignment) -> None:
         self._lines[assignment.key] = line = _Line()
@@ -198,7 +218,12 @@ class Switchboard:
             return
         deaths = assignment.lane_deaths + 1
         cause = self._causes.pop(lane, "its processes died without a message")
+        starved = lane in self._starved
+        self._starved.discard(lane)
         if deaths < MAX_LANE_DEATHS:
             self._queue.appendleft(replace(assignment, lane_deaths=deaths))
             return
-        line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))
+        if starved:
+            line.end(Message(outcome="out_of_memory", reason=f"out_of_memory: {STARVED}"))
+        else:
+            line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))

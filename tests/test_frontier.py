@@ -7,14 +7,21 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.director import Director
+from orchestrator.journal import Journal
+from orchestrator.measurements import Measurements
+from orchestrator.messages import Message
 from orchestrator.stages.frontier.front import Point, fastest, knee, pareto_front
 from orchestrator.stages.frontier.trials import ladder
-from orchestrator.study import Conclusion, Proposal
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Conclusion, Proposal, Study
 from tests.known_stage import Known
+from tests.lane_player import NoListener, know, study_of
 from trainers.config import TrialConfig
 
 MIB = 2**20
@@ -45,6 +52,13 @@ class World:
         size = config.micro_batch_size
         return self.rate[str(config.activation_checkpointing)] * speed * size / (size + self.half_rate_size)
 
+    def message(self, config: TrialConfig) -> Message:
+        """Its last word."""
+        rate, peak = self.speed(config), self.peak(config)
+        if peak > LIMIT:
+            return Message(outcome="out_of_memory", reason="out_of_memory: x")
+        return Message({"tokens_per_second": rate, "peak_memory_bytes": peak * MIB}, outcome="complete")
+
     def end(self, known: Known, proposal: Proposal) -> None:
         peak = self.peak(proposal.config) + self.more_memory(proposal)
         if peak > LIMIT:
@@ -66,6 +80,43 @@ def played(world: World, facts: dict[str, Any] | None = None, **stage: Any) -> t
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         world.end(known, waiting[0])
     return known, known.conclude()
+
+
+def directed(path: Path, measurements: Measurements) -> tuple[Study, list[str]]:
+    """The stage as a Director runs it, and the ids of the trials that it started."""
+    world, config = (
+        World(),
+        study_of(
+            stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}], memory_limit=f"{LIMIT}MiB"
+        ),
+    )
+    with Journal(path, config.name) as journal:
+        know(journal, facts={"num_train_samples": 1000})
+        setting = Setting(config, "/run")
+        director = Director(config.stages[0], setting, journal, NoListener(), 1, measurements=measurements)
+        started = []
+        while trial := director.next_trial():
+            started.append(trial.id)
+            director.on_started(trial.id)
+            director.on_message(trial.id, world.message(trial.config))
+        director.conclude()
+    return journal.study, started
+
+
+def test_a_second_study_measures_nothing_that_the_first_did_and_finds_the_same(tmp_path: Path) -> None:
+    def known(name: str, *, fresh: bool = False) -> Measurements:
+        return Measurements(tmp_path / "measurements.jsonl", {"device": "x"}, f"/runs/{name}", fresh=fresh)
+
+    first, measured = directed(tmp_path / "first.jsonl", known("first"))
+    assert len(measured) > 5
+    second, started = directed(tmp_path / "second.jsonl", known("second"))
+    assert not started
+    assert all(trial.reused for trial in second.trials.values())
+    assert second.conclusions["frontier"].values == first.conclusions["frontier"].values
+    assert f"{len(measured)} of {len(measured)} trials were measured in earlier studies" in "".join(
+        second.conclusions["frontier"].notes
+    )
+    assert directed(tmp_path / "third.jsonl", known("third", fresh=True))[1] == measured
 
 
 def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.config import base_trial
 from orchestrator.lanes import memory_reason
-from orchestrator.messages import Assignment, Message
+from orchestrator.messages import Assignment, Host, Message
 from orchestrator.runner import largest_share
 from orchestrator.switchboard import Switchboard
 from tests.test_study_runs import study_of
@@ -51,6 +51,60 @@ def test_what_a_lane_died_under_comes_again_once_and_then_fails_with_the_cause()
         last = await board.next_message("a")
         assert last.outcome == "failed"
         assert last.reason == "failed: it ended its lane 2 times; last: rank 0: killed"
+
+    play(scene())
+
+
+async def dies_twice(board: Switchboard, *hosts: Host) -> Message:
+    """What is said of a trial whose lane comes up on these hosts, one after another, and dies under it each time."""
+    await board.assign(assignment())
+    for turn, host in enumerate(hosts, start=1):
+        await board.introduce("lane", host)
+        if turn < len(hosts):
+            await board.take("lane", f"group {turn}", 1)
+    await board.assign(assignment("next"))
+    await board.take("lane", "last group", 1)
+    return await board.next_message("a")
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [(Host("a", "", 6), "out_of_memory"), (Host("a", "", 5), "failed"), (Host("b", "", 9), "failed")],
+)
+def test_a_process_that_the_kernel_ended_for_want_of_memory_ran_out_of_memory(last: Host, outcome: str) -> None:
+    async def scene() -> None:
+        ended = await dies_twice(Switchboard(num_lanes=1), Host("a", "", 5), Host("a", "", 5), last)
+        assert ended.outcome == outcome
+        assert ended.reason.startswith(f"{outcome}: ")
+
+    play(scene())
+
+
+def test_so_did_one_that_rays_memory_monitor_ended() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        for group in ("first", "second", "third"):
+            await board.assign(assignment("next"))
+            await board.take("lane", group, 1)
+            await board.cause_of_death("lane", "rank 0: killed", starved=True)
+        ended = await board.next_message("a")
+        assert ended.outcome == "out_of_memory"
+        assert "the host ran out of memory and ended its process; lower memory_limit" in ended.reason
+
+    play(scene())
+
+
+def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=2)
+        asked = asyncio.create_task(board.device())
+        await board.introduce("lane", Host("a", "a GPU, 80 GB", 0))
+        assert await asked == "a GPU, 80 GB"
+        without = Switchboard(num_lanes=1)
+        asked = asyncio.create_task(without.device())
+        await without.lane_lost("lane", "no GPU")
+        assert await asked == ""
 
     play(scene())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
@@ -177,6 +178,38 @@ def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path):
     train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
     with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with what it"):
         train(config(sample_budget=64, micro_batch_size=8), Listener(), tmp_path)
+
+
+class OfLengths(Samples):
+    """Samples of two lengths; a batch is padded to its longest."""
+
+    lengths: list[int]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Tensor]]:
+        longest = max(self.lengths[index] for index in indices)
+        return [{key: value[:longest] for key, value in self[index].items()} for index in indices]
+
+
+def of_lengths() -> tuple[OfLengths, OfLengths]:
+    sets = []
+    for samples in data(num_train=32, num_val=32):
+        found = OfLengths(samples)
+        found.vocab_size, found.seq_len = samples.vocab_size, samples.seq_len
+        found.lengths = [12 if index in (7, 20, 21, 30) else 3 for index in range(len(samples))]
+        sets.append(found)
+    return sets[0], sets[1]
+
+
+@pytest.mark.parametrize(("longest", "lengths"), [(True, {12}), (False, {3, 12})])
+def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(longest: bool, lengths: set[int]):
+    fields = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "sample_budget": 32, "evaluation_samples": 4}
+    trial = config(data={"target": "tests.test_loop:of_lengths"}, **fields, longest_samples=longest)
+    run, seen = cpu_run(trial), []
+    run.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]["input_ids"].shape[1]))
+    for _ in range(8):
+        run.step()
+    evaluate(run)
+    assert set(seen) == lengths
 
 
 def no_targets() -> tuple[Samples, Samples]:

@@ -17,9 +17,9 @@ from tests.studies import TINY, grid
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def run(run_dir: Path, **changes: Any) -> tuple[Ending, Study]:
+def run(run_dir: Path, *, fresh: bool = True, **changes: Any) -> tuple[Ending, Study]:
     config = study_of(**changes)
-    ending = run_study(config, run_dir, quiet=True)
+    ending = run_study(config, run_dir, fresh=fresh, quiet=True)
     return ending, replay(run_dir / "journal.jsonl", config.name)
 
 
@@ -40,6 +40,7 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
             "largest": 16,
             "activation_checkpointing": ["none", "full"],
             "steps": 5,
+            "finalists": 2,
             "rounds": 2,
         },
         {"type": "throughput", "multiples": [1, 2], "steps": 8},
@@ -113,6 +114,12 @@ def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else
     others = built[: built.index(built[-1])]
     assert set(built[len(others) :]) == {built[-1]}, "the verification comes last, and alone"
     assert others.count(others[-1]) > 5, "the trials before it shared a process"
+    changes = {"model": model, "stages": stages, "memory_limit": "256MiB", "seeds": [1]}
+    again, second = run(tmp_path / "again", fresh=False, **changes)
+    assert again == ending
+    assert second.conclusions["frontier"].values == study.conclusions["frontier"].values
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "again" / "journal.jsonl").read_text().splitlines()]
+    assert "started" not in kinds, "what was measured before is not measured again"
     last = list(study.trials.values())[-1]
     assert last.id.endswith("-verified")
     assert study.conclusions["frontier"].values["peak_memory_bytes"] >= last.metrics["peak_memory_bytes"]

@@ -45,7 +45,8 @@ class ModelConfig(Strict):
 
 class DataConfig(Strict):
     target: str
-    """`python_stdlib`, `text`, `hf`, or `package.module:callable` that returns (train, val) map-style data sets."""
+    """`python_stdlib`, `text`, `hf`, or `package.module:callable` that returns (train, val) map-style data sets. Sets whose
+    samples differ in length pad in `__getitems__` and have `lengths`, so that the frontier tries the longest ones."""
     kwargs: dict[str, Any] = {}
 
 
@@ -102,6 +103,8 @@ class TrialConfig(Strict):
     """Turn BatchNorm into SyncBatchNorm: statistics of a micro-step over all ranks. Needs GPUs; micro-steps stay apart."""
     statistics: bool = True
     """Of gradients and updates: coherence, noise scale, update ratio and the like; false: loss, norm, speed and memory only."""
+    longest_samples: bool = False
+    """Every step and evaluation from the longest samples alone: what is to fit must fit with them."""
     seed: int = 0
     keep_checkpoints: PositiveInt = 1
     memory_limit_bytes: PositiveInt | None = None

@@ -40,7 +40,7 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 class SampleSet(Protocol):
-    """A map-style data set."""
+    """A map-style data set. Where samples differ in length it pads in `__getitems__`, and says their `lengths`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -501,6 +501,25 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if not were_disabled:
             enable_progress_bars()
+
+
+def longest(samples: SampleSet, count: int) -> list[int]:
+    """Indices of the `count` longest samples, where the set has `lengths`, one for each; else of the first."""
+    lengths = getattr(samples, "lengths", None)
+    if lengths is None:
+        return list(range(min(count, len(samples))))
+    return sorted(range(len(samples)), key=lambda index: -int(lengths[index]))[:count]
+
+
+class LongestAlways:
+    """The longest samples in every step: the optimizer's memory comes after the first, and shorter ones would hide it."""
+
+    def __init__(self, samples: SampleSet, effective_batch_size: int) -> None:
+        self._indices = longest(samples, effective_batch_size)
+
+    def indices(self, numbers: Iterable[int]) -> list[int]:
+        """The data indices of these global sample numbers."""
+        return [self._indices[number % len(self._indices)] for number in numbers]
 
 
 class SampleOrder:

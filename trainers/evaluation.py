@@ -8,7 +8,7 @@ import math
 import torch
 
 from trainers.accumulation import over_all_ranks
-from trainers.data import fetch, move
+from trainers.data import fetch, longest, move
 from trainers.parallel import reshard
 from trainers.run import Run
 
@@ -21,7 +21,8 @@ def evaluate(run: Run) -> dict[str, float]:
     """
     config = run.config
     num_samples = min(config.evaluation_samples, len(run.val_set))
-    mine = list(range(run.rank, num_samples, config.world_size))
+    indices = longest(run.val_set, num_samples) if config.longest_samples else range(num_samples)
+    mine = list(indices)[run.rank :: config.world_size]
     loss_sum = torch.zeros((), device=run.device)
     num_targets = torch.zeros((), device=run.device)
     run.module.eval()

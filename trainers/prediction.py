@@ -32,7 +32,7 @@ from trainers.accumulation import accumulate_gradient, normalise_and_clip
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.config import TrialConfig
 from trainers.contract import fake_batch
-from trainers.data import fetch, load_data
+from trainers.data import fetch, load_data, longest
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.models import build_model, loss_function
 from trainers.optim import build_optimizer
@@ -110,7 +110,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     if config.parallel == "fsdp":
         raise NotPredictable("parallel: fsdp gathers and frees its shards as it goes, which one process cannot follow")
     train_set, _ = load_data(config.data)
-    sample = fetch(train_set, [0])
+    sample = fetch(train_set, longest(train_set, 1))
     try:
         timelines = {size: _live_bytes(_as_traced(config, size), train_set, sample) for size in TRACED_SIZES}
     except ValueError:

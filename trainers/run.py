@@ -16,7 +16,7 @@ from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load, load_newest, random_state, set_random_state
 from trainers.config import DataConfig, TrialConfig
 from trainers.contract import check_first_loss
-from trainers.data import SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
+from trainers.data import LongestAlways, SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
 from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.meter import Meter
@@ -45,7 +45,11 @@ class Run:
             )
         self.meter = Meter(config, device, compile_seconds)
         self.train_set, self.val_set = _open_data(config.data.model_dump_json())
-        self.order = SampleOrder(len(self.train_set), config.seed)
+        self.order = (
+            LongestAlways(self.train_set, config.effective_batch_size)
+            if config.longest_samples
+            else SampleOrder(len(self.train_set), config.seed)
+        )
         self.module = initial_module(config, self.train_set)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)

@@ -28,7 +28,7 @@ def conclude(stage: Frontier, setting: Setting, study: Study) -> Conclusion:
         return _nothing_fits(known)
     values = _values(known, chosen)
     notes = [_edge(known, mode) for mode in modes(stage, setting)]
-    notes += _of_the_front(values) + _of_the_chunks(known, chosen) + _of_lengths(values)
+    notes += _of_the_front(values) + _of_the_chunks(known, chosen) + _of_lengths(values) + _of_earlier_studies(known)
     return Conclusion("frontier", True, _sentence(chosen, values), values, tuple(notes))
 
 
@@ -169,6 +169,15 @@ def _of_lengths(values: dict[str, Any]) -> list[str]:
         f"activation checkpointing {mode_of_values(found)}; the largest that fits is {found['largest']}"
         for length, found in values["other_lengths"].items()
     ]
+
+
+def _of_earlier_studies(known: SoFar) -> list[str]:
+    trials = known.trials()
+    reused = sum(trial.reused for trial in trials)
+    again = "batchscout run --fresh with another --dir measures them again"
+    return [f"{reused} of {len(trials)} trials were measured in earlier studies on this machine; {again}"] * bool(
+        reused
+    )
 
 
 def _describe(key: Key) -> str:

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.config import Frontier
 from orchestrator.stages.frontier.front import fastest
@@ -131,6 +131,7 @@ class SoFar:
             self.stage.steps,
             mode=key.mode,
             dynamic_micro_batch=True,
+            longest_samples=True,
             evaluation_samples=key.micro_batch_size * self.setting.study.world_size,
         )
         predicted = self._predicted(key.mode)
@@ -216,12 +217,12 @@ class SoFar:
 
     # What all of them share
 
-    def _static(self, key: Key, what: str, **more: Any) -> Proposal:
-        """A trial compiled for this size alone, as training will be."""
+    def _static(self, key: Key, what: str, role: str = "", *, fresh: bool = False) -> Proposal:
+        """A trial compiled for this size alone, as training will be; of ordinary samples where it is there to be timed."""
         evaluated = key.micro_batch_size * self.setting.study.world_size
-        size = (key.micro_batch_size, 2, TIMED_STEPS)
-        config = self.setting.short_trial(self.study, *size, mode=key.mode, evaluation_samples=evaluated)
-        return Proposal(self._name(key, what), "frontier", config, **more)
+        size, kind = (key.micro_batch_size, 2, TIMED_STEPS), {"mode": key.mode, "longest_samples": fresh}
+        config = self.setting.short_trial(self.study, *size, **kind, evaluation_samples=evaluated)
+        return Proposal(self._name(key, what), "frontier", config, role=role, fresh=fresh)
 
     def _name(self, key: Key, what: str = "") -> str:
         several = f"-{key.mode.precision}" if len(self.stage.precision) > 1 else ""
