@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,28 @@ def test_other_errors_are_not_out_of_memory(error):
 )
 def test_the_other_ways_to_run_out_are_recognised(error):
     assert is_out_of_memory(error)
+
+
+def bytes_of_threads(count: int) -> int:
+    """By how much VmData grows while so many threads that do nothing are alive."""
+    before, done = status_bytes("VmData"), threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    grown = status_bytes("VmData") - before
+    done.set()
+    for thread in threads:
+        thread.join()
+    return grown
+
+
+def growth_of_threads() -> tuple[int, int]:
+    with held_to(64 * MIB, CPU):
+        inside = bytes_of_threads(4)
+    return inside, bytes_of_threads(8)
+
+
+def test_a_librarys_new_threads_do_not_use_up_the_limit():
+    inside, after = in_fresh_process(growth_of_threads)
+    assert inside < 4 * 1.2 * MIB
+    assert after > 4 * 4 * MIB, "of eight at most four got a small stack that was left"

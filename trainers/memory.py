@@ -31,6 +31,8 @@ _ALLOCATOR_MESSAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
+SMALL_STACK_BYTES = 1 << 20
+
 # Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
 MALLOC_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -110,11 +112,30 @@ def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | Non
     else:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         base = status_bytes("VmData") if idle_bytes is None else idle_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (base + limit_bytes, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        with _small_stacks():
+            resource.setrlimit(resource.RLIMIT_DATA, (base + limit_bytes, hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextlib.contextmanager
+def _small_stacks() -> Iterator[None]:
+    """Threads that libraries start meanwhile reserve little: the whole of a stack, 8 MiB by default, counts as data."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(64), ctypes.c_size_t()
+    libc.pthread_getattr_default_np(attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    _set_stack_bytes(libc, attributes, min(SMALL_STACK_BYTES, size.value))
+    try:
+        yield
+    finally:
+        _set_stack_bytes(libc, attributes, size.value)
+
+
+def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char], stack_bytes: int) -> None:
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(stack_bytes))
+    libc.pthread_setattr_default_np(attributes)
 
 
 def device_metrics(device: torch.device) -> dict[str, float]:
