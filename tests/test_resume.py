@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 # Slow enough to be caught in the act, and decided by nothing but losses.
 STUDY = TINY | {
     "name": "resumed",
-    "sample_budget": 1024,
+    "sample_budget": 512,
     "evaluations": 8,
     "kill": {"min_relative_throughput": None},
-    "stages": grid(learning_rate=[1e-4, 1e-3, 3e-3], pruner={"type": "asha", "min_samples": 256}),
+    "stages": grid(learning_rate=[1e-4, 1e-3, 3e-3], pruner={"type": "asha", "min_samples": 128}),
 }
 DECISIONS = ("promoted", "paused", "ended", "conclusion")
 PATIENCE_SECONDS = 180
@@ -94,7 +94,7 @@ def check_nothing_was_lost_or_doubled(driver: Driver) -> None:
     assert len(ended) == len(set(ended))
     for trial in driver.study().trials.values():
         seen = [point["samples_seen"] for point in trial.history]
-        assert seen == [128 * (i + 1) for i in range(len(seen))]
+        assert seen == [64 * (i + 1) for i in range(len(seen))]
         if trial.state is TrialState.COMPLETE:
             assert len(seen) == 8
 
