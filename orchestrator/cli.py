@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from trainers.files import StorageLost
+
 if TYPE_CHECKING:
     from orchestrator.config import StudyConfig
 
@@ -24,6 +26,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except ValueError as error:
         print(f"batchscout: {error}", file=sys.stderr)
         sys.exit(2)
+    except StorageLost as error:
+        print(f"batchscout: {error}; make room, and run the same command again", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

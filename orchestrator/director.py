@@ -19,8 +19,11 @@ from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Demand, Entrant
 from orchestrator.stages import module_of
 from orchestrator.stages.setting import Setting
-from orchestrator.study import Conclusion, Proposal, Trial, TrialState
+from orchestrator.study import Conclusion, Halted, Proposal, Trial, TrialState
 
+# A stage whose first trials all fail, so many of them, is not at fault with this one or that.
+ENOUGH_FAILURES = 3
+STOPPED = "stopped:"
 # A rate is judged from here on: compiling and the first steps are behind.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
@@ -31,10 +34,6 @@ class Listener(Protocol):
     def started(self, trial: Trial) -> None: ...
     def result(self, trial_id: str, metrics: dict[str, float]) -> None: ...
     def ended(self, trial: Trial) -> None: ...
-
-
-class NoLaneLeft(Exception):
-    """The cluster has nothing left to run a trial on; the trials wait for the next run of the study."""
 
 
 class Director:
@@ -50,7 +49,7 @@ class Director:
         self._measurements = measurements
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
-        self._no_lane = self._impossible = ""
+        self._halted = self._impossible = ""
         self.latest: dict[str, dict[str, float]] = {}
         """The last metrics heard of each running trial, journaled or not, for people to look at."""
         self.on_change: Callable[[Trial], None] = lambda trial: None
@@ -67,20 +66,43 @@ class Director:
         """
         if self._is_stopping():
             raise KeyboardInterrupt
-        if self._no_lane:
-            raise NoLaneLeft(self._no_lane)
+        self.journal.raise_if_lost()
+        if self._halted:
+            raise Halted(self._halted)
         if self._count(TrialState.RUNNING) >= self._num_lanes:
             return None
         self._propose()
         self._judge_paused()
+        if self._all_fail():
+            return None
         waiting = [trial for trial in self._trials() if trial.state is TrialState.WAITING]
         # Whoever is furthest goes first: it is what the others wait for.
         return max(waiting, key=lambda trial: len(trial.promoted), default=None)
 
     def finished(self) -> bool:
-        """Whether every trial that the stage wants has ended."""
+        """Whether every trial that the stage wants has ended, or would fail as all before it did."""
         self._propose()
+        if self._all_fail() and not self._count(TrialState.RUNNING):
+            self._give_up()
         return all(trial.state.ended for trial in self._trials())
+
+    def _all_fail(self) -> bool:
+        """Whether enough have failed, and nothing else has happened, to know that the others would, too.
+
+        The frontier's probes are apart: in one mode a model may fail that runs in another.
+        """
+        trials = [trial for trial in self._trials() if not trial.reason.startswith(STOPPED)]
+        ended = [trial for trial in trials if trial.state.ended]
+        in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
+        return in_vain and len(ended) >= ENOUGH_FAILURES and not isinstance(self.stage, Frontier)
+
+    def _give_up(self) -> None:
+        failed = [trial for trial in self._trials() if trial.state is TrialState.FAILED]
+        what = f"all of the first {len(failed)} trials failed, so no more were started"
+        self._impossible = f"{what}; {failed[-1].id}: {failed[-1].reason}"
+        for trial in self._trials():
+            if not trial.state.ended:
+                self._end(trial.id, TrialState.PRUNED, f"{STOPPED} {what}")
 
     def conclude(self) -> None:
         conclusion = self._conclusion()
@@ -172,8 +194,8 @@ class Director:
     def _on_outcome(self, trial_id: str, message: Message) -> None:
         if message.outcome == "stopped":
             return  # it was told to: its state is journaled already, or it waits to go on
-        if message.outcome == "no_lane":
-            self._no_lane = message.reason
+        if message.outcome in ("no_lane", "no_room"):
+            self._halted = message.reason
             return
         state = TrialState(message.outcome)
         if state is TrialState.COMPLETE:

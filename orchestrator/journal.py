@@ -5,7 +5,9 @@ One writer at a time: the file is locked while a study runs, so a second run in 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import math
 import os
@@ -13,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.study import Study
+from orchestrator.study import Halted, Study
+from trainers.files import StorageLost, naming_the_disk
 
 
 class Journal:
@@ -22,7 +25,7 @@ class Journal:
     def __init__(self, path: Path, name: str) -> None:
         """Lock and replay. Raises ValueError where another process writes it, or where its middle is torn."""
         self.path = path
-        self._file = path.open("a+b")
+        self._file = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -36,19 +39,34 @@ class Journal:
             self._file.close()
             raise
         self._file.truncate(whole)
+        self._whole_bytes = whole
+        self._lost: Halted | None = None
         self.study = Study(name)
         for record in records:
             self.study.apply(record)
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Make it true: on disk first, then in the study."""
+        """Make it true: on disk first, then in the study. Raises Halted where it cannot be, and from then on always."""
+        self.raise_if_lost()
         record = {"kind": kind, "time": round(time.time(), 3), **_finite(fields)}
         line = json.dumps(record, allow_nan=False) + "\n"
         record = json.loads(line)
-        self._file.write(line.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            with naming_the_disk(self.path):
+                _write_all(self._file, line.encode())
+                os.fsync(self._file.fileno())
+        except StorageLost as error:
+            self._lost = Halted(str(error))
+            with contextlib.suppress(OSError):  # else the next writer cuts the torn line off
+                self._file.truncate(self._whole_bytes)
+            raise self._lost from error
+        self._whole_bytes += len(line.encode())
         self.study.apply(record)
+
+    def raise_if_lost(self) -> None:
+        """Halted where the file could not be written before: nothing is true any more that is not in it."""
+        if self._lost is not None:
+            raise self._lost
 
     def close(self) -> None:
         self._file.close()
@@ -100,6 +118,12 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], int]:
         records.append(record)
         whole += len(line)
     return records, whole
+
+
+def _write_all(file: io.RawIOBase, data: bytes) -> None:
+    """A disk that fills up takes a part of it first."""
+    while data:
+        data = data[file.write(data) or 0 :]
 
 
 def _finite(value: Any) -> Any:

@@ -33,6 +33,7 @@ from orchestrator.messages import Assignment, Host, Message
 from orchestrator.switchboard import Switchboard
 from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
+from trainers.files import StorageLost
 from trainers.loop import Report
 
 # What a CPU rank may still hold above its idle size after running out of memory before its processes are replaced.
@@ -56,7 +57,7 @@ class LaneRecycled(Exception):
 def serve(lane: dict[str, Any]) -> None:
     """Ray Train's train function: run assignments until there are no more. Runs on every rank of a lane."""
     board, name, rank = lane["switchboard"], lane["name"], train.get_context().get_world_rank()
-    _exit_with_the_study(board)
+    _exit_with_the_study(board, name)
     _freeze_what_is_imported()
     if rank == 0:
         board.introduce.remote(name, _host())
@@ -96,14 +97,19 @@ def _host() -> Host:
     return Host(socket.gethostname(), describe(pick_device()), memory_kills())
 
 
-def _exit_with_the_study(board: Any) -> None:
-    """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost."""
+def _exit_with_the_study(board: Any, lane: str) -> None:
+    """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost, or its trial has
+    hung."""
 
     def watch() -> None:
-        try:
-            while not ray.get(board.is_closed.remote()):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-        except RayError:
+        outlook = "go on"
+        while outlook == "go on":
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            try:
+                outlook = ray.get(board.outlook.remote(lane))
+            except RayError:
+                outlook = "the driver is gone"
+        if outlook != "closed":
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -148,6 +154,8 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
     relay = Relay(board, assignment.key)
     try:
         verdict = train_one(config, relay, Path(assignment.directory), assignment.token)
+    except StorageLost as error:
+        return Message(outcome="no_room", reason=str(error)), config.world_size == 1
     except Exception as error:
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
@@ -183,8 +191,11 @@ def _first_line(error: BaseException) -> str:
 
 def _write_traceback(assignment: Assignment, rank: int) -> None:
     log = Path(assignment.directory) / f"error-rank{rank}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(traceback.format_exc())
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(traceback.format_exc())
+    except OSError:  # a full disk must not take the lane with it: Ray's own log has it then
+        traceback.print_exc()
 
 
 class Relay:
@@ -232,13 +243,13 @@ class _TellCause(train.UserCallback):
 
 
 @contextlib.contextmanager
-def open_lanes(shape: LaneShape, storage: Path) -> Iterator[Any]:
+def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None = None) -> Iterator[Any]:
     """Start the lanes in the background; yields the Switchboard's name, and ends every process on leaving."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
     token = uuid.uuid4().hex[:8]
     name = f"switchboard-{token}"
     switchboard: Any = ray.remote(Switchboard)
-    board = switchboard.options(name=name, num_cpus=0, max_concurrency=1000).remote(shape.num_lanes)
+    board = switchboard.options(name=name, num_cpus=0, max_concurrency=1000).remote(shape.num_lanes, max_silent_seconds)
     threads = [
         threading.Thread(target=_fit, args=(board, shape, storage, f"lane-{token}-{index}"), daemon=True)
         for index in range(shape.num_lanes)

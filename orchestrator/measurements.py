@@ -13,6 +13,7 @@ import importlib.util
 import json
 import platform
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,13 @@ class Measurements:
             return
         about = {"id": trial.id, "state": trial.state, "reason": trial.reason, "metrics": trial.metrics}
         record = {"key": self._key(trial, trial.metrics), "time": time.time(), "run_dir": self._run_dir, **about}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(record) + "\n")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:  # this study has it in its journal
+            warnings.warn(f"{trial.id} is not kept for later studies: {error}", stacklevel=2)
 
     def _key(self, trial: Proposal | Trial, metrics: dict[str, float]) -> str:
         config = trial.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)

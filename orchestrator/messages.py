@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["complete", "stopped", "out_of_memory", "failed", "no_lane"]
-"""How a trial's hold on its lane ended; `no_lane` says nothing of the trial: there is nowhere left to run it."""
+Outcome = Literal["complete", "stopped", "out_of_memory", "failed", "no_lane", "no_room"]
+"""How a trial's hold on its lane ended; `no_lane` and `no_room` say nothing of the trial: there is nowhere left to
+run it, or no disk to save it on."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from orchestrator.stages import frontier
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Study
 from trainers.config import TrialConfig
+from trainers.files import StorageLost
 
 SHARE_OF_HOST = 0.9
 
@@ -76,7 +77,7 @@ def _in_the_users_words(what: str) -> Iterator[None]:
     """Whatever the user's target raises, as one ValueError that says where."""
     try:
         yield
-    except ValueError:
+    except (ValueError, StorageLost):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

@@ -18,14 +18,14 @@ import yaml
 
 from orchestrator import preflight
 from orchestrator.config import StudyConfig, read_yaml, uses_compile
-from orchestrator.director import Director, NoLaneLeft
+from orchestrator.director import Director
 from orchestrator.journal import Journal
 from orchestrator.measurements import Measurements, identity
 from orchestrator.progress import Progress
 from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
-from orchestrator.study import Study, Trial, TrialState
-from trainers.files import PARTIAL, written_whole
+from orchestrator.study import Halted, Study, Trial, TrialState
+from trainers.files import PARTIAL, StorageLost, naming_the_disk, written_whole
 
 # A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
 # to ask for nothing. Lanes take the CPUs and GPUs.
@@ -72,18 +72,22 @@ def run_study(
             journal.append("run", token=token)
             with Progress(config, journal.study, quiet) as progress:
                 _run_stages(Session(config, run_dir, journal, progress, token, fresh), address)
-        except NoLaneLeft as error:
-            finish(config, run_dir, journal.study)
-            return Ending(
-                1, f"{error}. Nothing is lost: mend that, and run the same command again ({_count(journal.study)})"
-            )
+        except Halted as error:
+            why = f"{error}. Nothing is lost: mend that, and run the same command again"
+            return _stopped(1, why, config, run_dir, journal.study)
         except KeyboardInterrupt:
-            finish(config, run_dir, journal.study)
-            return Ending(
-                130,
-                f"stopped; nothing that was measured or saved is lost. To go on, run the same command again ({_count(journal.study)})",
-            )
+            why = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
+            return _stopped(130, why, config, run_dir, journal.study)
         return finish(config, run_dir, journal.study)
+
+
+def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:
+    """With the results so far written, if there is room for them."""
+    try:
+        finish(config, run_dir, study)
+    except StorageLost as error:
+        why += f"; {error}"
+    return Ending(exit_code, f"{why} ({_count(study)})")
 
 
 def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
@@ -155,7 +159,7 @@ def _run_stages(session: Session, address: str | None) -> None:
         if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
             journal.append("facts", facts={"memory_limit_bytes": share})
-        with open_lanes(shape, run_dir / ".ray") as switchboard:
+        with open_lanes(shape, run_dir / ".ray", config.kill.max_silent_seconds) as switchboard:
             journal.append("ready", token=session.token, seconds=time.monotonic() - started)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
@@ -190,7 +194,10 @@ def _run_stage(director: Director, session: Session, switchboard: str) -> None:
     session.progress.watch(director)
     try:
         if not director.finished():
-            _tune(director, switchboard, session.run_dir, session.token)
+            with naming_the_disk(session.run_dir):  # Tune writes there, too
+                _tune(director, switchboard, session.run_dir, session.token)
+    except StorageLost as error:
+        raise Halted(str(error)) from error
     except KeyboardInterrupt:
         session.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
         if not _let_trials_save(switchboard):

@@ -10,6 +10,10 @@ from typing import Any
 from trainers.config import TrialConfig
 
 
+class Halted(Exception):
+    """Nothing more can run for now: no lane, or no room on the disk. The trials wait for the next run of the study."""
+
+
 class TrialState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"

@@ -6,8 +6,10 @@ It imports next to nothing: its process starts beside those of the first lane, o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from dataclasses import replace
+from typing import Literal
 
 from orchestrator.messages import Assignment, Host, Message
 
@@ -39,8 +41,11 @@ class _Line:
 class Switchboard:
     """Who runs what. An asyncio actor: calls wait without blocking each other."""
 
-    def __init__(self, num_lanes: int) -> None:
-        self._num_lanes = num_lanes
+    def __init__(self, num_lanes: int, max_silent_seconds: float | None = None) -> None:
+        """max_silent_seconds: after which a trial that has said nothing has hung; None: never."""
+        self._num_lanes, self._max_silent_seconds = num_lanes, max_silent_seconds
+        self._heard: dict[str, float] = {}
+        """When each lane with an assignment last said something; absent while it waits for a verdict."""
         self._lost: dict[str, str] = {}
         self._deaths_since_take: dict[str, int] = {}
         self._queue: deque[Assignment] = deque()
@@ -82,6 +87,7 @@ class Switchboard:
             assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
             if assignment is not None:
                 self._in_flight[lane] = assignment
+                self._heard[lane] = time.monotonic()
             self._turns = {key: kept for key, kept in self._turns.items() if key[0] not in (group, *self._replaced)}
             self._turns[(group, turn)] = assignment
             self._changed.notify_all()
@@ -100,6 +106,7 @@ class Switchboard:
 
     async def say(self, key: str, message: Message) -> str:
         """Deliver a message; answers "stop" where the trial is no longer wanted."""
+        self._hear(key)
         line = self._lines.get(key)
         if line is None or line.closed or line.dismissed.is_set():
             return "stop"
@@ -116,8 +123,17 @@ class Switchboard:
         line.verdict.clear()
         if await self.say(key, message) == "stop":
             return "stop"
+        for lane in self._lanes_with(key):
+            del self._heard[lane]
         await line.verdict.wait()
+        self._hear(key)
         return "stop" if line.dismissed.is_set() else "go on"
+
+    def _hear(self, key: str) -> None:
+        self._heard |= dict.fromkeys(self._lanes_with(key), time.monotonic())
+
+    def _lanes_with(self, key: str) -> list[str]:
+        return [lane for lane, assignment in self._in_flight.items() if assignment.key == key]
 
     async def freed(self, lane: str) -> None:
         """The lane is done with its assignment, whatever came of it."""
@@ -157,9 +173,23 @@ class Switchboard:
         if deaths >= MAX_STARTS and lane not in self._lost:
             await self.lane_lost(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
 
-    async def is_closed(self) -> bool:
-        """Whether the study is over. Fails when its driver is gone, as the Switchboard is then too."""
-        return self._closing
+    async def outlook(self, lane: str) -> Literal["go on", "closed", "hung"]:
+        """For every rank to ask beside its work: closed when the study is over, hung when its trial has been silent too long,
+        which ends that trial. Fails when the driver is gone, as the Switchboard is then too."""
+        if self._closing:
+            return "closed"
+        silent = time.monotonic() - self._heard[lane] if lane in self._heard and lane in self._in_flight else 0.0
+        if self._max_silent_seconds is None or silent <= self._max_silent_seconds:
+            return "go on"
+        line = self._lines.get(self._in_flight.pop(lane).key)
+        if line is not None:
+            limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
+            line.end(
+                Message(outcome="failed", reason=f"failed: it said nothing for {silent:.0f} s, longer than {limit}")
+            )
+        async with self._changed:
+            self._changed.notify_all()
+        return "hung"
 
     # For the driver's side
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ class KillsItsProcess(GPT):
         if self.passes == 12 and died < self.times:
             self.marker.write_text("x" * (died + 1))
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(batch)
+
+
+class HangsOnce(GPT):
+    """A user's model that waits for ever for what never comes, unless `marker` says that it has done so."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, marker: str) -> None:
+        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
+        self.marker, self.passes = Path(marker), 0
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        self.passes += 1
+        if self.passes == 12 and not self.marker.exists():
+            self.marker.touch()
+            threading.Event().wait()
         return super().forward(batch)
 
 

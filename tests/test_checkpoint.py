@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.tiny import config, cpu_run, on_two_ranks
+from tests.tiny import config, cpu_run, in_fresh_process, on_two_ranks
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from trainers.files import StorageLost
 from trainers.loop import train
 from trainers.memory import held_to
 
@@ -191,3 +193,18 @@ def test_random_numbers_go_on_where_they_were():
     drawn = torch.rand(3)
     set_random_state(state, torch.device("cpu"))
     assert torch.equal(torch.rand(3), drawn)
+
+
+def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:
+    folder, state = Path(directory), {"w": torch.zeros(100_000)}
+    save_checkpoint(folder, "a", 4, {"w": torch.ones(10)}, keep=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    with pytest.raises(StorageLost) as raised:
+        save_checkpoint(folder, "a", 8, state, keep=1)
+    return str(raised.value), sorted(path.name for path in folder.iterdir())
+
+
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path):
+    said, names = in_fresh_process(save_on_a_full_disk, str(tmp_path))
+    assert said == f"{tmp_path}/000000000008-a.pt could not be written: File too large"
+    assert names == ["000000000004-a.pt"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections import Counter, namedtuple
@@ -14,9 +15,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.tiny import in_fresh_process
 from trainers import data
 from trainers.config import DataConfig
 from trainers.data import SampleOrder, TokenSamples, cut, fetch, load_data, micro_batch_numbers, move
+from trainers.files import StorageLost
 
 ROOT = Path(__file__).parents[1]
 WIKITEXT = ROOT / "../shared/data/wikitext-2"
@@ -260,6 +263,21 @@ def test_processes_that_race_leave_one_valid_entry(text_file, cache):
     total = sum(int(train[i]["targets"].sum()) for i in range(len(train)))
     assert outputs == [(f"{len(train)} {len(val)} {total}\n", "")] * 2
     assert len(list((cache / "data").iterdir())) == 1
+
+
+def tokenize_on_a_full_disk() -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    kwargs = {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}
+    with pytest.raises(StorageLost) as raised:
+        data.load_data(DataConfig(target="python_stdlib", kwargs=kwargs))
+    return str(raised.value)
+
+
+def test_a_full_disk_is_named_and_no_half_entry_left(cache):
+    said = in_fresh_process(tokenize_on_a_full_disk)
+    assert said.startswith(f"{cache}/data/")
+    assert said.endswith(" could not be written: File too large")
+    assert list((cache / "data").iterdir()) == []
 
 
 def test_the_loser_of_a_race_takes_the_winners_entry(cache):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.journal import Journal, replay
-from orchestrator.study import Study, Trial, TrialState
+from orchestrator.study import Halted, Study, Trial, TrialState
 from tests.lane_player import Message, Player, World, director_of, know, play_stage, study_of
 from trainers.config import TrialConfig
 
@@ -512,6 +512,81 @@ def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_
     found = study.conclusions["learning_rate"]
     assert not found.ok
     assert found.reason == "the effective batch (32) is larger than sample_budget (16); raise sample_budget"
+
+
+# A study that fails
+
+
+def failing(config: TrialConfig, samples: int) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": "failed: KeyError: 'labels'"}
+
+
+RATES = study_of(stages=[{"type": "grid", "learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_a_study_whose_trials_all_fail_at_once_stops_itself_and_says_why(tmp_path: Path, num_lanes: int) -> None:
+    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", failing, num_lanes)
+    failed = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
+    assert 3 <= len(failed) <= 2 + num_lanes
+    others = [trial for trial in study.trials.values() if trial not in failed]
+    assert len(others) >= 2
+    assert all(trial.state is TrialState.PRUNED for trial in others)
+    assert all(
+        trial.reason == f"stopped: all of the first {len(failed)} trials failed, so no more were started"
+        for trial in others
+    )
+    found = study.conclusions["grid"]
+    assert not found.ok
+    assert found.reason.endswith(f"{failed[-1].id}: failed: KeyError: 'labels'")
+
+
+def test_one_that_gets_anywhere_shows_that_the_others_may(tmp_path: Path) -> None:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return curves(config, samples) if config.learning_rate == 1e-4 else failing(config, samples)
+
+    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", world)
+    assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] + ["failed"] * 5
+    assert study.conclusions["grid"].ok
+
+
+def test_stopped_in_the_middle_of_giving_up_it_gives_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    whole = play_stage(path, RATES, "grid", failing)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        path.write_bytes(b"".join(lines[:kept]))
+        again = play_stage(path, RATES, "grid", failing)
+        assert {t.id: t.state for t in again.trials.values()} == {t.id: t.state for t in whole.trials.values()}
+        assert again.conclusions == whole.conclusions
+
+
+def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) -> None:
+    modes: list[Any] = ["selective", "full", 0.5, 0.3, "none"]
+    config = study_of(stages=[{"type": "frontier", "activation_checkpointing": modes}])
+    world = memory_world({"none": 10_000})
+
+    def only_without(trial: TrialConfig, samples: int) -> dict[str, Any]:
+        return world(trial, samples) if trial.activation_checkpointing == "none" else failing(trial, samples)
+
+    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", only_without)
+    assert study.conclusions["frontier"].values["activation_checkpointing"] == "none"
+
+
+# A study that cannot go on
+
+
+@pytest.mark.parametrize("outcome", ["no_lane", "no_room"])
+def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(tmp_path: Path, outcome: Any) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = director.next_trial()
+        assert trial is not None
+        director.on_started(trial.id)
+        director.on_message(trial.id, Message(outcome=outcome, reason="the disk is full"))
+        with pytest.raises(Halted, match="the disk is full"):
+            director.next_trial()
+        assert not any(trial.state.ended for trial in journal.study.trials.values())
 
 
 # Any study at all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import pytest
 
 from orchestrator.config import base_trial
 from orchestrator.journal import Journal, read_records, replay
-from orchestrator.study import Study, TrialState
+from orchestrator.study import Halted, Study, TrialState
 from tests.lane_player import study_of
 from tests.test_director import FRONTIER, KNOWN, memory_world, play_stage, train_config, with_accidents
+from tests.tiny import in_fresh_process
 
 CONFIG = base_trial(study_of(), None).model_dump(mode="json")
 TRIAL = {
@@ -228,3 +230,30 @@ def test_every_line_is_one_object_with_its_kind_and_time(tmp_path: Path) -> None
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert all({"kind", "time"} <= record.keys() for record in records)
     assert [record["time"] for record in records] == sorted(record["time"] for record in records)
+
+
+def fill_up(path: str) -> tuple[list[str], int]:
+    """What a journal says whose file may grow no further, and how many appends were true before."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    said, appended = [], 0
+    with Journal(Path(path), "played") as journal:
+        for _ in range(100):
+            try:
+                journal.append("facts", facts={"a": "x" * 100})
+                appended += 1
+            except Halted as error:
+                said.append(str(error))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return said, appended
+
+
+def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    said, appended = in_fresh_process(fill_up, str(path))
+    assert 5 < appended < 20
+    assert len(said) == 100 - appended, (
+        "room that comes back later is for the next writer: this one's study is not the file's"
+    )
+    assert set(said) == {f"{path} could not be written: File too large"}
+    assert len(read_records(path)[0]) == appended
+    assert read_records(path)[1] == path.stat().st_size

@@ -55,6 +55,43 @@ def test_what_a_lane_died_under_comes_again_once_and_then_fails_with_the_cause()
     play(scene())
 
 
+def test_a_trial_that_says_nothing_for_too_long_fails_and_its_lane_is_told_to_end() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1, max_silent_seconds=0)
+        assert await board.outlook("lane") == "go on", "nothing to say"
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        assert await board.outlook("lane") == "hung"
+        assert (await board.next_message("a")).reason.startswith(
+            "failed: it said nothing for 0 s, longer than kill.max"
+        )
+        await board.assign(assignment("b"))
+        following = await board.take("lane", "next group", 1)
+        assert following is not None
+        assert (following.trial_id, following.lane_deaths) == ("b", 0)
+
+    play(scene())
+
+
+def test_waiting_for_a_verdict_is_no_silence_and_without_a_limit_nothing_is() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1, max_silent_seconds=0)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        asked = asyncio.create_task(board.ask("a", Message()))
+        await board.next_message("a")
+        assert await board.outlook("lane") == "go on"
+        await board.dismiss("a")
+        assert await asked == "stop"
+        assert await board.outlook("lane") == "hung", "told to stop, it must say that it has"
+        patient = Switchboard(num_lanes=1)
+        await patient.assign(assignment())
+        await patient.take("lane", "group", 1)
+        assert await patient.outlook("lane") == "go on"
+
+    play(scene())
+
+
 async def dies_twice(board: Switchboard, *hosts: Host) -> Message:
     """What is said of a trial whose lane comes up on these hosts, one after another, and dies under it each time."""
     await board.assign(assignment())
@@ -273,10 +310,10 @@ def test_closing_sends_idle_ranks_home() -> None:
         board = Switchboard(num_lanes=1)
         idle = asyncio.create_task(board.take("lane", "group", 1))
         await asyncio.sleep(0)
-        assert not await board.is_closed()
+        assert await board.outlook("lane") == "go on"
         await board.close()
         assert await idle is None
-        assert await board.is_closed()
+        assert await board.outlook("lane") == "closed"
 
     play(scene())
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,6 +100,20 @@ def test_the_meter_measures_a_known_allocation(num_bytes):
     assert alive == pytest.approx(num_bytes, rel=0.1)
     assert afterwards == pytest.approx(num_bytes, rel=0.1)
     assert of_a_fresh_meter <= 0.1 * num_bytes
+
+
+def peak_of_reading_a_mapped_file() -> float:
+    """MiB."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x" * 100 * MIB)
+        file.flush()
+        samples, meter = np.memmap(file.name, mode="r"), PeakMeter(CPU)
+        samples.sum()
+        return meter.peak_bytes() / MIB
+
+
+def test_pages_of_a_file_are_no_memory_that_could_run_out():
+    assert in_fresh_process(peak_of_reading_a_mapped_file) < 5
 
 
 def peaks_of_a_run() -> list[float]:

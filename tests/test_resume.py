@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -47,10 +49,13 @@ class Driver:
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, max_file_bytes: int = resource.RLIM_INFINITY) -> None:
+        """max_file_bytes: how long a file of the driver may get, as on a disk that is nearly full."""
+        limits = (max_file_bytes, resource.RLIM_INFINITY)
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy()
-        )
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy(),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+        )  # fmt: skip
 
     def wait_until(self, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Until the journal says so."""
@@ -110,8 +115,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> 
 
 @pytest.mark.parametrize(
     "moment",
-    [has("result", 1), has("paused", 2), has("promoted", 2)],
-    ids=["in the first trial", "with two trials paused", "after a promotion"],
+    [has("result", 1), has("promoted", 2)],
+    ids=["in the first trial", "after a promotion"],
 )
 def test_kill_9_of_the_driver_changes_no_decision_and_no_loss(
     tmp_path: Path, undisturbed: Study, moment: Callable[[list[dict[str, Any]]], bool]
@@ -156,3 +161,22 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on(t
     assert second.returncode == 2
     assert "another process is running the study" in second.stderr
     driver.send(signal.SIGKILL)
+
+
+def test_a_full_disk_stops_the_study_clearly_and_it_goes_on_when_there_is_room(
+    tmp_path: Path, undisturbed: Study
+) -> None:
+    driver = Driver(tmp_path)  # its data are tokenized since the undisturbed run
+    driver.start(max_file_bytes=12_000)
+    code, output = driver.end()
+    assert code == 1, output
+    assert re.search(rf"{driver.run_dir}\S* could not be written: File too large\. Nothing is lost", output), output
+    assert "run the same command again" in output
+    assert "Traceback" not in output
+    before = driver.records()
+    assert has("started")(before)
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    assert driver.records()[: len(before)] == before
+    check_nothing_was_lost_or_doubled(driver)

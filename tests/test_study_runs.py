@@ -213,6 +213,18 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> Non
     assert kinds.count("paused") >= 3
 
 
+def test_a_trial_that_hangs_fails_and_the_study_goes_on(tmp_path: Path) -> None:
+    model = {"target": "tests.studies:HangsOnce", "kwargs": {"marker": str(tmp_path / "marker")}}
+    kill = {"max_silent_seconds": 30}
+    ending, study = run(tmp_path / "run", model=model, kill=kill, stages=grid(learning_rate=[1e-3, 2e-3]))
+    first, second = study.trials.values()
+    assert first.state is TrialState.FAILED
+    assert first.reason.startswith("failed: it said nothing for 3")
+    assert first.reason.endswith("longer than kill.max_silent_seconds (30)")
+    assert second.state is TrialState.COMPLETE
+    assert ending.exit_code == 1
+
+
 def test_a_diverging_trial_is_pruned_with_its_reason(tmp_path: Path) -> None:
     _, study = run(
         tmp_path / "run", stages=grid(learning_rate=[1e-3, 1e4]), optimizer={"type": "sgd", "max_gradient_norm": None}

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from trainers.config import DataConfig, call_target, resolve
+from trainers.files import naming_the_disk
 
 if TYPE_CHECKING:
     import datasets
@@ -303,7 +304,8 @@ def _cached(key: str, build: Callable[[Path], None]) -> Path:
     aside = entry.with_name(f".{key[:16]}-{uuid.uuid4().hex}")
     aside.mkdir(parents=True)
     try:
-        build(aside)
+        with naming_the_disk(entry):
+            build(aside)
         os.rename(aside, entry)
     except OSError:
         if not entry.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,26 +11,57 @@ from pathlib import Path
 from typing import IO
 
 PARTIAL = ".partial"
+# The disk, not who writes to it: full, over quota, past the process's limit, gone, or read-only since an error.
+_OF_THE_DISK = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO,
+}  # fmt: skip
+
+
+class StorageLost(Exception):
+    """A file could not be written, and that is the disk's doing; what was there before is still there."""
+
+
+@contextlib.contextmanager
+def naming_the_disk(path: Path) -> Iterator[None]:
+    """An error of the disk, also one that a library wrapped in its own, as a StorageLost that names the file."""
+    try:
+        yield
+    except Exception as error:
+        of_the_disk = next(
+            (one for one in _chain(error) if isinstance(one, OSError) and one.errno in _OF_THE_DISK), None
+        )
+        if of_the_disk is None:
+            raise
+        raise StorageLost(f"{path} could not be written: {of_the_disk.strerror}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that becomes `path` when the block ends, and nothing where it raises. Its directory is made.
 
+    Raises StorageLost where the disk is full or gone.
+
     Its name until then is its own: two who write the same path never meet in one file.
     Both the content and the name are on the disk when this returns: a rename without either may survive a crash empty.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    with naming_the_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
+        try:
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync_directory(path.parent)
 
 
 def _sync_directory(directory: Path) -> None:

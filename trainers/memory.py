@@ -1,7 +1,8 @@
 """Peak memory, and a limit on it that is real on both kinds of device.
 
 CPU host (Linux): RLIMIT_DATA holds the process to its warm idle size plus the limit, so that running out is the
-allocator's own error; the peak is VmHWM above the idle size. CUDA: the caching allocator's figures and fraction.
+allocator's own error; the peak is VmHWM above the idle size, pages of files left out. CUDA: the caching allocator's
+figures and fraction.
 """
 
 from __future__ import annotations
@@ -73,12 +74,15 @@ def idle_bytes(device: torch.device) -> int:
 
 
 class PeakMeter:
-    """Peak bytes from its creation on: on a CPU host above the idle process, on CUDA all that is reserved."""
+    """Peak bytes from its creation on: on a CPU host above the idle process, on CUDA all that is reserved.
+
+    Pages of files (code that is run for the first time, samples that are mapped) are left out: they never run out.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.forget()
-        self.idle_resident_bytes = 0 if device.type == "cuda" else status_bytes("VmRSS")
+        self.idle_resident_bytes = 0 if device.type == "cuda" else status_bytes("VmRSS") - status_bytes("RssFile")
 
     def forget(self) -> None:
         """The peak so far; what is held now still counts."""
@@ -91,7 +95,7 @@ class PeakMeter:
     def peak_bytes(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved(self.device)
-        return max(0, status_bytes("VmHWM") - self.idle_resident_bytes)
+        return max(0, status_bytes("VmHWM") - status_bytes("RssFile") - self.idle_resident_bytes)
 
 
 @contextlib.contextmanager
