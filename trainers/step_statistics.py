@@ -62,9 +62,7 @@ def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) ->
     direction, decay, signal, variance = _direction(group, gradient, state)
     # w = (1 - lr decay) w_before - lr direction, solved for w_before - w
     update = (direction + decay * weight) * (group["lr"] / (1 - group["lr"] * decay))
-    return torch.stack(
-        [gradient.sum(dtype=torch.float64), _square(gradient), signal, variance, _square(update), _square(weight)]
-    )
+    return torch.stack([_sum(gradient), _square(gradient), signal, variance, _square(update), _square(weight)])
 
 
 def _direction(
@@ -76,12 +74,18 @@ def _direction(
         mean = local(state["exp_avg"]) / (1 - beta1**step)
         variance = local(state["exp_avg_sq"]) / (1 - beta2**step)
         direction = mean / (variance.sqrt() + group["eps"])
-        return direction, group["weight_decay"], _square(mean), variance.sum(dtype=torch.float64)
+        return direction, group["weight_decay"], _square(mean), _sum(variance)
     zero = torch.zeros((), dtype=torch.float64, device=gradient.device)
     buffer = state.get("momentum_buffer")
     if buffer is not None:  # SGD adds the decay to the gradient, before the momentum
         return local(buffer), 0.0, zero, zero
     return gradient, group["weight_decay"], zero, zero
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Row by row first: on a CPU a sum in float64 is that of a float64 copy."""
+    rows = values.sum(dim=-1) if values.dim() > 1 else values
+    return rows.sum(dtype=torch.float64)
 
 
 def _square(values: Tensor) -> Tensor:
