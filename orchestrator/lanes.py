@@ -272,7 +272,9 @@ def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:
     try:
         _trainer(board, shape, storage, name).fit()
     except Exception as error:
-        ray.get(board.lane_lost.remote(name, f"{type(error).__name__}: {_first_line(error)}"))
+        said = str(error)
+        cause = " ".join([type(error).__name__ + ":", *said.split()])[:300]  # its first line alone says nothing
+        ray.get(board.lane_lost.remote(name, cause, starved=LOW_MEMORY in said))
 
 
 def _trainer(board: Any, shape: LaneShape, storage: Path, name: str) -> TorchTrainer:

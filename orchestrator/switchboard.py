@@ -15,7 +15,6 @@ from orchestrator.messages import Assignment, Host, Message
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
-STARVED = "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
 # A lane whose processes end this often without taking a trial will not come up.
 MAX_STARTS = 3
 
@@ -149,10 +148,13 @@ class Switchboard:
                 self._queue.appendleft(assignment)
             self._changed.notify_all()
 
-    async def lane_lost(self, lane: str, cause: str) -> None:
-        """The lane's Train run is over before its time and will not come back."""
+    async def lane_lost(self, lane: str, cause: str, *, starved: bool = False) -> None:
+        """The lane's Train run is over before its time and will not come back. starved: memory ran out on its host."""
         async with self._changed:
             self._lost[lane] = cause
+            line = self._lines.get(self._in_flight[lane].key) if lane in self._in_flight else None
+            if starved and line is not None:
+                line.end(_ran_out_of_memory())
             if lane in self._in_flight:
                 self._after_lane_death(lane, self._in_flight[lane])
             self._changed.notify_all()
@@ -254,6 +256,11 @@ class Switchboard:
             self._queue.appendleft(replace(assignment, lane_deaths=deaths))
             return
         if starved:
-            line.end(Message(outcome="out_of_memory", reason=f"out_of_memory: {STARVED}"))
+            line.end(_ran_out_of_memory())
         else:
             line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))
+
+
+def _ran_out_of_memory() -> Message:
+    what = "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
+    return Message(outcome="out_of_memory", reason=f"out_of_memory: {what}")

@@ -132,6 +132,19 @@ def test_so_did_one_that_rays_memory_monitor_ended() -> None:
     play(scene())
 
 
+def test_a_lane_that_went_with_its_starved_process_leaves_the_trial_with_its_result() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        await board.lane_lost("lane", "ControllerError: killed", starved=True)
+        assert (await board.next_message("a")).outcome == "out_of_memory"
+        await board.assign(assignment("b"))
+        assert (await board.next_message("b")).outcome == "no_lane", "the next one waits for the study to be run again"
+
+    play(scene())
+
+
 def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=2)
