@@ -146,8 +146,9 @@ class KillRules(Strict):
     """After warm-up, a loss above so many times that of the first steps."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """Tokens/s below this share of the best trial of the same effective batch in another split or mode."""
-    max_silent_seconds: Positive | None = 1800.0
-    """A trial that says nothing for so long has hung: it fails, and its processes are replaced. Compiling is silent, too."""
+    max_silent_seconds: Positive | None = 7200.0
+    """A trial that says nothing for so long has hung: it fails, and its processes are replaced. It speaks every five
+    optimizer steps; compiling, evaluating and saving are silent."""
 
 
 class Train(Strict):

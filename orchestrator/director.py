@@ -14,7 +14,7 @@ from orchestrator import pruners
 from orchestrator.analysis import candidate
 from orchestrator.config import AshaPruner, Frontier, KillRules, StageConfig
 from orchestrator.journal import Journal
-from orchestrator.measurements import Measurements
+from orchestrator.measurements import Measured, Measurements
 from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Demand, Entrant
 from orchestrator.stages import module_of
@@ -89,12 +89,15 @@ class Director:
     def _all_fail(self) -> bool:
         """Whether enough have failed, and nothing else has happened, to know that the others would, too.
 
-        The frontier's probes are apart: in one mode a model may fail that runs in another.
+        In one mode a model may fail that runs in another: several must have, and the frontier looks at each of its own.
         """
         trials = [trial for trial in self._trials() if not trial.reason.startswith(STOPPED)]
         ended = [trial for trial in trials if trial.state.ended]
+        if isinstance(self.stage, Frontier) or len(ended) < ENOUGH_FAILURES:
+            return False
+        kinds, tried = ({_code(trial) for trial in some} for some in (self._trials(), ended))
         in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
-        return in_vain and len(ended) >= ENOUGH_FAILURES and not isinstance(self.stage, Frontier)
+        return in_vain and len(tried) >= min(ENOUGH_FAILURES, len(kinds))
 
     def _give_up(self) -> None:
         failed = [trial for trial in self._trials() if trial.state is TrialState.FAILED]
@@ -134,18 +137,19 @@ class Director:
 
     def _propose(self) -> None:
         """Journal what the stage wants by now; what was measured before ends at once, and the stage is asked again."""
-        while any(self._add(wanted) for wanted in self.proposals() if wanted.id not in self.journal.study.trials):
-            pass
+        while new := [wanted for wanted in self.proposals() if wanted.id not in self.journal.study.trials]:
+            known = self._measurements.find(new) if self._measurements else {}
+            for wanted in new:
+                self._add(wanted, known.get(wanted.id))
+            if not known:
+                return
 
-    def _add(self, wanted: Proposal) -> bool:
-        """Whether the trial has ended with that."""
+    def _add(self, wanted: Proposal, known: Measured | None) -> None:
         config = wanted.config.model_dump(mode="json")
         keys = ("id", "stage", "role", "protected", "fresh", "expected")
         self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
-        known = self._measurements.find(wanted) if self._measurements else None
         if known is not None:
             self._end(wanted.id, known.state, known.reason, known.metrics)
-        return known is not None
 
     # What happens
 

@@ -7,34 +7,39 @@ and the device. It goes by the trial's id, too: the third of five timings is not
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import json
+import os
 import platform
+import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import StudyConfig
+from orchestrator.messages import HOST_RAN_OUT
 from orchestrator.study import REUSED, Proposal, Trial, TrialState
 
 # What a trial of a few steps is as fast and as large without.
 WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints"}
-# A trial that failed says nothing of another day.
-RESULTS = (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY, TrialState.PRUNED)
+# Timings that were taken in turns say something beside each other alone.
+IN_TURNS = re.compile(r"-round\d+$")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How a trial ended, and where."""
+    """How a trial ended, and in which study."""
 
     state: TrialState
     reason: str
     metrics: dict[str, float]
+    run_dir: str
 
 
 class Measurements:
@@ -45,18 +50,27 @@ class Measurements:
         self._file, self._identity, self._run_dir = file, identity, run_dir
         self._known = {} if fresh else {record["key"]: record for record in _records(file)}
 
-    def find(self, wanted: Proposal) -> Measured | None:
-        """How this very trial ended in another study, with that said in its reason."""
+    def find(self, wanted: Sequence[Proposal]) -> dict[str, Measured]:
+        """How those of these trials that are known ended in another study, with that said in their reasons.
+
+        Timings in turns only if all of these are known, from one study: last week's are no peers of today's.
+        """
+        known = {one.id: measured for one in wanted if (measured := self._find(one))}
+        turns = [one.id for one in wanted if IN_TURNS.search(one.id)]
+        together = all(name in known for name in turns) and len({known[name].run_dir for name in turns}) <= 1
+        return known if together else {name: one for name, one in known.items() if name not in turns}
+
+    def _find(self, wanted: Proposal) -> Measured | None:
         record = self._known.get(self._key(wanted, wanted.expected))
         if record is None:
             return None
         day = time.strftime("%Y-%m-%d", time.localtime(record["time"]))
         reason = "; ".join(filter(None, [record["reason"], f"{REUSED}measured on {day} in {record['run_dir']}"]))
-        return Measured(TrialState(record["state"]), reason, record["metrics"])
+        return Measured(TrialState(record["state"]), reason, record["metrics"], record["run_dir"])
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
-        if trial.state not in RESULTS:
+        if not _is_of_the_trial(trial):
             return
         about = {"id": trial.id, "state": trial.state, "reason": trial.reason, "metrics": trial.metrics}
         record = {"key": self._key(trial, trial.metrics), "time": time.time(), "run_dir": self._run_dir, **about}
@@ -74,13 +88,21 @@ class Measurements:
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
+def _is_of_the_trial(trial: Trial) -> bool:
+    """Whether it would end so another day: not a failure, not a learning rate that diverged, not a host that others filled."""
+    if trial.state is TrialState.PRUNED:
+        return trial.reason.startswith(("too_slow:", "thrashing:"))
+    of_the_host = trial.reason.startswith(HOST_RAN_OUT)
+    return trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) and not of_the_host
+
+
 def _records(file: Path) -> Iterator[dict[str, Any]]:
     """All that can be read: a line that was cut off is measured again."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "key" in record:
+                yield record
 
 
 def identity(config: StudyConfig, facts: dict[str, Any], device: str) -> dict[str, Any]:
@@ -88,17 +110,22 @@ def identity(config: StudyConfig, facts: dict[str, Any], device: str) -> dict[st
     from importlib.metadata import version
 
     targets = [config.model.target, config.loss or "", config.data.target]
+    libraries = ["torch", *(["transformers"] if config.model.target == "hf" else [])]
+    frontier = config.stage_named("frontier")
     return {
         "device": device,
-        "torch": version("torch"),
         "python": platform.python_version(),
+        "libraries": {library: version(library) for library in libraries},
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
+        "isolation": config.isolation,
+        "max_step_seconds": frontier and frontier.max_step_seconds,
         "facts": {key: facts.get(key) for key in ("num_parameters", "num_train_samples")},
         "source": source_digest(["trainers:", *targets]),
     }
 
 
 def source_digest(targets: list[str]) -> str:
-    """Of all modules of the packages that these import paths lie in; a single module is its one file."""
+    """Of all modules of the packages that these import paths lie in, and of those beside a module that is in none."""
     packages = sorted({target.partition(":")[0].partition(".")[0] for target in targets if ":" in target})
     digest = hashlib.sha256()
     for file in (file for package in packages for file in _sources(package)):
@@ -108,9 +135,8 @@ def source_digest(targets: list[str]) -> str:
 
 def _sources(package: str) -> list[Path]:
     found = importlib.util.find_spec(package)
-    if found is None:
+    if found is None or found.origin is None:
         return []
-    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
-    return (
-        sorted(file for folder in folders for file in folder.rglob("*.py")) if folders else [Path(found.origin or "")]
-    )
+    files = (file for folder in found.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
+    beside = Path(found.origin).parent.glob("*.py") if not found.submodule_search_locations else ()
+    return sorted(file for file in (*files, *beside) if file.is_file())

@@ -10,6 +10,10 @@ Outcome = Literal["complete", "stopped", "out_of_memory", "failed", "no_lane", "
 run it, or no disk to save it on."""
 
 
+# What the reason of a trial begins with whose process the host ended; what else took memory there had its share in it.
+HOST_RAN_OUT = "out_of_memory: the host ran out of memory"
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A trial, or what is left of it, as handed to a lane."""

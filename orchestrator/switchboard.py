@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Literal
 
-from orchestrator.messages import Assignment, Host, Message
+from orchestrator.messages import HOST_RAN_OUT, Assignment, Host, Message
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
@@ -75,6 +75,7 @@ class Switchboard:
         left_over = self._in_flight.get(lane)
         if left_over is not None:
             self._after_lane_death(lane, left_over)
+        self._starved.discard(lane)
         self._deaths_since_take[lane] = 0
         async with self._changed:
             if self._groups.get(lane, group) != group:
@@ -262,5 +263,5 @@ class Switchboard:
 
 
 def _ran_out_of_memory() -> Message:
-    what = "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
-    return Message(outcome="out_of_memory", reason=f"out_of_memory: {what}")
+    what = "and ended its process; lower memory_limit, or see what else takes memory there"
+    return Message(outcome="out_of_memory", reason=f"{HOST_RAN_OUT} {what}")

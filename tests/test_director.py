@@ -550,6 +550,15 @@ def test_one_that_gets_anywhere_shows_that_the_others_may(tmp_path: Path) -> Non
     assert study.conclusions["grid"].ok
 
 
+def test_three_of_one_mode_do_not_speak_for_the_others(tmp_path: Path) -> None:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return failing(config, samples) if config.compile else curves(config, samples)
+
+    stage = {"type": "grid", "compile": [True, False], "learning_rate": [1e-4, 2e-4, 3e-4]}
+    study = play_stage(tmp_path / "journal.jsonl", study_of(stages=[stage]), "grid", world)
+    assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] * 3 + ["failed"] * 3
+
+
 def test_stopped_in_the_middle_of_giving_up_it_gives_up_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     whole = play_stage(path, RATES, "grid", failing)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.measurements import Measurements, identity, source_digest
+from orchestrator.messages import HOST_RAN_OUT
 from orchestrator.study import Proposal, Trial, TrialState
 from tests.lane_player import study_of
 from trainers.config import TrialConfig
@@ -36,7 +38,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_another_study_finds_it_and_says_where_it_comes_from(file: Path) -> None:
-    found = Measurements(file, IDENTITY, "/runs/second").find(proposal())
+    found = Measurements(file, IDENTITY, "/runs/second").find([proposal()]).get(proposal().id)
     assert found is not None
     assert found.state is TrialState.COMPLETE
     assert found.metrics == METRICS
@@ -47,13 +49,13 @@ def test_another_study_finds_it_and_says_where_it_comes_from(file: Path) -> None
 def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:
     first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first")
     first.remember(ended(TrialState.OUT_OF_MEMORY, "out_of_memory: 6 MiB more did not fit"))
-    found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find(proposal())
+    found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id)
     assert found is not None
     assert found.reason.startswith("out_of_memory: 6 MiB more did not fit; reused: ")
 
 
 def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Path) -> None:
-    assert Measurements(file, IDENTITY, "/runs/second").find(proposal(learning_rate=1e-2, seed=5)) is not None
+    assert Measurements(file, IDENTITY, "/runs/second").find([proposal(learning_rate=1e-2, seed=5)])
 
 
 @pytest.mark.parametrize(
@@ -71,35 +73,63 @@ def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Pa
     ids=["size", "precision", "mode", "limit", "model", "data", "round", "prediction"],
 )
 def test_what_decides_on_the_outcome_makes_it_another_measurement(file: Path, other: Proposal) -> None:
-    assert Measurements(file, IDENTITY, "/runs/second").find(other) is None
+    assert Measurements(file, IDENTITY, "/runs/second").find([other]) == {}
 
 
 @pytest.mark.parametrize("change", [{"device": "a GPU, 40 GB"}, {"torch": "2.12.0"}])
 def test_on_another_machine_it_is_measured_again(file: Path, change: dict[str, str]) -> None:
-    assert Measurements(file, IDENTITY | change, "/runs/second").find(proposal()) is None
+    assert Measurements(file, IDENTITY | change, "/runs/second").find([proposal()]).get(proposal().id) is None
 
 
 def test_fresh_takes_nothing(file: Path) -> None:
-    assert Measurements(file, IDENTITY, "/runs/second", fresh=True).find(proposal()) is None
+    assert Measurements(file, IDENTITY, "/runs/second", fresh=True).find([proposal()]).get(proposal().id) is None
 
 
-@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.WAITING])
-def test_what_is_no_result_is_not_kept(tmp_path: Path, state: TrialState) -> None:
-    Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first").remember(ended(state))
-    assert Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find(proposal()) is None
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (TrialState.FAILED, "failed: KeyError"),
+        (TrialState.WAITING, ""),
+        (TrialState.PRUNED, "diverged: the loss is nan in step 1"),
+        (TrialState.OUT_OF_MEMORY, f"{HOST_RAN_OUT} and ended its process"),
+    ],
+)
+def test_what_would_end_otherwise_another_day_is_not_kept(tmp_path: Path, state: TrialState, reason: str) -> None:
+    Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first").remember(ended(state, reason))
+    assert Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is None
+
+
+def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path) -> None:
+    names = [f"frontier-{mode}-m4-round{turn}" for turn in (1, 2) for mode in ("none", "full")]
+
+    def remember(run_dir: str, *names: str) -> None:
+        study = Measurements(tmp_path / "m.jsonl", IDENTITY, run_dir)
+        for name in names:
+            study.remember(replace(ended(), id=name))
+
+    def found() -> set[str]:
+        study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/third")
+        return set(study.find([proposal(), *(proposal(name) for name in names)]))
+
+    remember("/runs/first", proposal().id, *names[:3])
+    assert found() == {proposal().id}
+    remember("/runs/second", names[3])
+    assert found() == {proposal().id}
+    remember("/runs/second", *names)
+    assert found() == {proposal().id, *names}
 
 
 def test_a_line_that_was_cut_off_costs_that_measurement_alone(file: Path) -> None:
     with file.open("a") as stream:
-        stream.write('{"key": "ab')
-    assert Measurements(file, IDENTITY, "/runs/second").find(proposal()) is not None
+        stream.write('[1]\n"key"\n{"key": "ab')
+    assert Measurements(file, IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is not None
 
 
 def test_the_newest_of_two_counts(file: Path) -> None:
     Measurements(file, IDENTITY, "/runs/second", fresh=True).remember(
         ended(TrialState.OUT_OF_MEMORY, "out_of_memory: x")
     )
-    found = Measurements(file, IDENTITY, "/runs/third").find(proposal())
+    found = Measurements(file, IDENTITY, "/runs/third").find([proposal()]).get(proposal().id)
     assert found is not None
     assert found.state is TrialState.OUT_OF_MEMORY
 

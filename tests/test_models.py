@@ -163,6 +163,11 @@ def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2):
     assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
+def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says():
+    model = build("hf", model_type="gpt2", config=TINY_GPT2 | {"dtype": "bfloat16"})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test_a_transformers_models_blocks_are_found(gpt2):
     assert find_blocks(gpt2) is gpt2.inner.transformer.h
 

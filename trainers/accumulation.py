@@ -63,5 +63,6 @@ def normalise_and_clip(parameters: list[nn.Parameter], factor: Tensor, max_norm:
     norm = whole(torch.nn.utils.get_total_norm(gradients)) * factor
     if max_norm is not None:
         factor = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    for gradient in gradients:
+        local(gradient).mul_(factor)
     return norm

@@ -86,12 +86,13 @@ def _with_statistics_once(block: nn.Module, contexts: Callable[[], tuple[Context
 
 @contextlib.contextmanager
 def _without_statistics(block: nn.Module, context: Context) -> Iterator[None]:
-    """Not by track_running_stats: without it fewer tensors would be saved than in the forward."""
+    """Not by track_running_stats: without it fewer tensors would be saved than in the forward. The count is a throw-away."""
     norms = [module for module in block.modules() if isinstance(module, BATCH_NORM) and module.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            norm.momentum, norm.num_batches_tracked = 0.0, None
+            count = norm.num_batches_tracked
+            norm.momentum, norm.num_batches_tracked = 0.0, None if count is None else count.clone()
         with context:
             yield
     finally:

@@ -58,6 +58,7 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         reporter = Reporter(run, report, directory, token)
         if unheard and reporter.again(unheard) == "stop":
             return "stop"
+        run.meter.clock.start()  # loading a checkpoint is no training either
         while ahead := milestones(config, run.samples_seen):
             while run.samples_seen < ahead[0]:
                 run.step()

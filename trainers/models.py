@@ -84,9 +84,10 @@ def hf(
         settings = AutoConfig.for_model(model_type, **overrides)
     else:
         raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
+    # Weights and gradients in float32 whatever the hub's file says: precision is the trial's, as autocast.
     if pretrained and name is not None:
-        return CausalLanguageModel(AutoModelForCausalLM.from_pretrained(name, config=settings))
-    return CausalLanguageModel(AutoModelForCausalLM.from_config(settings))
+        return CausalLanguageModel(AutoModelForCausalLM.from_pretrained(name, config=settings, dtype=torch.float32))
+    return CausalLanguageModel(AutoModelForCausalLM.from_config(settings, dtype=torch.float32))
 
 
 def loss_function(path: str | None) -> LossFunction:

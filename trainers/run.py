@@ -139,7 +139,8 @@ class Run:
         if state is None:
             return None
         for key, what in (("effective_batch_size", "an effective batch of"), ("parallel", "parallel:")):
-            before, now = state[key], getattr(self.config, key)
+            now = getattr(self.config, key)
+            before = state.get(key, now)
             if before != now:
                 raise ValueError(
                     f"the checkpoint in {directory} was made with {what} {before}, and this run has {now}; "

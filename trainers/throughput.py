@@ -24,6 +24,7 @@ _PEAK_TFLOPS = {
     "H100 NVL": {"bfloat16": 835, "float16": 835, "float32": 60},
     "A100": {"bfloat16": 312, "float16": 312, "float32": 19.5},
     "H100": {"bfloat16": 989, "float16": 989, "float32": 67},
+    "H200 NVL": {"bfloat16": 835, "float16": 835, "float32": 60},
     "H200": {"bfloat16": 989, "float16": 989, "float32": 67},
     "L40S": {"bfloat16": 362, "float16": 362, "float32": 91.6},
     "RTX 4090": {"bfloat16": 165, "float16": 165, "float32": 82.6},

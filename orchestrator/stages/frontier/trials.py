@@ -134,9 +134,11 @@ class SoFar:
             longest_samples=True,
             evaluation_samples=key.micro_batch_size * self.setting.study.world_size,
         )
+        return Proposal(self._name(key), "frontier", config, expected=self._expected(key))
+
+    def _expected(self, key: Key) -> dict[str, float]:
         predicted = self._predicted(key.mode)
-        expected = {"predicted_memory_bytes": predicted.bytes_at(key.micro_batch_size)} if predicted else {}
-        return Proposal(self._name(key), "frontier", config, expected=expected)
+        return {"predicted_memory_bytes": predicted.bytes_at(key.micro_batch_size)} if predicted else {}
 
     def _predicted(self, mode: Mode) -> PeakMemory | None:
         """What fake tensors say of the mode, run eagerly; nothing of samples of another length."""
@@ -222,7 +224,7 @@ class SoFar:
         evaluated = key.micro_batch_size * self.setting.study.world_size
         size, kind = (key.micro_batch_size, 2, TIMED_STEPS), {"mode": key.mode, "longest_samples": fresh}
         config = self.setting.short_trial(self.study, *size, **kind, evaluation_samples=evaluated)
-        return Proposal(self._name(key, what), "frontier", config, role=role, fresh=fresh)
+        return Proposal(self._name(key, what), "frontier", config, role, fresh=fresh, expected=self._expected(key))
 
     def _name(self, key: Key, what: str = "") -> str:
         several = f"-{key.mode.precision}" if len(self.stage.precision) > 1 else ""
