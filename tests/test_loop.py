@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
-from trainers import loop
+from trainers import activation_checkpointing, loop
 from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
 from trainers.loop import Report, milestones, rungs_crossed, train
@@ -210,6 +210,25 @@ def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(l
         run.step()
     evaluate(run)
     assert set(seen) == lengths
+
+
+def of_many_lengths() -> tuple[OfLengths, OfLengths]:
+    sets = of_lengths()
+    for samples in sets:
+        samples.lengths = [2 + index % 11 for index in range(len(samples))]
+    return sets
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch):
+    monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
+    trial = config(data={"target": "tests.test_loop:of_many_lengths"}, micro_batch_size=1, compile=True)
+    run = cpu_run(trial)
+    for _ in range(12):
+        run.step()
+    assert all(map(math.isfinite, run.read()))
 
 
 def no_targets() -> tuple[Samples, Samples]:

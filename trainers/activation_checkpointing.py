@@ -34,8 +34,11 @@ _SAVED_OPS = {
 }
 
 
-def apply_to_blocks(model: nn.Module, config: TrialConfig) -> nn.Module:
-    """The model with its blocks checkpointed and compiled as the configuration says; parameters keep their names."""
+def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bool = False) -> nn.Module:
+    """The model with its blocks checkpointed and compiled as the configuration says; parameters keep their names.
+
+    lengths_differ: between batches, so that code for every length would be compiled and the compiler's limit be hit.
+    """
     mode = config.activation_checkpointing
     _refuse_what_does_not_go(mode, config.compile)
     blocks = find_blocks(model, config.model.blocks)
@@ -51,7 +54,7 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig) -> nn.Module:
     if config.compile:
         _configure_compiler()
         for module in [model] if blocks is None else blocks:
-            module.compile(dynamic=config.dynamic_micro_batch, **_backend(mode))
+            module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
 
 

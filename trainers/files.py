@@ -13,7 +13,7 @@ from typing import IO
 PARTIAL = ".partial"
 # The disk, not who writes to it: full, over quota, past the process's limit, gone, or read-only since an error.
 _OF_THE_DISK = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO,
 }  # fmt: skip
 
 

@@ -53,14 +53,18 @@ class Run:
         self.module = initial_module(config, self.train_set)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
-        self.model = distribute(apply_to_blocks(self.module, config), config, device)
+        lengths = getattr(self.train_set, "lengths", None)
+        self.model = distribute(
+            apply_to_blocks(self.module, config, lengths_differ=lengths is not None), config, device
+        )
         self.loss_function = autocasting(loss_function(config.loss), config, device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.module, config)
         half_life, batch = config.ema_half_life_samples, config.effective_batch_size
         self.average = WeightAverage(self.parameters, half_life, batch) if half_life else None
         # Of one micro-batch: in units of it even a sum stays within float16's range, from the first step on.
-        self.nominal_targets = config.micro_batch_size * getattr(self.train_set, "seq_len", 1)
+        longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
+        self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = 0
