@@ -61,25 +61,30 @@ def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) ->
     weight, gradient = local(parameter.detach()), local(parameter.grad)
     direction, decay, signal, variance = _direction(group, gradient, state)
     # w = (1 - lr decay) w_before - lr direction, solved for w_before - w
-    update = (direction + decay * weight) * (group["lr"] / (1 - group["lr"] * decay))
-    return torch.stack([_sum(gradient), _square(gradient), signal, variance, _square(update), _square(weight)])
+    update = _square(direction.add_(weight, alpha=decay)) * (group["lr"] / (1 - group["lr"] * decay)) ** 2
+    return torch.stack([_sum(gradient), _square(gradient), signal, variance, update, _square(weight)])
 
 
 def _direction(
     group: dict[str, Any], gradient: Tensor, state: dict[str, Tensor]
 ) -> tuple[Tensor, float, Tensor, Tensor]:
-    """(what the learning rate multiplied, the decay beside it, sum m^2, sum v); the sums are 0 where it is not Adam."""
+    """(what the learning rate multiplied, the decay beside it, sum m^2, sum v); the sums are 0 where it is not Adam.
+
+    The first is a copy, the only one of the parameter's size: passes over memory are what all of this costs.
+    """
     if "exp_avg" in state:
-        (beta1, beta2), step = group["betas"], state["step"]
-        mean = local(state["exp_avg"]) / (1 - beta1**step)
-        variance = local(state["exp_avg_sq"]) / (1 - beta2**step)
-        direction = mean / (variance.sqrt() + group["eps"])
-        return direction, group["weight_decay"], _square(mean), _sum(variance)
+        mean, variance = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        of_mean, of_variance = (
+            1 - beta ** state["step"] for beta in group["betas"]
+        )  # what Adam corrects its averages by
+        denominator = (variance / of_variance).sqrt_().add_(group["eps"])
+        direction = torch.div(mean, denominator, out=denominator).div_(of_mean)
+        return direction, group["weight_decay"], _square(mean) / of_mean**2, _sum(variance) / of_variance
     zero = torch.zeros((), dtype=torch.float64, device=gradient.device)
     buffer = state.get("momentum_buffer")
     if buffer is not None:  # SGD adds the decay to the gradient, before the momentum
-        return local(buffer), 0.0, zero, zero
-    return gradient, group["weight_decay"], zero, zero
+        return local(buffer).clone(), 0.0, zero, zero
+    return gradient.clone(), group["weight_decay"], zero, zero
 
 
 def _sum(values: Tensor) -> Tensor:
