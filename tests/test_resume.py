@@ -115,8 +115,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> 
 
 @pytest.mark.parametrize(
     "moment",
-    [has("result", 1), has("promoted", 2)],
-    ids=["in the first trial", "after a promotion"],
+    [has("result", 1), has("paused", 2), has("promoted", 2)],
+    ids=["in the first trial", "with two trials paused", "after a promotion"],
 )
 def test_kill_9_of_the_driver_changes_no_decision_and_no_loss(
     tmp_path: Path, undisturbed: Study, moment: Callable[[list[dict[str, Any]]], bool]
