@@ -169,6 +169,7 @@ def _run_stages(session: Session, address: str | None) -> None:
                     setting = Setting(config, str(run_dir))
                     director = Director(stage, setting, journal, tracker, shape.num_lanes, is_stopping, known)
                     _run_stage(director, session, switchboard)
+                _conclude(director, session)  # not where an interrupt that Tune swallowed has left trials undone
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
@@ -189,8 +190,7 @@ def _measurements(session: Session, switchboard: str) -> Measurements:
 
 
 def _run_stage(director: Director, session: Session, switchboard: str) -> None:
-    """From wherever the journal has it to its conclusion."""
-    journal, stage = session.journal, director.stage.type
+    """From wherever the journal has it until every trial has ended."""
     session.progress.watch(director)
     try:
         if not director.finished():
@@ -203,9 +203,13 @@ def _run_stage(director: Director, session: Session, switchboard: str) -> None:
         if not _let_trials_save(switchboard):
             session.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
+
+
+def _conclude(director: Director, session: Session) -> None:
+    study, stage = session.journal.study, director.stage.type
     director.conclude()
-    discard_what_nobody_needs(session.run_dir, journal.study.of_stage(stage))
-    session.progress.concluded(journal.study.conclusions[stage])
+    discard_what_nobody_needs(session.run_dir, study.of_stage(stage))
+    session.progress.concluded(study.conclusions[stage])
 
 
 def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import runner
 from orchestrator.config import StudyConfig, parse_study
 from orchestrator.journal import replay
 from orchestrator.runner import Ending, run_study
@@ -211,6 +214,13 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> Non
     assert by_rate[1e-5].metrics["samples_seen"] == 32, "a loser is not trained past its rung"
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     assert kinds.count("paused") >= 3
+
+
+def test_an_interrupt_that_tune_swallowed_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_tune", lambda *told: os.kill(os.getpid(), signal.SIGINT))
+    ending, study = run(tmp_path / "run", stages=grid())
+    assert ending.exit_code == 130
+    assert not study.conclusions
 
 
 def test_a_trial_that_hangs_fails_and_the_study_goes_on(tmp_path: Path) -> None:
