@@ -71,9 +71,7 @@ def _checkpointed(block: nn.Module, config: TrialConfig) -> nn.Module:
     contexts = partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
     if not config.compile:
         contexts = partial(_with_statistics_once, block, contexts)
-    elif (
-        not selective
-    ):  # compiled, what a forward changes is changed once; and dynamo knows no contexts but the selective
+    elif not selective:  # the compiler changes statistics once by itself, and knows no contexts but the selective
         return checkpoint_wrapper(block)
     return checkpoint_wrapper(block, context_fn=contexts)
 

@@ -74,9 +74,7 @@ def _direction(
     """
     if "exp_avg" in state:
         mean, variance = local(state["exp_avg"]), local(state["exp_avg_sq"])
-        of_mean, of_variance = (
-            1 - beta ** state["step"] for beta in group["betas"]
-        )  # what Adam corrects its averages by
+        of_mean, of_variance = (1 - beta ** state["step"] for beta in group["betas"])  # Adam's bias corrections
         denominator = (variance / of_variance).sqrt_().add_(group["eps"])
         direction = torch.div(mean, denominator, out=denominator).div_(of_mean)
         return direction, group["weight_decay"], _square(mean) / of_mean**2, _sum(variance) / of_variance
