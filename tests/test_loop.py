@@ -43,7 +43,8 @@ def no_progress_reports(monkeypatch):
 
 @pytest.fixture
 def every_interval(monkeypatch, no_progress_reports):
-    """Progress is reported whenever it is read, however fast the machine is."""
+    """Progress is reported whenever it is read, however fast the machine is, and it is read often."""
+    monkeypatch.setattr(loop, "STEPS_PER_INTERVAL", 5)
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_PROGRESS_REPORTS", 0.0)
 
 

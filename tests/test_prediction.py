@@ -81,7 +81,7 @@ def peaks() -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_eager_run_takes_what_was_predicted(case, predicted, peaks):
-    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.03)
+    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.05)
 
 
 # In a process of its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -89,22 +90,28 @@ def test_two_ranks_learn_what_one_rank_learns(tmp_path: Path) -> None:
 
 
 def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "processes"
+    model = {"target": "tests.studies:SaysWhereItIs", "kwargs": {"log": str(log)}}
+    stages = grid(micro_batch_size=[4096, 4], effective_batch_size=[4096])
+    ending, study = run(tmp_path / "run", model=model, stages=stages, memory_limit="96MiB", sample_budget=4096)
+    large, small = study.trials["grid-m4096k1-none-eager"], study.trials["grid-m4k1024-none-eager"]
+    assert large.state is TrialState.OUT_OF_MEMORY
+    assert "more did not fit into the limit of 96 MiB" in large.reason
+    assert small.state is TrialState.COMPLETE
+    assert ending.exit_code == 0, ending.message
+    assert len({*log.read_text().split()[-2:]}) == 1, "in the process that had run out"
+
+
+def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(tmp_path: Path) -> None:
     quick = {"compile": [False], "activation_checkpointing": ["none"], "finalists": 1, "cross_entropy": ["whole"]}
     changes = {"memory_limit": "96MiB", "sample_budget": 4096, "headroom": "0%"}
     ending, study = run(tmp_path / "run", stages=[{"type": "frontier", "smallest": 64, **quick}], **changes)
     assert ending.exit_code == 0, ending.message
-    ended = states(study)
-    assert TrialState.OUT_OF_MEMORY in ended.values()
-    assert TrialState.COMPLETE in ended.values()
-    edge = study.conclusions["frontier"].values["fitting"]
+    edge = max(study.conclusions["frontier"].values["fitting"])
     probes = [trial for trial in study.trials.values() if not trial.fresh]
-    out_of_memory = [t.config.micro_batch_size for t in probes if t.state is TrialState.OUT_OF_MEMORY]
-    assert min(out_of_memory) > max(edge)
-    assert all(
-        "more did not fit into the limit of 96 MiB" in t.reason
-        for t in study.trials.values()
-        if t.state is TrialState.OUT_OF_MEMORY
-    )
+    sizes = {s: [t.config.micro_batch_size for t in probes if t.state is s] for s in TrialState}
+    assert min(sizes[TrialState.OUT_OF_MEMORY], default=math.inf) > edge
+    assert max(sizes[TrialState.COMPLETE]) == edge
 
 
 def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(tmp_path: Path) -> None:
