@@ -147,7 +147,7 @@ class KillRules(Strict):
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """Tokens/s below this share of the best trial of the same effective batch in another split or mode."""
     max_silent_seconds: Positive | None = 7200.0
-    """A trial that says nothing for so long has hung: it fails, and its processes are replaced. It speaks every five
+    """A trial that says nothing for so long has hung: it fails, and its processes are replaced. It speaks every ten
     optimizer steps; compiling, evaluating and saving are silent."""
 
 

@@ -27,7 +27,7 @@ from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
 
 # The device is read once per so many steps, and what costs a pass over the parameters is looked at in the last of them.
-STEPS_PER_INTERVAL = 5
+STEPS_PER_INTERVAL = 10
 
 
 class Run:
