@@ -17,6 +17,8 @@ LARGEST_UPLOAD_BYTES = 200 * 2**20
 SECONDS_TO_ANSWER = 5
 # `.*` would match the directory itself, `.`, and Ray would ship nothing.
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
+# What serves the whole study takes a share of a resource that only the head has: other nodes come and go.
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
 
 
 def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:

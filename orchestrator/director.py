@@ -198,6 +198,10 @@ class Director:
     def _on_outcome(self, trial_id: str, message: Message) -> None:
         if message.outcome == "stopped":
             return  # it was told to: its state is journaled already, or it waits to go on
+        if message.outcome == "interrupted":
+            fields = {"reason": message.reason, "seconds": self._held_seconds(trial_id)}
+            self.journal.append("interrupted", id=trial_id, **fields)
+            return self.on_change(self._trial(trial_id))
         if message.outcome in ("no_lane", "no_room"):
             self._halted = message.reason
             return

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -29,7 +31,9 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator.messages import Assignment, Host, Message
+from orchestrator.cluster import ON_THE_HEAD
+from orchestrator.messages import Assignment, Blame, Host, Message
+from orchestrator.ray_state import is_draining, remove_orphaned_placement_groups
 from orchestrator.switchboard import Switchboard
 from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
@@ -41,14 +45,18 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
 HEALTH_CHECK_SECONDS = "0.2"
 SECONDS_TO_CLOSE = 10
-# What Ray's memory monitor says of a process that it ended.
-LOW_MEMORY = "running low on memory"
+# What Ray says of a process that its memory monitor ended, and of one that went with its node.
+LOW_MEMORY, NODE_GONE = "running low on memory", "its node"
 # How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class LaneRecycled(Exception):
     """Raised by a rank so that Ray Train replaces the processes of its group."""
+
+
+_told_to_end = threading.Event()
+"""Set in a rank's process by SIGTERM, as it comes before a machine is taken away."""
 
 
 # The ranks
@@ -67,6 +75,8 @@ def serve(lane: dict[str, Any]) -> None:
         turn += 1
         next_one = board.take.remote(name, group, turn) if rank == 0 else board.follow.remote(group, turn)
         assignment: Assignment | None = ray.get(next_one)
+        if assignment is None and _is_leaving():
+            raise LaneRecycled("its processes were told to end")
         if assignment is None:
             return
         if assignment.fresh and turn > 1:
@@ -77,9 +87,10 @@ def serve(lane: dict[str, Any]) -> None:
             )
             raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
         clean = _run(assignment, board, name, rank)
-        if clean and assignment.recycle_after:
+        recycle = assignment.recycle_after or _is_leaving()
+        if clean and recycle:
             ray.get(board.until_freed.remote(name, assignment.key))  # ended now, rank 0 could not say its last word
-        if not clean or assignment.recycle_after:
+        if not clean or recycle:
             raise LaneRecycled("fresh processes for the next trial")
 
 
@@ -97,16 +108,21 @@ def _host() -> Host:
     return Host(socket.gethostname(), describe(pick_device()), memory_kills())
 
 
+def _is_leaving() -> bool:
+    """Whether this process is to end soon: the trial it runs is to save a checkpoint, and no other to begin."""
+    return _told_to_end.is_set() or is_draining(ray.get_runtime_context().get_node_id())
+
+
 def _exit_with_the_study(board: Any, lane: str) -> None:
     """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost, or its trial has
-    hung."""
+    hung, and passes on that the process was told to end."""
 
     def watch() -> None:
         outlook = "go on"
         while outlook == "go on":
             time.sleep(SECONDS_BETWEEN_LOOKS)
             try:
-                outlook = ray.get(board.outlook.remote(lane))
+                outlook = ray.get(board.outlook.remote(lane, leaving=_is_leaving()))
             except RayError:
                 outlook = "the driver is gone"
         if outlook != "closed":
@@ -238,8 +254,31 @@ class _TellCause(train.UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = [f"rank {rank}: {_first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
-        starved = any(LOW_MEMORY in str(error) for error in worker_exceptions.values())
-        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), starved=starved))
+        blame = blame_for("\n".join(map(str, worker_exceptions.values())))
+        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), blame))
+
+
+def blame_for(said: str) -> Blame:
+    """From what Ray says of the processes of a group that died."""
+    return "memory" if LOW_MEMORY in said else "machine" if NODE_GONE in said else "trial"
+
+
+class _Backend(TorchConfig().backend_cls):
+    """Torch's, in processes that hear SIGTERM: only a process's main thread may say so, and `serve` has another."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        worker_group.execute(hear_sigterm)
+        super().on_start(worker_group, backend_config)
+
+
+class _LaneTorch(TorchConfig):
+    @property
+    def backend_cls(self) -> type[_Backend]:
+        return _Backend
+
+
+def hear_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: _told_to_end.set())
 
 
 @contextlib.contextmanager
@@ -249,7 +288,8 @@ def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None
     token = uuid.uuid4().hex[:8]
     name = f"switchboard-{token}"
     switchboard: Any = ray.remote(Switchboard)
-    board = switchboard.options(name=name, num_cpus=0, max_concurrency=1000).remote(shape.num_lanes, max_silent_seconds)
+    options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
+    board = switchboard.options(**options).remote(shape.num_lanes, max_silent_seconds)
     threads = [
         threading.Thread(target=_fit, args=(board, shape, storage, f"lane-{token}-{index}"), daemon=True)
         for index in range(shape.num_lanes)
@@ -267,30 +307,42 @@ def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None
             ray.kill(board)
 
 
-def _fit(board: Any, shape: LaneShape, storage: Path, name: str) -> None:
-    """One lane's life, in a thread of its own: what ends it early reaches the trials that wait for it."""
+def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:
+    """One lane's life, in a thread of its own: a Train run, and another wherever Ray loses one."""
+    for attempt in itertools.count():
+        lost = _lost_run(_trainer(board, shape, storage, lane, attempt))
+        if lost is None:
+            return
+        remove_orphaned_placement_groups()
+        cause = " ".join(lost.split())[:300]  # its first line alone says nothing
+        blame = "memory" if LOW_MEMORY in lost else "machine"
+        if not ray.get(board.run_lost.remote(lane, cause, blame)):
+            return
+
+
+def _lost_run(trainer: TorchTrainer) -> str | None:
+    """What a Train run that ended before its time said; nothing of the run outlives this frame."""
     try:
-        _trainer(board, shape, storage, name).fit()
+        trainer.fit()
     except Exception as error:
-        said = str(error)
-        cause = " ".join([type(error).__name__ + ":", *said.split()])[:300]  # its first line alone says nothing
-        ray.get(board.lane_lost.remote(name, cause, starved=LOW_MEMORY in said))
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
-def _trainer(board: Any, shape: LaneShape, storage: Path, name: str) -> TorchTrainer:
+def _trainer(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> TorchTrainer:
     return TorchTrainer(
         serve,
-        train_loop_config={"switchboard": board, "name": name},
-        torch_config=TorchConfig(backend="nccl" if shape.use_gpu else "gloo"),
+        train_loop_config={"switchboard": board, "name": lane},
+        torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=shape.world_size,
             use_gpu=shape.use_gpu,
             resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
         ),
         run_config=RunConfig(
-            name=name,
+            name=f"{lane}-{attempt}",
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
-            callbacks=[_TellCause(board, name)],
+            callbacks=[_TellCause(board, lane)],
         ),
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["complete", "stopped", "out_of_memory", "failed", "no_lane", "no_room"]
-"""How a trial's hold on its lane ended; `no_lane` and `no_room` say nothing of the trial: there is nowhere left to
-run it, or no disk to save it on."""
+Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
+"""How a trial's hold on its lane ended. Three say nothing of the trial: its machine was taken away (`interrupted`), there is
+nowhere left to run it (`no_lane`), or no disk to save it on (`no_room`)."""
+
+Blame = Literal["trial", "memory", "machine"]
+"""What a lane's processes died of: of what they ran, of the memory of their host, or of what has nothing to do with either."""
 
 
 # What the reason of a trial begins with whose process the host ended; what else took memory there had its share in it.

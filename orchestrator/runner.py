@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from orchestrator import preflight
+from orchestrator.cluster import ON_THE_HEAD
 from orchestrator.config import StudyConfig, read_yaml, uses_compile
 from orchestrator.director import Director
 from orchestrator.journal import Journal
@@ -27,9 +28,8 @@ from orchestrator.stages.setting import Setting
 from orchestrator.study import Halted, Study, Trial, TrialState
 from trainers.files import PARTIAL, StorageLost, naming_the_disk, written_whole
 
-# A trial in Tune only relays: it takes no CPU, and a share of a resource that every cluster's head has, as Tune refuses
-# to ask for nothing. Lanes take the CPUs and GPUs.
-RELAY_RESOURCES = {"CPU": 0, "node:__internal_head__": 0.001}
+# A trial in Tune only relays: it takes no CPU. Lanes take the CPUs and GPUs.
+RELAY_RESOURCES = {"CPU": 0, **ON_THE_HEAD}
 MAX_DIFFERENCES = 8
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
@@ -315,6 +315,7 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a banner at every verbosity
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the ranks look for themselves
     # Ray's default of 15 would let anything else on the host slow down what is being timed.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
@@ -334,7 +335,6 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
             ) from error
         return
     protect_local_cluster()
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away from itself
     # Inherited, not a runtime_env: Ray's idle processes can then become the study's, instead of being started anew.
     with _environment(worker_environment()):
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)

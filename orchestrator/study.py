@@ -153,6 +153,11 @@ class Study:
     def _on_started(self, record: dict[str, Any]) -> None:
         self._change(record, state=TrialState.RUNNING)
 
+    def _on_interrupted(self, record: dict[str, Any]) -> None:
+        trial = self.trials[record["id"]]
+        seconds = trial.seconds + record["seconds"]
+        self._change(record, state=TrialState.WAITING, reason=record["reason"], seconds=seconds)
+
     def _on_result(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
         metrics = record["metrics"]

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Literal
 
-from orchestrator.messages import HOST_RAN_OUT, Assignment, Host, Message
+from orchestrator.messages import HOST_RAN_OUT, Assignment, Blame, Host, Message
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
@@ -54,8 +54,10 @@ class Switchboard:
         self._groups: dict[str, str] = {}
         self._replaced: set[str] = set()
         self._causes: dict[str, str] = {}
+        self._blames: dict[str, Blame] = {}
         self._hosts: dict[str, Host] = {}
-        self._starved: set[str] = set()
+        self._leaving: set[str] = set()
+        """Lanes of which a process was told to end."""
         self._changed = asyncio.Condition()
         self._closing = False
 
@@ -65,26 +67,27 @@ class Switchboard:
         """The lane has new processes, there."""
         before = self._hosts.get(lane, host)
         if before.name == host.name and before.memory_kills < host.memory_kills:
-            self._starved.add(lane)
+            self._blames[lane] = "memory"
         self._hosts[lane] = host
+        self._leaving.discard(lane)
         async with self._changed:
             self._changed.notify_all()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
-        """Rank 0: the next assignment of this lane; None when the study is over. One that the lane died under comes again."""
+        """Rank 0: the next assignment of this lane; None when the study is over, or the lane is to have other processes.
+        One that the lane died under comes again."""
         left_over = self._in_flight.get(lane)
         if left_over is not None:
             self._after_lane_death(lane, left_over)
-        self._starved.discard(lane)
+        self._blames.pop(lane, None)
         self._deaths_since_take[lane] = 0
         async with self._changed:
             if self._groups.get(lane, group) != group:
                 self._replaced.add(self._groups[lane])
             self._groups[lane] = group
             self._changed.notify_all()
-            # A group that died while it waited here must not take what its successor is to have.
-            await self._changed.wait_for(lambda: self._queue or self._closing or self._groups[lane] != group)
-            assignment = None if self._closing or self._groups[lane] != group else self._queue.popleft()
+            await self._changed.wait_for(lambda: self._queue or self._is_over(lane, group))
+            assignment = None if self._is_over(lane, group) else self._queue.popleft()
             if assignment is not None:
                 self._in_flight[lane] = assignment
                 self._heard[lane] = time.monotonic()
@@ -92,6 +95,10 @@ class Switchboard:
             self._turns[(group, turn)] = assignment
             self._changed.notify_all()
         return assignment
+
+    def _is_over(self, lane: str, group: str) -> bool:
+        """A group that died while it waited must not take what its successor is to have."""
+        return self._closing or self._groups[lane] != group or lane in self._leaving
 
     async def follow(self, group: str, turn: int) -> Assignment | None:
         """The other ranks: what rank 0 of their group took in this turn; None to a group that has a successor."""
@@ -110,10 +117,12 @@ class Switchboard:
         line = self._lines.get(key)
         if line is None or line.closed or line.dismissed.is_set():
             return "stop"
+        if message.outcome == "stopped":  # and nobody dismissed it
+            message = replace(message, outcome="interrupted", reason="interrupted: its processes were told to end")
         line.messages.append(message)
         line.closed = message.outcome is not None
         line.arrived.set()
-        return "go on"
+        return "stop" if self._leaving.intersection(self._lanes_with(key)) else "go on"
 
     async def ask(self, key: str, message: Message) -> str:
         """Deliver a message and wait for the verdict on it."""
@@ -121,13 +130,14 @@ class Switchboard:
         if line is None:
             return "stop"
         line.verdict.clear()
-        if await self.say(key, message) == "stop":
+        answer = await self.say(key, message)
+        if line.closed or line.dismissed.is_set():
             return "stop"
         for lane in self._lanes_with(key):
             del self._heard[lane]
         await line.verdict.wait()
         self._hear(key)
-        return "stop" if line.dismissed.is_set() else "go on"
+        return "stop" if line.dismissed.is_set() else answer
 
     def _hear(self, key: str) -> None:
         self._heard |= dict.fromkeys(self._lanes_with(key), time.monotonic())
@@ -149,15 +159,27 @@ class Switchboard:
                 self._queue.appendleft(assignment)
             self._changed.notify_all()
 
-    async def lane_lost(self, lane: str, cause: str, *, starved: bool = False) -> None:
-        """The lane's Train run is over before its time and will not come back. starved: memory ran out on its host."""
+    async def cause_of_death(self, lane: str, cause: str, blame: Blame) -> None:
+        """A group of the lane died; a lane whose groups never get as far as taking a trial is given up."""
+        self._causes[lane], self._blames[lane] = cause, blame
+        deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
+        if deaths >= MAX_STARTS and lane not in self._lost:
+            await self._lose(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
+
+    async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
+        """The lane's Train run is over before its time, and its processes are gone. Answers whether to start another."""
+        await self.cause_of_death(lane, cause, blame)
+        if lane in self._in_flight:
+            self._after_lane_death(lane, self._in_flight[lane])
         async with self._changed:
-            self._lost[lane] = cause
-            line = self._lines.get(self._in_flight[lane].key) if lane in self._in_flight else None
-            if starved and line is not None:
-                line.end(_ran_out_of_memory())
-            if lane in self._in_flight:
-                self._after_lane_death(lane, self._in_flight[lane])
+            self._changed.notify_all()
+        return lane not in self._lost and not self._closing
+
+    async def _lose(self, lane: str, cause: str) -> None:
+        self._lost[lane] = cause
+        if lane in self._in_flight:
+            self._after_lane_death(lane, self._in_flight[lane])
+        async with self._changed:
             self._changed.notify_all()
         for line in self._lines.values():
             self._end_without_lanes(line)
@@ -167,20 +189,18 @@ class Switchboard:
             last = list(self._lost.values())[-1]
             line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
 
-    async def cause_of_death(self, lane: str, cause: str, *, starved: bool = False) -> None:
-        """A group of the lane died; one that never gets as far as taking a trial is given up. starved: of memory."""
-        self._causes[lane] = cause
-        if starved:
-            self._starved.add(lane)
-        deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
-        if deaths >= MAX_STARTS and lane not in self._lost:
-            await self.lane_lost(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
-
-    async def outlook(self, lane: str) -> Literal["go on", "closed", "hung"]:
+    async def outlook(self, lane: str, *, leaving: bool = False) -> Literal["go on", "closed", "hung"]:
         """For every rank to ask beside its work: closed when the study is over, hung when its trial has been silent too long,
-        which ends that trial. Fails when the driver is gone, as the Switchboard is then too."""
+        which ends that trial. Fails when the driver is gone, as the Switchboard is then too.
+
+        leaving: the rank's process was told to end; its trial is to save a checkpoint and to stop.
+        """
         if self._closing:
             return "closed"
+        if leaving and lane not in self._leaving:
+            self._leaving.add(lane)
+            async with self._changed:
+                self._changed.notify_all()
         silent = time.monotonic() - self._heard[lane] if lane in self._heard and lane in self._in_flight else 0.0
         if self._max_silent_seconds is None or silent <= self._max_silent_seconds:
             return "go on"
@@ -246,17 +266,17 @@ class Switchboard:
     def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
         """The group that had this assignment is gone without a word about it."""
         del self._in_flight[lane]
+        cause = self._causes.pop(lane, "its processes died without a message")
+        blame = self._blames.pop(lane, "trial")
         line = self._lines.get(assignment.key)
         if line is None or line.closed:
             return
         deaths = assignment.lane_deaths + 1
-        cause = self._causes.pop(lane, "its processes died without a message")
-        starved = lane in self._starved
-        self._starved.discard(lane)
-        if deaths < MAX_LANE_DEATHS:
+        if blame == "machine":
+            line.end(Message(outcome="interrupted", reason=f"interrupted: {cause}"))
+        elif deaths < MAX_LANE_DEATHS:
             self._queue.appendleft(replace(assignment, lane_deaths=deaths))
-            return
-        if starved:
+        elif blame == "memory":
             line.end(_ran_out_of_memory())
         else:
             line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.config import base_trial
-from orchestrator.lanes import memory_reason
-from orchestrator.messages import Assignment, Host, Message
+from orchestrator.lanes import blame_for, memory_reason
+from orchestrator.messages import Assignment, Blame, Host, Message
 from orchestrator.runner import largest_share
-from orchestrator.switchboard import Switchboard
+from orchestrator.switchboard import MAX_STARTS, Switchboard
 from tests.test_study_runs import study_of
 
 
@@ -23,6 +23,12 @@ def assignment(trial_id: str = "a", key: str = "") -> Assignment:
 def play(scene: Coroutine[Any, Any, None]) -> None:
     """Run a scene; one that waits for what never comes fails instead of hanging."""
     asyncio.run(asyncio.wait_for(scene, timeout=10))
+
+
+async def lose(board: Switchboard, lane: str, cause: str, blame: Blame = "machine") -> None:
+    """Its Train runs end one after another."""
+    for _ in range(MAX_STARTS):
+        await board.run_lost(lane, cause, blame)
 
 
 def test_an_assignment_reaches_every_rank_of_the_lane_that_took_it() -> None:
@@ -43,7 +49,7 @@ def test_what_a_lane_died_under_comes_again_once_and_then_fails_with_the_cause()
         again = await board.take("lane", "second group", 1)
         assert again is not None
         assert (again.trial_id, again.lane_deaths) == ("a", 1)
-        await board.cause_of_death("lane", "rank 0: killed")
+        await board.cause_of_death("lane", "rank 0: killed", "trial")
         await board.assign(assignment("b"))
         following = await board.take("lane", "third group", 1)
         assert following is not None
@@ -124,7 +130,7 @@ def test_so_did_one_that_rays_memory_monitor_ended() -> None:
         for group in ("first", "second", "third"):
             await board.assign(assignment("next"))
             await board.take("lane", group, 1)
-            await board.cause_of_death("lane", "rank 0: killed", starved=True)
+            await board.cause_of_death("lane", "rank 0: killed", "memory")
         ended = await board.next_message("a")
         assert ended.outcome == "out_of_memory"
         assert "the host ran out of memory and ended its process; lower memory_limit" in ended.reason
@@ -132,17 +138,103 @@ def test_so_did_one_that_rays_memory_monitor_ended() -> None:
     play(scene())
 
 
-def test_a_lane_that_went_with_its_starved_process_leaves_the_trial_with_its_result() -> None:
+def test_a_lane_whose_train_run_is_lost_gets_another_and_its_trial_waits() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
         await board.assign(assignment())
         await board.take("lane", "group", 1)
-        await board.lane_lost("lane", "ControllerError: killed", starved=True)
-        assert (await board.next_message("a")).outcome == "out_of_memory"
-        await board.assign(assignment("b"))
-        assert (await board.next_message("b")).outcome == "no_lane", "the next one waits for the study to be run again"
+        assert await board.run_lost("lane", "ActorDiedError: the controller", "machine")
+        last = await board.next_message("a")
+        assert (last.outcome, last.reason) == ("interrupted", "interrupted: ActorDiedError: the controller")
+        await board.assign(assignment(key="again"))
+        again = await board.take("lane", "next group", 1)
+        assert again is not None
+        assert (again.trial_id, again.lane_deaths) == ("a", 0), "it is not at fault"
 
     play(scene())
+
+
+def test_a_train_run_that_went_with_its_starved_process_counts_as_a_death_under_its_trial() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        for group in ("first", "second"):
+            await board.take("lane", group, 1)
+            assert await board.run_lost("lane", "ControllerError: killed", "memory")
+        assert (await board.next_message("a")).outcome == "out_of_memory"
+
+    play(scene())
+
+
+def test_a_lane_whose_train_runs_end_before_they_take_a_trial_is_given_up() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        again = [await board.run_lost("lane", "no shared memory", "machine") for _ in range(3)]
+        assert again == [True, True, False]
+        await board.assign(assignment())
+        assert (await board.next_message("a")).outcome == "no_lane"
+
+    play(scene())
+
+
+def test_a_trial_whose_processes_are_told_to_end_stops_and_waits_for_others() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        assert await board.say("a", Message()) == "go on"
+        assert await board.outlook("lane", leaving=True) == "go on", "it has time to save"
+        assert await board.say("a", Message(metrics={"samples_seen": 8})) == "stop"
+        assert await board.say("a", Message(outcome="stopped")) == "stop"
+        await board.freed("lane")
+        last = [await board.next_message("a") for _ in range(3)][-1]
+        assert (last.outcome, last.reason) == ("interrupted", "interrupted: its processes were told to end")
+        await board.assign(assignment("b"))
+        assert await board.take("lane", "group", 2) is None, "nothing begins there any more"
+        assert await board.follow("group", 2) is None
+        await board.introduce("lane", Host("a", "", 0))
+        assert await board.take("lane", "new group", 1) == assignment("b")
+
+    play(scene())
+
+
+def test_processes_that_are_told_to_end_while_they_are_idle_take_nothing_more() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        idle = asyncio.create_task(board.take("lane", "group", 1))
+        await asyncio.sleep(0)
+        await board.outlook("lane", leaving=True)
+        assert await idle is None
+
+    play(scene())
+
+
+def test_a_verdict_reaches_a_rank_that_is_told_to_end_as_stop() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        await board.outlook("lane", leaving=True)
+        waiting = asyncio.create_task(board.ask("a", Message(evaluated=True)))
+        assert (await board.next_message("a")).evaluated
+        following = asyncio.create_task(board.next_message("a"))
+        assert await waiting == "stop"
+        await board.say("a", Message(outcome="stopped"))
+        assert (await following).outcome == "interrupted"
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    ("said", "blame"),
+    [
+        ("Task was killed due to the node running low on memory.", "memory"),
+        ("The actor died unexpectedly before finishing this task: its node has died.", "machine"),
+        ("ValueError: my own mistake", "trial"),
+    ],
+)
+def test_who_is_to_blame_is_read_from_what_ray_says(said: str, blame: str) -> None:
+    assert blame_for(said) == blame
 
 
 def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes() -> None:
@@ -153,7 +245,7 @@ def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_non
         assert await asked == "a GPU, 80 GB"
         without = Switchboard(num_lanes=1)
         asked = asyncio.create_task(without.device())
-        await without.lane_lost("lane", "no GPU")
+        await lose(without, "lane", "no GPU")
         assert await asked == ""
 
     play(scene())
@@ -215,7 +307,7 @@ def test_a_lane_that_is_lost_hands_its_trial_to_another() -> None:
         board = Switchboard(num_lanes=2)
         await board.assign(assignment())
         await board.take("first lane", "group", 1)
-        await board.lane_lost("first lane", "its node is gone")
+        await lose(board, "first lane", "its node is gone", "trial")
         again = await board.take("second lane", "other group", 1)
         assert again is not None
         assert again.trial_id == "a"
@@ -293,10 +385,10 @@ def test_a_lane_that_never_comes_up_is_given_up_with_its_reason() -> None:
         board = Switchboard(num_lanes=1)
         await board.assign(assignment())
         for _ in range(2):
-            await board.cause_of_death("lane", "rank 0: no shared memory")
+            await board.cause_of_death("lane", "rank 0: no shared memory", "trial")
         await board.take("lane", "group", 1)  # it came up after all: the count begins anew
         for _ in range(3):
-            await board.cause_of_death("lane", "rank 0: no shared memory")
+            await board.cause_of_death("lane", "rank 0: no shared memory", "trial")
         last = await board.next_message("a")
         assert last.outcome == "no_lane"
         assert last.reason.endswith("its processes ended 3 times before they took a trial: rank 0: no shared memory")
@@ -308,12 +400,13 @@ def test_without_lanes_trials_end_at_once_with_what_the_last_lane_said() -> None
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
         await board.assign(assignment("before"))
-        await board.lane_lost("lane", "no space left on device")
+        await lose(board, "lane", "no space left on device")
         await board.assign(assignment("after"))
         for trial_id in ("before", "after"):
             last = await board.next_message(trial_id)
             assert last.outcome == "no_lane"
-            assert last.reason == "no lane is left; the last one said: no space left on device"
+            assert last.reason.startswith("no lane is left; the last one said: ")
+            assert last.reason.endswith(": no space left on device")
 
     play(scene())
 
