@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,25 @@ class SaysWhereItIs(GPT):
         super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
         with Path(log).open("a") as file:
             file.write(f"{os.getpid()}\n")
+
+
+class LogsItsBatches(GPT):
+    """A model that leaves in a file when and where it is built, and the checksum of every batch that it trains on."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, log: str) -> None:
+        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
+        self.log = Path(log)
+        self._append(time=time.time())
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if self.training:
+            time.sleep(0.02)  # slow enough to be caught in the act
+            self._append(batch=zlib.crc32(batch["input_ids"].numpy().tobytes()))
+        return super().forward(batch)
+
+    def _append(self, **fields: float) -> None:
+        with self.log.open("a") as file:
+            file.write(json.dumps({"pid": os.getpid(), **fields}) + "\n")
 
 
 class KillsItsProcess(GPT):

@@ -1,0 +1,37 @@
+"""A study that is struck at every level once. `python -m tests.fault_harness --faults 100` goes on for half an hour."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fault_harness import FAULTS, segments
+
+pytestmark = pytest.mark.ray
+
+
+def test_a_study_struck_at_every_level_ends_as_it_does_undisturbed() -> None:
+    command = [sys.executable, "-m", "tests.fault_harness", "--faults", str(len(FAULTS)), "--seed", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    each_once = ", ".join(f"1 x {level}" for level in FAULTS)
+    assert ended.stdout.splitlines()[-1] == f"{len(FAULTS)} faults, nothing lost: {each_once}"
+
+
+def test_what_a_process_trained_is_told_apart_by_what_it_built() -> None:
+    log = [
+        {"pid": 1, "time": 1.0},
+        {"pid": 1, "batch": 10},
+        {"pid": 2, "time": 3.0},
+        {"pid": 1, "batch": 11},
+        {"pid": 1, "time": 2.0},
+        {"pid": 1, "batch": 10},
+        {"pid": 2, "batch": 12},
+    ]
+    assert list(segments(log)) == [
+        {"time": 1.0, "batches": [10, 11]},
+        {"time": 2.0, "batches": [10]},
+        {"time": 3.0, "batches": [12]},
+    ]
