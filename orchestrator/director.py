@@ -17,7 +17,7 @@ from orchestrator.journal import Journal
 from orchestrator.measurements import Measured, Measurements
 from orchestrator.messages import Message
 from orchestrator.pruners import GO_ON, Decision, Demand, Entrant
-from orchestrator.stages import module_of
+from orchestrator.stages import module_of, wants_all_at_once
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Conclusion, Halted, Proposal, Trial, TrialState
 
@@ -50,12 +50,19 @@ class Director:
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
         self._halted = self._impossible = ""
+        self._asked_at = self._judged_at = 0
+        """How many records the study had when its proposals, and when those who wait, were last looked at."""
+        self._by_candidate: dict[str, list[str]] = {}
+        self._by_code: dict[int, dict[tuple[object, ...], list[str]]] = {}
+        """The stage's trials by what never changes of them: seeds of one candidate; the effective batch, and the code."""
         self.latest: dict[str, dict[str, float]] = {}
         """The last metrics heard of each running trial, journaled or not, for people to look at."""
         self.on_change: Callable[[Trial], None] = lambda trial: None
         """Called with every trial that starts, pauses or ends."""
         if stage.type not in journal.study.started:
             journal.append("stage", stage=stage.type)
+        for trial in journal.study.of_stage(stage.type):
+            self._file(trial)
 
     # What to run
 
@@ -75,26 +82,27 @@ class Director:
         self._judge_paused()
         if self._all_fail():
             return None
-        waiting = [trial for trial in self._trials() if trial.state is TrialState.WAITING]
         # Whoever is furthest goes first: it is what the others wait for.
-        return max(waiting, key=lambda trial: len(trial.promoted), default=None)
+        return self.journal.study.furthest(self.stage.type, TrialState.WAITING)
 
     def finished(self) -> bool:
         """Whether every trial that the stage wants has ended, or would fail as all before it did."""
         self._propose()
         if self._all_fail() and not self._count(TrialState.RUNNING):
             self._give_up()
-        return all(trial.state.ended for trial in self._trials())
+        return not self._count(TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 
     def _all_fail(self) -> bool:
         """Whether enough have failed, and nothing else has happened, to know that the others would, too.
 
         In one mode a model may fail that runs in another: several must have, and the frontier looks at each of its own.
         """
+        if isinstance(self.stage, Frontier) or self._count(TrialState.FAILED) < ENOUGH_FAILURES:
+            return False
+        if self._count(TrialState.COMPLETE, TrialState.OUT_OF_MEMORY):
+            return False
         trials = [trial for trial in self._trials() if not trial.reason.startswith(STOPPED)]
         ended = [trial for trial in trials if trial.state.ended]
-        if isinstance(self.stage, Frontier) or len(ended) < ENOUGH_FAILURES:
-            return False
         kinds, tried = ({_code(trial) for trial in some} for some in (self._trials(), ended))
         in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
         return in_vain and len(tried) >= min(ENOUGH_FAILURES, len(kinds))
@@ -137,19 +145,33 @@ class Director:
 
     def _propose(self) -> None:
         """Journal what the stage wants by now; what was measured before ends at once, and the stage is asked again."""
-        while new := [wanted for wanted in self.proposals() if wanted.id not in self.journal.study.trials]:
+        while new := self._new_proposals():
             known = self._measurements.find(new) if self._measurements else {}
             for wanted in new:
                 self._add(wanted, known.get(wanted.id))
             if not known:
                 return
 
+    def _new_proposals(self) -> list[Proposal]:
+        """None where nothing has happened since it was asked that could change what it wants."""
+        study = self.journal.study
+        if self._asked_at == study.num_records or (self._asked_at and wants_all_at_once(self.stage)):
+            return []
+        self._asked_at = study.num_records
+        return [wanted for wanted in self.proposals() if wanted.id not in study.trials]
+
     def _add(self, wanted: Proposal, known: Measured | None) -> None:
         config = wanted.config.model_dump(mode="json")
         keys = ("id", "stage", "role", "protected", "fresh", "expected")
         self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
+        self._file(self._trial(wanted.id))
         if known is not None:
             self._end(wanted.id, known.state, known.reason, known.metrics)
+
+    def _file(self, trial: Trial) -> None:
+        self._by_candidate.setdefault(candidate(trial), []).append(trial.id)
+        codes = self._by_code.setdefault(trial.config.effective_batch_size, {})
+        codes.setdefault(_code(trial), []).append(trial.id)
 
     # What happens
 
@@ -268,8 +290,8 @@ class Director:
         samples = message.metrics.get("samples_seen", 0)
         if rate is None or samples < STEPS_BEFORE_RATE_IS_JUDGED * trial.config.effective_batch_size:
             return GO_ON
-        batch = trial.config.effective_batch_size
-        equals = [t for t in self._trials() if t.config.effective_batch_size == batch and _code(t) != _code(trial)]
+        codes, code = self._by_code[trial.config.effective_batch_size], _code(trial)
+        equals = [self._trial(name) for other, names in codes.items() if other != code for name in names]
         rates = [t.metrics["tokens_per_second"] for t in equals if "tokens_per_second" in t.metrics]
         return pruners.judge_throughput(rate, max(rates, default=None), rules.min_relative_throughput)
 
@@ -290,7 +312,10 @@ class Director:
 
     def _judge_paused(self) -> None:
         """Whoever waits at a rung may be decided by what happened since."""
-        paused = [trial for trial in self._trials() if trial.state is TrialState.PAUSED]
+        if self._judged_at == self.journal.study.num_records:
+            return
+        self._judged_at = self.journal.study.num_records
+        paused = self.journal.study.in_state(self.stage.type, TrialState.PAUSED)
         for rung in sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused}):
             self._apply_verdicts(rung)
 
@@ -304,7 +329,7 @@ class Director:
             [_entrant(name, group, rung) for name, group in groups.items()],
             pruner.reduction_factor,
             synchronous=pruner.synchronous,
-            first=rung == self._trials()[0].config.rungs[0],
+            first=rung == next(iter(groups.values()))[0].config.rungs[0],
             demand=self._demand(),
         )
         for name, decision in verdicts.items():
@@ -313,7 +338,7 @@ class Director:
 
     def _demand(self) -> Demand:
         """For a lane that is free, or becomes so with the verdict."""
-        waiting = [trial for trial in self._trials() if trial.state is TrialState.WAITING]
+        waiting = self.journal.study.in_state(self.stage.type, TrialState.WAITING)
         newcomers = sum(not trial.rungs for trial in waiting)
         return Demand(newcomers / self._num_lanes, idle=not waiting)
 
@@ -326,10 +351,7 @@ class Director:
             self._end(trial.id, TrialState.PRUNED, decision.reason)
 
     def _groups(self) -> dict[str, list[Trial]]:
-        groups: dict[str, list[Trial]] = {}
-        for trial in self._trials():
-            groups.setdefault(candidate(trial), []).append(trial)
-        return groups
+        return {name: [self._trial(seed) for seed in seeds] for name, seeds in self._by_candidate.items()}
 
     def _trials(self) -> list[Trial]:
         return self.journal.study.of_stage(self.stage.type)
@@ -337,8 +359,8 @@ class Director:
     def _trial(self, trial_id: str) -> Trial:
         return self.journal.study.trials[trial_id]
 
-    def _count(self, state: TrialState) -> int:
-        return sum(trial.state is state for trial in self._trials())
+    def _count(self, *states: TrialState) -> int:
+        return self.journal.study.count(self.stage.type, *states)
 
 
 def _code(trial: Trial) -> tuple[object, ...]:

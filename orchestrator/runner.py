@@ -216,7 +216,7 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
     """One Tuner for one stage: the Director decides, Tune and the lanes act."""
     from ray import tune
 
-    from orchestrator.scheduler import StageScheduler, StageSearch
+    from orchestrator.scheduler import Silence, StageScheduler, StageSearch
     from orchestrator.trainable import LaneTrainable
 
     scheduler = StageScheduler(director)
@@ -233,6 +233,9 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
             name=f"{director.stage.type}-{token}",
             storage_path=str(run_dir / ".ray"),
             verbose=0,
+            callbacks=[Silence()],
+            # Nothing to restore from, and until it were saved a process would be started for the next trial.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
     ).fit()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -82,6 +83,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
     def on_trial_complete(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> None:
         """The trial's last result: Tune asks for no decision on it."""
         self._known.pop(_id(trial), None)
+        _forget_ended(tune_controller)
         message: Message = result["message"]
         if message.outcome is not None:
             self._director.on_message(_id(trial), message)
@@ -92,6 +94,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
 
     def on_trial_remove(self, tune_controller: Any, trial: TuneTrial) -> None:
         self._known.pop(_id(trial), None)
+        _forget_ended(tune_controller)
 
     def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
         self._drop_ended(tune_controller)
@@ -113,6 +116,22 @@ class StageScheduler(_NotRestored, TrialScheduler):
             if trial.status == TuneTrial.PAUSED and self._director.journal.study.trials[trial_id].state.ended:
                 self._known.pop(trial_id)
                 tune_controller.stop_trial(trial)
+
+
+class Silence(TrialProgressCallback):
+    """Instead of Tune's own, which prints nothing either but keeps, with all its figures, every trial it hears of."""
+
+    def on_trial_result(self, *told: Any, **more: Any) -> None: ...
+    def on_trial_error(self, *told: Any, **more: Any) -> None: ...
+    def on_trial_complete(self, *told: Any, **more: Any) -> None: ...
+
+
+def _forget_ended(tune_controller: Any) -> None:
+    """Tune keeps what has ended, with every figure's history, and at its own end writes all of it down: the journal has it."""
+    trials = tune_controller.get_trials()
+    trials[:] = [trial for trial in trials if trial.status != TuneTrial.TERMINATED]
+    tune_controller._stopped_trials.clear()
+    tune_controller._trials_to_cache.clear()
 
 
 def _id(trial: TuneTrial) -> str:

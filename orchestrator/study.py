@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -28,6 +30,7 @@ class TrialState(StrEnum):
         return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
+_ALL_FIELDS = set(TrialConfig.model_fields)
 # What the reason of a trial says that was measured before.
 REUSED = "reused: "
 
@@ -101,6 +104,16 @@ class Study:
     """What was read from the machine once and holds for the whole study, such as memory_limit_bytes."""
     ready: dict[str, float] = field(default_factory=dict)
     """Of every run, by its token: seconds from the command to the cluster's being there."""
+    num_records: int = field(default=0, init=False, compare=False)
+    """Taken in so far: while it stays the same, so does every answer that is a function of the study."""
+    _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The trials by stage and state, ranked: what is asked at every event must not take a look at all of them."""
+    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of every trial, how many were proposed before it."""
+    _parts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What many trials have in common, once: by its text."""
 
     @property
     def startup_seconds(self) -> list[float]:
@@ -115,6 +128,19 @@ class Study:
         """The stage's trials in the order they were proposed."""
         return [trial for trial in self.trials.values() if trial.stage == stage]
 
+    def count(self, stage: str, *states: TrialState) -> int:
+        """How many of the stage's trials are in one of these states."""
+        return sum(len(self._ranked.get((stage, state), ())) for state in states)
+
+    def in_state(self, stage: str, state: TrialState) -> list[Trial]:
+        """Those of the stage's trials, the furthest first: by the rungs they were let past, then in the order proposed."""
+        return [self.trials[trial_id] for _, _, trial_id in self._ranked.get((stage, state), ())]
+
+    def furthest(self, stage: str, state: TrialState) -> Trial | None:
+        """The first of `in_state`."""
+        ranked = self._ranked.get((stage, state))
+        return self.trials[ranked[0][2]] if ranked else None
+
     def value(self, stage: str, key: str, default: Any = None) -> Any:
         """What an earlier stage concluded, or the default where it did not run."""
         conclusion = self.conclusions.get(stage)
@@ -122,13 +148,13 @@ class Study:
 
     def apply(self, record: dict[str, Any]) -> None:
         """Take one journal record in. The same record twice changes nothing."""
+        self.num_records += 1
         getattr(self, "_on_" + record["kind"])(record)
 
     def _on_run(self, record: dict[str, Any]) -> None:
         """A driver began: what the one before it left running waits again."""
-        for trial in self.trials.values():
-            if trial.state is TrialState.RUNNING:
-                self.trials[trial.id] = replace(trial, state=TrialState.WAITING)
+        for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
+            self._put(replace(trial, state=TrialState.WAITING))
 
     def _on_ready(self, record: dict[str, Any]) -> None:
         self.ready[record["token"]] = record["seconds"]
@@ -146,9 +172,15 @@ class Study:
 
     def _on_trial(self, record: dict[str, Any]) -> None:
         if record["id"] not in self.trials:
-            config = TrialConfig.model_validate(record["config"])
+            config = self._sharing(TrialConfig.model_validate(record["config"]))
             fields = {key: record[key] for key in ("id", "stage", "role", "protected", "fresh")}
-            self.trials[record["id"]] = Trial(**fields, config=config, metrics=record["expected"])
+            self._put(Trial(**fields, config=config, metrics=record["expected"]))
+
+    def _sharing(self, config: TrialConfig) -> TrialConfig:
+        """The same, of the same parts as other trials: most of a grid's differ in a number or two, and take 6 kB each."""
+        parts = {name: getattr(config, name) for name in ("model", "data", "optimizer", "schedule")}
+        shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
+        return TrialConfig.model_construct(_ALL_FIELDS, **(dict(config) | shared))
 
     def _on_started(self, record: dict[str, Any]) -> None:
         self._change(record, state=TrialState.RUNNING)
@@ -160,7 +192,7 @@ class Study:
 
     def _on_result(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
-        metrics = record["metrics"]
+        metrics = _with_shared_names(record["metrics"])
         seen = [point.get("samples_seen") for point in trial.history]
         history = trial.history if metrics.get("samples_seen") in seen else (*trial.history, metrics)
         rungs = {int(rung): value for rung, value in record["rungs"].items()}
@@ -179,7 +211,7 @@ class Study:
 
     def _on_ended(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
-        metrics = trial.metrics | record["metrics"]
+        metrics = trial.metrics | _with_shared_names(record["metrics"])
         end = {"state": TrialState(record["state"]), "reason": record["reason"], "metrics": metrics}
         self._change(record, **end, seconds=trial.seconds + record["seconds"])
 
@@ -187,4 +219,26 @@ class Study:
         """What has ended never changes again."""
         trial = self.trials[record["id"]]
         if not trial.state.ended:
-            self.trials[trial.id] = replace(trial, **changes)
+            self._put(replace(trial, **changes))
+
+    def _put(self, trial: Trial) -> None:
+        """The only place where a trial comes or changes: its rank does so with it."""
+        before = self.trials.get(trial.id)
+        self.trials[trial.id] = trial
+        self._numbers.setdefault(trial.id, len(self._numbers))
+        place, rank = (trial.stage, trial.state), self._rank(trial)
+        if before is not None:
+            old_place, old_rank = (before.stage, before.state), self._rank(before)
+            if (old_place, old_rank) == (place, rank):
+                return
+            old = self._ranked[old_place]
+            del old[bisect_left(old, old_rank)]
+        insort(self._ranked.setdefault(place, []), rank)
+
+    def _rank(self, trial: Trial) -> tuple[int, int, str]:
+        return -len(trial.promoted), self._numbers[trial.id], trial.id
+
+
+def _with_shared_names(metrics: dict[str, float]) -> dict[str, float]:
+    """Every line that is read brings its own copy of every metric's name."""
+    return {sys.intern(name): value for name, value in metrics.items()}

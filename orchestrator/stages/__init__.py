@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from orchestrator.config import StageConfig
+from orchestrator.config import Grid, LearningRate, StageConfig, Train
 from orchestrator.stages import equivalence, frontier, grid, learning_rate, throughput, train
 
 _MODULES: dict[str, ModuleType] = {
@@ -24,3 +24,8 @@ _MODULES: dict[str, ModuleType] = {
 def module_of(stage: StageConfig) -> ModuleType:
     """The functions of a stage."""
     return _MODULES[stage.type]
+
+
+def wants_all_at_once(stage: StageConfig) -> bool:
+    """Whether what its own trials bring never changes what it wants: then it is asked once, and not at every event."""
+    return isinstance(stage, Train | LearningRate | Grid)

@@ -39,7 +39,7 @@ class Setting:
             "warmup_samples": warmup_samples(self.study.optimizer, effective, self.study.sample_budget),
         }
         mode = mode or self._chosen_mode(study)
-        return TrialConfig.model_validate(base.model_dump() | (mode.changes(base) if mode else {}) | batch | changes)
+        return TrialConfig.model_validate(dict(base) | (mode.changes(base) if mode else {}) | batch | changes)
 
     def short_trial(
         self, study: Study, micro_batch_size: int, accumulation: int, steps: int, **changes: Any
