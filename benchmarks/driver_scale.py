@@ -1,0 +1,205 @@
+"""The driver against the number of trials: seconds per trial, memory, and the time to go on from the journal.
+
+    python benchmarks/driver_scale.py [--device cpu|cuda] [--quick]
+
+Studies of 100, 1,000 and 10,000 trials, one after the other in one process and one Ray cluster: the real Director, journal,
+scheduler, Tune, Tune actors and Switchboard, without training: NUM_LANES lanes answer every assignment at once, as a trial
+does that has completed. The device makes no difference. Each study is one grid stage of as many learning rates, proposed at
+its start, so every event is decided in a study of the full number. Seconds per trial are wall-clock over the whole study,
+Tune's start and end included; of the first and the last 100 alone, between their ends. Memory is the driver's resident set
+when the last trial ends, and its growth that since the end of the study of 100. Going on is what the same command does
+first when run again: replay the journal, and ask the stage what is left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from side_by_side import machine, options
+
+from orchestrator.config import StudyConfig, parse_study
+from orchestrator.director import Director
+from orchestrator.journal import Journal
+from orchestrator.messages import Message
+from orchestrator.runner import _tune, start_ray
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Trial
+from orchestrator.tracking import NoTracker
+
+SIZES = (100, 1_000, 10_000)
+NUM_LANES = 4
+# Of the Ray cluster, whatever the machine has: one for every lane.
+NUM_CPUS = NUM_LANES
+EDGE = 100
+STUDY: dict[str, Any] = {
+    "name": "scale",
+    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 32}},
+    "data": {"target": "python_stdlib", "kwargs": {"seq_len": 32, "tokenizer": "bytes"}},
+    "sample_budget": 8,
+}
+# As many figures as a trial reports that has trained.
+METRICS = {f"figure_{i}": i / 7 for i in range(20)} | {"samples_seen": 8.0, "val_loss": 3.0, "tokens_per_second": 1e4}
+
+
+@dataclass
+class Course:
+    """One study, watched from the driver."""
+
+    started: float = field(default_factory=time.monotonic)
+    ends: list[float] = field(default_factory=list)
+    """When each trial ended."""
+    cpu_started: float = field(default_factory=time.process_time)
+    cpu_ends: list[float] = field(default_factory=list)
+    """The driver's CPU seconds by then: whatever else the machine does, they are its own."""
+    resident_bytes: int = 0
+    resume_seconds: float = 0.0
+
+    def saw(self, trial: Trial) -> None:
+        if trial.state.ended:
+            self.ends.append(time.monotonic())
+            self.cpu_ends.append(time.process_time())
+            self.resident_bytes = resident_bytes()
+
+    @property
+    def seconds_per_trial(self) -> float:
+        return (self.ends[-1] - self.started) / len(self.ends)
+
+    @property
+    def cpu_seconds_per_trial(self) -> float:
+        return (self.cpu_ends[-1] - self.cpu_started) / len(self.ends)
+
+
+def pace(ends: list[float]) -> float:
+    """Seconds from one end to the next."""
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    sizes = SIZES[:2] if chosen.quick else SIZES
+    with tempfile.TemporaryDirectory() as folder:
+        start_ray(study_of(1), None, Path(folder), num_cpus=NUM_CPUS)
+        courses = {size: run(size, Path(folder) / str(size)) for size in sizes}
+    _print_table(courses)
+    print(json.dumps(_last_line(courses)))
+
+
+def study_of(num_trials: int) -> StudyConfig:
+    rates = [1e-6 * (i + 1) for i in range(num_trials)]
+    return parse_study(STUDY | {"stages": [{"type": "grid", "learning_rate": rates}]}, "the benchmark's study")
+
+
+def run(num_trials: int, run_dir: Path) -> Course:
+    """The study from its first trial to its last, and once more as far as going on with it needs."""
+    config, course = study_of(num_trials), Course()
+    run_dir.mkdir()
+    with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as switchboard:
+        journal.append("run", token="scale")
+        course.started, course.cpu_started = time.monotonic(), time.process_time()
+        director = _director(config, journal, run_dir)
+        director.on_change = course.saw
+        assert not director.finished()
+        _tune(director, switchboard, run_dir, "scale")
+    assert len(course.ends) == num_trials
+    began = time.monotonic()
+    with Journal(run_dir / "journal.jsonl", config.name) as journal:
+        assert _director(config, journal, run_dir).finished()
+        course.resume_seconds = time.monotonic() - began
+    print(f"{num_trials:,} trials: {course.seconds_per_trial * 1e3:.1f} ms each", flush=True)
+    return course
+
+
+def _director(config: StudyConfig, journal: Journal, run_dir: Path) -> Director:
+    return Director(config.stages[0], Setting(config, str(run_dir)), journal, NoTracker(), NUM_LANES)
+
+
+@contextlib.contextmanager
+def lanes() -> Iterator[str]:
+    """A Switchboard, by its name, and lanes that take from it as `orchestrator.lanes.serve` does."""
+    import ray
+
+    from orchestrator.switchboard import Switchboard
+
+    name = f"switchboard-{uuid.uuid4().hex[:8]}"
+    actor: Any = ray.remote(Switchboard)
+    board = actor.options(name=name, num_cpus=0, max_concurrency=1000).remote(NUM_LANES)
+    answering = ray.remote(_answer_at_once).remote(board)
+    try:
+        yield name
+    finally:
+        ray.get(board.close.remote())
+        ray.get(answering)
+        ray.kill(board)
+
+
+def _answer_at_once(board: Any) -> None:
+    """All lanes, each a thread. Their first trials end together: before, Tune would start actors for the lanes left, and
+    end them again for each actor that a trial gives back."""
+    import threading
+
+    import ray
+
+    together = threading.Barrier(NUM_LANES)
+
+    def serve(lane: str) -> None:
+        for turn in itertools.count(1):
+            assignment: Any = ray.get(board.take.remote(lane, lane, turn))
+            if assignment is None:
+                return
+            if turn == 1:
+                together.wait()
+            ray.get(board.say.remote(assignment.key, Message(METRICS, outcome="complete")))
+            ray.get(board.freed.remote(lane))
+
+    threads = [threading.Thread(target=serve, args=(f"lane-{i}",)) for i in range(NUM_LANES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def resident_bytes() -> int:
+    """Of this process, the driver."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _print_table(courses: dict[int, Course]) -> None:
+    import ray
+
+    print(f"{machine()}, ray {ray.__version__}; {NUM_LANES} lanes")
+    print(f"{'':>8} {'milliseconds per trial':^30} {'of that the driver on a CPU':^30} {'MiB':>7} {'':>7} {'going':>7}")
+    paces = f"{'all':>9} {f'first {EDGE}':>10} {f'last {EDGE}':>10}"
+    print(f"{'trials':>8} {paces} {paces} {'driver':>7} {'growth':>7} {'on, s':>7}")
+    for size, course in courses.items():
+        seconds = [course.seconds_per_trial, pace(course.ends[:EDGE]), pace(course.ends[-EDGE:])]
+        seconds += [course.cpu_seconds_per_trial, pace(course.cpu_ends[:EDGE]), pace(course.cpu_ends[-EDGE:])]
+        columns = " ".join(f"{1e3 * one:>{9 + (i % 3 > 0)}.1f}" for i, one in enumerate(seconds))
+        memory = f"{course.resident_bytes / 2**20:>7.0f} {_growth(courses, size) / 2**20:>7.1f}"
+        print(f"{size:>8,} {columns} {memory} {course.resume_seconds:>7.2f}")
+
+
+def _growth(courses: dict[int, Course], size: int) -> int:
+    return courses[size].resident_bytes - courses[SIZES[0]].resident_bytes
+
+
+def _last_line(courses: dict[int, Course]) -> dict[str, Any]:
+    largest = max(courses)
+    return {
+        "seconds_per_trial": {str(size): courses[size].seconds_per_trial for size in courses if size > SIZES[0]},
+        "memory_growth_bytes": _growth(courses, largest),
+        "resume_seconds": courses[largest].resume_seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()
