@@ -30,7 +30,6 @@ class TrialState(StrEnum):
         return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
-_ALL_FIELDS = set(TrialConfig.model_fields)
 # What the reason of a trial says that was measured before.
 REUSED = "reused: "
 
@@ -180,7 +179,7 @@ class Study:
         """The same, of the same parts as other trials: most of a grid's differ in a number or two, and take 6 kB each."""
         parts = {name: getattr(config, name) for name in ("model", "data", "optimizer", "schedule")}
         shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
-        return TrialConfig.model_construct(_ALL_FIELDS, **(dict(config) | shared))
+        return config.model_copy(update=shared)
 
     def _on_started(self, record: dict[str, Any]) -> None:
         self._change(record, state=TrialState.RUNNING)
