@@ -3,23 +3,30 @@
     python benchmarks/step_throughput.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
 Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch, fused
-AdamW and clipping, in this process, in turns. A figure is that of the median window of 5 steps of a turn, compiling and the
-first steps left out. `ours` reports loss, norm and speed only; `ours, all statistics` everything that a run can report.
+AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 10 steps. The windows of a round
+so lie seconds apart, and what else the machine does meets all sides alike. `ours` reports loss, norm and speed only;
+`ours, all statistics` everything that a run can report.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from side_by_side import interleaved, machine, options, ratio_by_round
 
 MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
-WARM_UP_STEPS, STEPS, WINDOW = 5, 35, 5
+# A turn's first step finds the caches full of another side's data, and is not timed.
+LEAD_IN, WINDOW = 1, 10
+# The first hundred steps, of which ours looks at every gradient, are too few to time: they are left out with the warm-up.
+WARM_UP_TURNS, QUICK_WARM_UP_TURNS = 10, 1
+ROUNDS, QUICK_ROUNDS = 51, 4
 SMALL = {
     "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
     "data": {
@@ -34,18 +41,13 @@ PEERS = ("plain", "accelerate", "lightning", "transformers")
 def main() -> None:
     chosen = options(__doc__, small=SMALL)
     device, gpt = chosen.device, chosen.trial
-    warnings.simplefilter("ignore")  # of the peers, about loggers and workers that are left out on purpose
-    sides: dict[str, Callable[[], float]] = {
-        "ours": lambda: ours(device, gpt, statistics_on=False),
-        "ours, all statistics": lambda: ours(device, gpt, statistics_on=True),
-        "plain": lambda: plain(device, gpt),
-        "accelerate": lambda: accelerate(device, gpt),
-        "lightning": lambda: lightning(device, gpt),
-        "transformers": lambda: transformers(device, gpt),
-    }
+    sides = {name: Side(name, device, gpt) for name in ("ours", "ours, all statistics", *PEERS)}
+    turns = {name: side.take for name, side in sides.items()}
+    print("warming up")
+    interleaved(turns, QUICK_WARM_UP_TURNS if chosen.quick else WARM_UP_TURNS)
+    found = interleaved(turns, QUICK_ROUNDS if chosen.quick else ROUNDS)
     for side in sides.values():
-        side()  # whatever is compiled or imported once is behind us
-    found = interleaved(sides, rounds=2 if chosen.quick else 21)
+        side.finish()
     tokens = MICRO_BATCH_SIZE * ACCUMULATION * gpt["data"]["kwargs"]["seq_len"]
     print_table(found, tokens)
     without, with_all = found["ours"], found["ours, all statistics"]
@@ -73,44 +75,80 @@ def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True) -> A
     })  # fmt: skip
 
 
-class Clock:
-    """Seconds of every window of steps after the warm-up: one is the interval after which ours looks at its statistics."""
+class Side:
+    """A process that trains for ever, and waits wherever it is when its turn is over."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, name: str, device: str, gpt: dict[str, Any]) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._there, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=run_side, args=(theirs, name, device, gpt), daemon=True)
+        self._process.start()
+
+    def take(self) -> float:
+        """Let it run for a turn: steps per second of the turn's window."""
+        self._there.send("go on")
+        return self._there.recv()
+
+    def finish(self) -> None:
+        self._there.send("over")
+        self._process.join()
+
+
+def run_side(driver: Connection, name: str, device: str, gpt: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")  # of the peers, about loggers and workers that are left out on purpose
+    train = {
+        "ours": without_statistics,
+        "ours, all statistics": with_statistics,
+        "plain": plain,
+        "accelerate": accelerate,
+        "lightning": lightning,
+        "transformers": transformers,
+    }[name]
+    train(Turns(driver, device), device, gpt)
+
+
+class Turns:
+    """In a side's process: the turns that it is given."""
+
+    def __init__(self, driver: Connection, device: str) -> None:
         import torch
 
         from trainers.throughput import StepClock
 
-        self._steps, self._clock = 0, StepClock(torch.device(device))
+        self._driver, self._steps, self._clock = driver, 0, StepClock(torch.device(device))
+        self.over = driver.recv() == "over"
 
     def step(self) -> None:
+        """After every optimizer step; returns in the next turn where this was the last of one."""
         self._steps += 1
-        if self._steps == WARM_UP_STEPS:
-            self._clock.start()
-        elif self._steps > WARM_UP_STEPS and (self._steps - WARM_UP_STEPS) % WINDOW == 0:
+        if self._steps == LEAD_IN:
+            self._clock.read()
+        elif self._steps == LEAD_IN + WINDOW:
             self._clock.end_of_step()
-
-    @property
-    def done(self) -> bool:
-        return self._steps == WARM_UP_STEPS + STEPS
-
-    def steps_per_second(self) -> float:
-        return WINDOW / statistics.median(self._clock.read())
+            self._driver.send(WINDOW / sum(self._clock.read()))
+            self._steps, self.over = 0, self._driver.recv() == "over"
 
 
-def ours(device: str, gpt: dict[str, Any], *, statistics_on: bool) -> float:
+def without_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
+    ours(turns, device, gpt, statistics_on=False)
+
+
+def with_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
+    ours(turns, device, gpt, statistics_on=True)
+
+
+def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool) -> None:
     import torch
 
     from trainers.run import STEPS_PER_INTERVAL, Run
 
-    run, clock = Run(config(device, gpt, statistics_on=statistics_on), torch.device(device)), Clock(device)
-    for number in range(1, WARM_UP_STEPS + STEPS + 1):
+    run = Run(config(device, gpt, statistics_on=statistics_on), torch.device(device))
+    while not turns.over:
         run.step()
-        if number % STEPS_PER_INTERVAL == 0:  # as the loop does
+        if run.num_steps % STEPS_PER_INTERVAL == 0:  # as the loop does
             run.read()
             run.metrics()
-        clock.step()
-    return clock.steps_per_second()
+        turns.step()
 
 
 def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -134,18 +172,24 @@ def mean_loss(model: Any, batch: Any) -> Any:
 
 
 def loader(train_set: Any) -> Any:
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, Subset
 
-    return DataLoader(train_set, batch_size=MICRO_BATCH_SIZE, shuffle=True, drop_last=True)
+    whole_steps = len(train_set) // (MICRO_BATCH_SIZE * ACCUMULATION) * MICRO_BATCH_SIZE * ACCUMULATION
+    return DataLoader(Subset(train_set, range(whole_steps)), batch_size=MICRO_BATCH_SIZE, shuffle=True)
 
 
-def plain(device: str, gpt: dict[str, Any]) -> float:
+def endless(batches: Any) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def plain(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     """What one would write by hand."""
     import torch
 
     model, optimizer, train_set = parts(device, gpt)
-    clock, batches = Clock(device), iter(loader(train_set))
-    for _ in range(WARM_UP_STEPS + STEPS):
+    batches = endless(loader(train_set))
+    while not turns.over:
         for _ in range(ACCUMULATION):
             batch = {key: value.to(device, non_blocking=True) for key, value in next(batches).items()}
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -154,11 +198,10 @@ def plain(device: str, gpt: dict[str, Any]) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        clock.step()
-    return clock.steps_per_second()
+        turns.step()
 
 
-def accelerate(device: str, gpt: dict[str, Any]) -> float:
+def accelerate(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     """As in Accelerate's guide to gradient accumulation."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]  (an extra)
 
@@ -169,8 +212,7 @@ def accelerate(device: str, gpt: dict[str, Any]) -> float:
     )
     model, optimizer, train_set = parts(device, gpt)
     model, optimizer, batches = accelerator.prepare(model, optimizer, loader(train_set))
-    clock = Clock(device)
-    for batch in batches:
+    for batch in endless(batches):
         with accelerator.accumulate(model):
             accelerator.backward(mean_loss(model, batch))
             if accelerator.sync_gradients:
@@ -178,18 +220,14 @@ def accelerate(device: str, gpt: dict[str, Any]) -> float:
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
-            clock.step()
-        if clock.done:
-            break
-    accelerator.free_memory()
-    return clock.steps_per_second()
+            turns.step()
+        if turns.over:
+            return
 
 
-def lightning(device: str, gpt: dict[str, Any]) -> float:
+def lightning(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     """A LightningModule with automatic optimization; no logger, checkpoint or progress bar."""
     import lightning as L  # pyright: ignore[reportMissingImports]  (an extra)
-
-    clock = Clock(device)
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -204,25 +242,24 @@ def lightning(device: str, gpt: dict[str, Any]) -> float:
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             if (batch_idx + 1) % ACCUMULATION == 0:
-                clock.step()
+                turns.step()
+            self.trainer.should_stop = turns.over
 
     module = Module()
     with tempfile.TemporaryDirectory() as folder:
         L.Trainer(
-            accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_steps=WARM_UP_STEPS + STEPS,
+            accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=-1,
             accumulate_grad_batches=ACCUMULATION, gradient_clip_val=1.0, default_root_dir=folder,
             precision="bf16-mixed" if device == "cuda" else "32-true", logger=False, barebones=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         ).fit(module, loader(module.train_set))  # fmt: skip
-    return clock.steps_per_second()
 
 
-def transformers(device: str, gpt: dict[str, Any]) -> float:
+def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     """The Trainer with a model that returns its loss; nothing logged or saved."""
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    clock = Clock(device)
     model, optimizer, train_set = parts(device, gpt)
 
     class Wrapped(torch.nn.Module):
@@ -234,21 +271,26 @@ def transformers(device: str, gpt: dict[str, Any]) -> float:
             return {"loss": mean_loss(self.model, {"input_ids": input_ids, "targets": targets})}
 
     class EndOfStep(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            clock.step()
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            turns.step()
+            control.should_training_stop = turns.over
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=MICRO_BATCH_SIZE, gradient_accumulation_steps=ACCUMULATION,
-            max_steps=WARM_UP_STEPS + STEPS, max_grad_norm=1.0, lr_scheduler_type="constant", report_to=[],
+            max_steps=10**6, max_grad_norm=1.0, lr_scheduler_type="constant", report_to=[],
             logging_strategy="no", save_strategy="no", disable_tqdm=True, use_cpu=device == "cpu",
             bf16=device == "cuda", remove_unused_columns=False, label_names=[],
         )  # fmt: skip
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        batches = loader(train_set)
         Trainer(
-            Wrapped(), arguments, train_dataset=train_set, optimizers=(optimizer, schedule), callbacks=[EndOfStep()]
+            Wrapped(),
+            arguments,
+            train_dataset=batches.dataset,
+            optimizers=(optimizer, schedule),
+            callbacks=[EndOfStep()],
         ).train()
-    return clock.steps_per_second()
 
 
 def print_table(found: dict[str, list[float]], tokens: int) -> None:

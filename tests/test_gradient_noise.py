@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from tests.tiny import config, cpu_run, on_two_ranks
-from trainers.gradient_noise import RECENT_STEPS, MicroGradientNorms, NoiseEstimate, NoiseLog, estimate_noise
+from trainers.gradient_noise import (
+    FIRST_STEPS,
+    RECENT_STEPS,
+    THEN_ONE_IN,
+    MicroGradientNorms,
+    NoiseEstimate,
+    NoiseLog,
+    estimate_noise,
+)
 
 DIM = 60
 NOT_AVAILABLE = NoiseEstimate(*[None] * 6)
@@ -194,6 +202,14 @@ def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased():
         weight.grad = None
     log.read()
     assert log.estimate().noise_scale == pytest.approx(noise_scale, rel=0.08)
+
+
+def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many():
+    run = cpu_run(config(gradient_accumulation_steps=2))
+    for _ in range(FIRST_STEPS + 3 * THEN_ONE_IN):
+        run.step()
+    run.read()
+    assert len(run.meter.noise.steps) == FIRST_STEPS + 3
 
 
 def test_a_step_with_a_micro_batch_without_targets_does_not_count():

@@ -24,7 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Z_95 = 1.96
-# The noise scale grows as the loss falls: a long run says what it is of late.
+# A look at a micro-gradient is a pass over it, and all of them are 3 % of a small model's step. A long run has more steps
+# than the estimate needs: after the first ones it looks at one in so many.
+FIRST_STEPS, THEN_ONE_IN = 100, 5
+# The noise scale grows as the loss falls: a long run says what it is of late. Of the steps looked at.
 RECENT_STEPS = 1000
 
 
@@ -33,8 +36,7 @@ class MicroGradientNorms:
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
         """parameters: as `trainers.parallel.leaves_of` finds them."""
-        self.follow_sum = False
-        """Whether to look at the sum of the micro-gradients, too, as it grows: it costs a pass over it each time."""
+        self._looks, self._follows_sum = True, False
         self._parameters, self._world_size = parameters, world_size
         self._norms: list[Tensor] = []
         self._weighted_squares: list[Tensor] = []
@@ -42,16 +44,24 @@ class MicroGradientNorms:
         for parameter in parameters:
             parameter.register_hook(self._see)
 
+    def begin_step(self, number: int, *, follow_sum: bool) -> None:
+        """number: of the step, from 1. follow_sum: look at the sum of the micro-gradients, too, as it grows."""
+        self._looks = number <= FIRST_STEPS or number % THEN_ONE_IN == 0
+        self._follows_sum = follow_sum
+
     def _see(self, gradient: Tensor) -> None:
-        self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
+        if self._looks:
+            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
     def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor, *, last: bool) -> None:
         """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of its step."""
+        if not self._looks:
+            return
         norm = torch.linalg.vector_norm(torch.stack(self._norms))
         # 0 / 0 for a micro-batch without targets: it has no gradient of its own, and the estimate leaves its step out.
         self._weighted_squares.append((norm / scale) ** 2 / num_targets)
         self._norms = []
-        if self.follow_sum and not (last and self._world_size > 1):  # by then the sum is that of all ranks
+        if self._follows_sum and not (last and self._world_size > 1):  # by then the sum is that of all ranks
             total = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
             self._lengths.append(torch.stack([norm, total]))
 
@@ -64,8 +74,11 @@ class MicroGradientNorms:
         cosines = [_cosine_with_sum(*before, *now) for before, now in itertools.pairwise(lengths)]
         return {"successive_cosine": torch.stack(cosines).mean().item()} if cosines else {}
 
-    def take(self) -> Tensor:
-        """The sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device."""
+    def take(self) -> Tensor | None:
+        """The sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device; None of a step
+        that was not looked at."""
+        if not self._looks:
+            return None
         total = torch.stack(self._weighted_squares).sum()
         self._weighted_squares = []
         return total

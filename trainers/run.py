@@ -80,7 +80,7 @@ class Run:
         config = self.config
         self.num_steps += 1
         if self.norms is not None:
-            self.norms.follow_sum = self.num_steps % STEPS_PER_INTERVAL == 0
+            self.norms.begin_step(self.num_steps, follow_sum=self.num_steps % STEPS_PER_INTERVAL == 0)
         self.optimizer.zero_grad(set_to_none=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(config, self.samples_seen)
