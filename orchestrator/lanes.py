@@ -30,10 +30,11 @@ from ray import train
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.placement_group import get_current_placement_group
 
 from orchestrator.cluster import ON_THE_HEAD
 from orchestrator.messages import Assignment, Blame, Host, Message
-from orchestrator.ray_state import is_draining, remove_orphaned_placement_groups
+from orchestrator.ray_state import free_placement_groups, is_draining
 from orchestrator.switchboard import Switchboard
 from orchestrator.words import bytes_text
 from trainers.config import TrialConfig
@@ -68,7 +69,7 @@ def serve(lane: dict[str, Any]) -> None:
     _exit_with_the_study(board, name)
     _freeze_what_is_imported()
     if rank == 0:
-        board.introduce.remote(name, _host())
+        board.introduce.remote(name, _host(), get_current_placement_group())
     group = _common_name()
     turn = 0
     while True:
@@ -313,7 +314,7 @@ def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:
         lost = _lost_run(_trainer(board, shape, storage, lane, attempt))
         if lost is None:
             return
-        remove_orphaned_placement_groups()
+        free_placement_groups(ray.get(board.placement.remote(lane)))
         cause = " ".join(lost.split())[:300]  # its first line alone says nothing
         blame = "memory" if LOW_MEMORY in lost else "machine"
         if not ray.get(board.run_lost.remote(lane, cause, blame)):

@@ -13,11 +13,14 @@ def is_draining(node_id: str) -> bool:
     return node_id in state.get_draining_nodes()
 
 
-def remove_orphaned_placement_groups() -> None:
-    """Those of this driver whose creator is dead: Ray keeps them, and their CPUs and GPUs, until the driver ends.
+def free_placement_groups(last: PlacementGroup | None) -> None:
+    """Remove what a lost Train run has left: the last group that it had, and all of this driver whose creator is dead.
 
-    Ray Train's own cleaner asks the dashboard whether the creator lives, and gives up where there is none.
+    Ray keeps them, and their CPUs and GPUs, until the driver ends. Ray Train's own cleaner asks the dashboard whether the
+    creator lives, and gives up where there is none; and a controller that failed may live on for a while.
     """
+    if last is not None:
+        remove_placement_group(last)
     job = ray.get_runtime_context().get_job_id()
     for data in state._connect_and_get_accessor().get_placement_group_table():
         group = PlacementGroupTableData.FromString(data)

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.messages import HOST_RAN_OUT, Assignment, Blame, Host, Message
 
@@ -56,6 +56,7 @@ class Switchboard:
         self._causes: dict[str, str] = {}
         self._blames: dict[str, Blame] = {}
         self._hosts: dict[str, Host] = {}
+        self._placements: dict[str, Any] = {}
         self._leaving: set[str] = set()
         """Lanes of which a process was told to end."""
         self._changed = asyncio.Condition()
@@ -63,12 +64,12 @@ class Switchboard:
 
     # For the ranks of a lane
 
-    async def introduce(self, lane: str, host: Host) -> None:
-        """The lane has new processes, there."""
+    async def introduce(self, lane: str, host: Host, placement: Any = None) -> None:
+        """The lane has new processes, there, in that placement group."""
         before = self._hosts.get(lane, host)
         if before.name == host.name and before.memory_kills < host.memory_kills:
             self._blames[lane] = "memory"
-        self._hosts[lane] = host
+        self._hosts[lane], self._placements[lane] = host, placement
         self._leaving.discard(lane)
         async with self._changed:
             self._changed.notify_all()
@@ -221,6 +222,10 @@ class Switchboard:
         async with self._changed:
             await self._changed.wait_for(lambda: self._hosts or len(self._lost) == self._num_lanes)
         return next((host.device for host in self._hosts.values()), "")
+
+    async def placement(self, lane: str) -> Any:
+        """The placement group of the lane's last processes; None before it had any."""
+        return self._placements.get(lane)
 
     async def assign(self, assignment: Assignment) -> None:
         self._lines[assignment.key] = line = _Line()
