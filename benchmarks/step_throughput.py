@@ -24,9 +24,9 @@ from side_by_side import interleaved, machine, options, ratio_by_round
 MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
 # A turn's first step finds the caches full of another side's data, and is not timed.
 LEAD_IN, WINDOW = 1, 10
-# The first hundred steps, of which ours looks at every gradient, are too few to time: they are left out with the warm-up.
-WARM_UP_TURNS, QUICK_WARM_UP_TURNS = 10, 1
-ROUNDS, QUICK_ROUNDS = 51, 4
+# Where its memory comes to lie makes a process a percent or two faster or slower for good: all are started anew this often.
+BLOCKS, ROUNDS, WARM_UP_TURNS = 5, 10, 2
+QUICK_BLOCKS, QUICK_ROUNDS = 1, 4
 SMALL = {
     "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
     "data": {
@@ -41,13 +41,12 @@ PEERS = ("plain", "accelerate", "lightning", "transformers")
 def main() -> None:
     chosen = options(__doc__, small=SMALL)
     device, gpt = chosen.device, chosen.trial
-    sides = {name: Side(name, device, gpt) for name in ("ours", "ours, all statistics", *PEERS)}
-    turns = {name: side.take for name, side in sides.items()}
-    print("warming up")
-    interleaved(turns, QUICK_WARM_UP_TURNS if chosen.quick else WARM_UP_TURNS)
-    found = interleaved(turns, QUICK_ROUNDS if chosen.quick else ROUNDS)
-    for side in sides.values():
-        side.finish()
+    blocks, rounds = (QUICK_BLOCKS, QUICK_ROUNDS) if chosen.quick else (BLOCKS, ROUNDS)
+    found: dict[str, list[float]] = {}
+    for number in range(blocks):
+        print(f"block {number + 1} of {blocks}")
+        for name, values in block(device, gpt, rounds).items():
+            found.setdefault(name, []).extend(values)
     tokens = MICRO_BATCH_SIZE * ACCUMULATION * gpt["data"]["kwargs"]["seq_len"]
     print_table(found, tokens)
     without, with_all = found["ours"], found["ours, all statistics"]
@@ -58,6 +57,18 @@ def main() -> None:
         "tokens_per_second": {name: tokens * statistics.median(values) for name, values in found.items()},
     }
     print(json.dumps(line))
+
+
+def block(device: str, gpt: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Steps per second of every side in each round, in processes of their own."""
+    sides = {name: Side(name, device, gpt) for name in ("ours", "ours, all statistics", *PEERS)}
+    for side in sides.values():
+        for _ in range(WARM_UP_TURNS):
+            side.take()  # whatever is imported, compiled or created once is behind us
+    found = interleaved({name: side.take for name, side in sides.items()}, rounds)
+    for side in sides.values():
+        side.finish()
+    return found
 
 
 def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True) -> Any:
@@ -140,9 +151,11 @@ def with_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool) -> None:
     import torch
 
+    from trainers.gradient_noise import FIRST_STEPS
     from trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(device, gpt, statistics_on=statistics_on), torch.device(device))
+    run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
     while not turns.over:
         run.step()
         if run.num_steps % STEPS_PER_INTERVAL == 0:  # as the loop does
