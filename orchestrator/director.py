@@ -24,6 +24,8 @@ from orchestrator.study import Conclusion, Halted, Proposal, Trial, TrialState
 # A stage whose first trials all fail, so many of them, is not at fault with this one or that.
 ENOUGH_FAILURES = 3
 STOPPED = "stopped:"
+# A trial whose machine is lost so often between two evaluations is not run again.
+MAX_INTERRUPTIONS = 5
 # A rate is judged from here on: compiling and the first steps are behind.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
@@ -221,9 +223,7 @@ class Director:
         if message.outcome == "stopped":
             return  # it was told to: its state is journaled already, or it waits to go on
         if message.outcome == "interrupted":
-            fields = {"reason": message.reason, "seconds": self._held_seconds(trial_id)}
-            self.journal.append("interrupted", id=trial_id, **fields)
-            return self.on_change(self._trial(trial_id))
+            return self._on_interrupted(trial_id, message.reason)
         if message.outcome in ("no_lane", "no_room"):
             self._halted = message.reason
             return
@@ -240,6 +240,15 @@ class Director:
                 self.journal.append("result", id=trial_id, metrics=message.metrics, rungs={})
                 self._listener.result(trial_id, message.metrics)
         return self._end(trial_id, state, message.reason, message.metrics)
+
+    def _on_interrupted(self, trial_id: str, reason: str) -> None:
+        """It waits; one that comes no further, however often, may be what takes its machines down."""
+        times = self._trial(trial_id).interruptions + 1
+        if times == MAX_INTERRUPTIONS:
+            what = f"failed: its machine was lost {times} times since its last evaluation"
+            return self._end(trial_id, TrialState.FAILED, f"{what}; {reason}")
+        self.journal.append("interrupted", id=trial_id, reason=reason, seconds=self._held_seconds(trial_id))
+        self.on_change(self._trial(trial_id))
 
     def _end(self, trial_id: str, state: TrialState, reason: str, metrics: dict[str, float] | None = None) -> None:
         fields = {"state": state, "reason": reason, "metrics": metrics or {}, "seconds": self._held_seconds(trial_id)}

@@ -88,7 +88,9 @@ def serve(lane: dict[str, Any]) -> None:
             )
             raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
         clean = _run(assignment, board, name, rank)
-        recycle = assignment.recycle_after or _is_leaving()
+        if leaving := _is_leaving():  # known before the group ends: rank 0 may have taken another trial by then
+            ray.get(board.outlook.remote(name, leaving=True))
+        recycle = assignment.recycle_after or leaving
         if clean and recycle:
             ray.get(board.until_freed.remote(name, assignment.key))  # ended now, rank 0 could not say its last word
         if not clean or recycle:
@@ -311,23 +313,32 @@ def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None
 def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:
     """One lane's life, in a thread of its own: a Train run, and another wherever Ray loses one."""
     for attempt in itertools.count():
-        lost = _lost_run(_trainer(board, shape, storage, lane, attempt))
-        if lost is None:
+        lost = _lost_run(board, shape, storage, lane, attempt)
+        if lost is None and ray.get(board.outlook.remote(lane)) == "closed":
             return
-        free_placement_groups(ray.get(board.placement.remote(lane)))
-        cause = " ".join(lost.split())[:300]  # its first line alone says nothing
-        blame = "memory" if LOW_MEMORY in lost else "machine"
+        said = f"{lost or 'its ranks went home'}{_left_behind(board, lane)}"
+        blame = "memory" if LOW_MEMORY in said else "machine"
+        cause = " ".join(said.split())[:300]  # its first line alone says nothing
         if not ray.get(board.run_lost.remote(lane, cause, blame)):
             return
 
 
-def _lost_run(trainer: TorchTrainer) -> str | None:
+def _lost_run(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> str | None:
     """What a Train run that ended before its time said; nothing of the run outlives this frame."""
     try:
-        trainer.fit()
+        _trainer(board, shape, storage, lane, attempt).fit()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _left_behind(board: Any, lane: str) -> str:
+    """Remove it; where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
+    try:
+        free_placement_groups(ray.get(board.placement.remote(lane)))
+    except Exception as error:
+        return f"; what it left behind could not be removed: {error}"
+    return ""
 
 
 def _trainer(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> TorchTrainer:

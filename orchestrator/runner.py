@@ -234,8 +234,6 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
             storage_path=str(run_dir / ".ray"),
             verbose=0,
             callbacks=[Silence()],
-            # Nothing to restore from, and until it were saved a process would be started for the next trial.
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
     ).fit()
 

@@ -70,6 +70,8 @@ class Trial:
     """The rungs it was let past."""
     history: tuple[dict[str, float], ...] = ()
     """The metrics of every evaluation."""
+    interruptions: int = 0
+    """How often its machine was taken away since its last evaluation."""
     seconds: float = 0.0
     """Wall-clock it has held a lane."""
 
@@ -186,8 +188,10 @@ class Study:
 
     def _on_interrupted(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
-        seconds = trial.seconds + record["seconds"]
-        self._change(record, state=TrialState.WAITING, reason=record["reason"], seconds=seconds)
+        if trial.state is not TrialState.RUNNING:
+            return
+        counts = {"interruptions": trial.interruptions + 1, "seconds": trial.seconds + record["seconds"]}
+        self._change(record, state=TrialState.WAITING, reason=record["reason"], **counts)
 
     def _on_result(self, record: dict[str, Any]) -> None:
         trial = self.trials[record["id"]]
@@ -195,7 +199,8 @@ class Study:
         seen = [point.get("samples_seen") for point in trial.history]
         history = trial.history if metrics.get("samples_seen") in seen else (*trial.history, metrics)
         rungs = {int(rung): value for rung, value in record["rungs"].items()}
-        self._change(record, metrics=trial.metrics | metrics, history=history, rungs=rungs | trial.rungs)
+        further = {"metrics": trial.metrics | metrics, "history": history, "rungs": rungs | trial.rungs}
+        self._change(record, **further, interruptions=0)
 
     def _on_paused(self, record: dict[str, Any]) -> None:
         trial, rung = self.trials[record["id"]], record["rung"]

@@ -47,6 +47,7 @@ class Switchboard:
         """When each lane with an assignment last said something; absent while it waits for a verdict."""
         self._lost: dict[str, str] = {}
         self._deaths_since_take: dict[str, int] = {}
+        self._runs_since_take: dict[str, int] = {}
         self._queue: deque[Assignment] = deque()
         self._lines: dict[str, _Line] = {}
         self._in_flight: dict[str, Assignment] = {}
@@ -81,7 +82,7 @@ class Switchboard:
         if left_over is not None:
             self._after_lane_death(lane, left_over)
         self._blames.pop(lane, None)
-        self._deaths_since_take[lane] = 0
+        self._deaths_since_take[lane] = self._runs_since_take[lane] = 0
         async with self._changed:
             if self._groups.get(lane, group) != group:
                 self._replaced.add(self._groups[lane])
@@ -162,19 +163,29 @@ class Switchboard:
 
     async def cause_of_death(self, lane: str, cause: str, blame: Blame) -> None:
         """A group of the lane died; a lane whose groups never get as far as taking a trial is given up."""
-        self._causes[lane], self._blames[lane] = cause, blame
+        self._blame(lane, cause, blame)
         deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
-        if deaths >= MAX_STARTS and lane not in self._lost:
-            await self._lose(lane, f"its processes ended {deaths} times before they took a trial: {cause}")
+        await self._give_up_after(deaths, lane, cause)
 
     async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
         """The lane's Train run is over before its time, and its processes are gone. Answers whether to start another."""
-        await self.cause_of_death(lane, cause, blame)
+        self._blame(lane, cause, blame)
         if lane in self._in_flight:
             self._after_lane_death(lane, self._in_flight[lane])
+        runs = self._runs_since_take[lane] = self._runs_since_take.get(lane, 0) + 1
+        await self._give_up_after(runs, lane, cause)
         async with self._changed:
             self._changed.notify_all()
         return lane not in self._lost and not self._closing
+
+    def _blame(self, lane: str, cause: str, blame: Blame) -> None:
+        """What ends after it was told to has not died of its trial, however it looked."""
+        told = blame == "trial" and lane in self._leaving
+        self._causes[lane], self._blames[lane] = cause, "machine" if told else blame
+
+    async def _give_up_after(self, starts: int, lane: str, cause: str) -> None:
+        if starts >= MAX_STARTS and lane not in self._lost:
+            await self._lose(lane, f"its processes ended {starts} times before they took a trial: {cause}")
 
     async def _lose(self, lane: str, cause: str) -> None:
         self._lost[lane] = cause

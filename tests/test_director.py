@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.director import MAX_INTERRUPTIONS
 from orchestrator.journal import Journal, replay
 from orchestrator.study import Halted, Study, Trial, TrialState
 from tests.lane_player import Message, Player, World, director_of, know, play_stage, study_of
@@ -356,6 +357,42 @@ def test_a_lost_trial_fails_and_is_not_started_again(tmp_path: Path) -> None:
         director.on_error(lost.id, "its Tune actor was lost")
         assert journal.study.trials[lost.id].state is TrialState.FAILED
         assert director.next_trial().id != lost.id
+
+
+INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node has died")
+
+
+def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = director.next_trial()
+        assert trial is not None
+        director.on_started(trial.id)
+        director.on_message(trial.id, INTERRUPTED)
+        waiting = journal.study.trials[trial.id]
+        assert (waiting.state, waiting.reason) == (TrialState.WAITING, INTERRUPTED.reason)
+        assert director.next_trial() == waiting
+    assert replay(tmp_path / "journal.jsonl", "played").trials[trial.id] == waiting
+
+
+def test_one_whose_machine_is_lost_again_and_again_before_it_gets_anywhere_fails(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = director.next_trial()
+        assert trial is not None
+        for evaluated in (True, False):
+            for _ in range(MAX_INTERRUPTIONS - evaluated):
+                director.on_started(trial.id)
+                director.on_message(trial.id, INTERRUPTED)
+            if evaluated:
+                director.on_started(trial.id)
+                director.on_message(trial.id, Message({"samples_seen": 64, "val_loss": 3.0}, evaluated=True))
+        ended = journal.study.trials[trial.id]
+        assert ended.state is TrialState.FAILED
+        said = (
+            f"failed: its machine was lost {MAX_INTERRUPTIONS} times since its last evaluation; interrupted: its node"
+        )
+        assert ended.reason.startswith(said)
 
 
 def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:

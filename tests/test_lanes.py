@@ -198,6 +198,31 @@ def test_a_trial_whose_processes_are_told_to_end_stops_and_waits_for_others() ->
     play(scene())
 
 
+def test_who_is_killed_after_being_told_to_end_has_not_died_of_its_trial() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        await board.outlook("lane", leaving=True)
+        await board.cause_of_death("lane", "rank 0: killed", "trial")
+        await board.introduce("lane", Host("a", "", 0))
+        await board.assign(assignment("b"))
+        await board.take("lane", "new group", 1)
+        assert (await board.next_message("a")).outcome == "interrupted"
+
+    play(scene())
+
+
+def test_a_node_that_took_its_lane_with_it_counts_once_against_the_lane() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=1)
+        for _ in range(MAX_STARTS - 1):
+            await board.cause_of_death("lane", "its node has died", "machine")
+            assert await board.run_lost("lane", "no node to start on", "machine")
+
+    play(scene())
+
+
 def test_processes_that_are_told_to_end_while_they_are_idle_take_nothing_more() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
