@@ -187,20 +187,22 @@ def kill_driver(scene: Scene) -> str | None:
 
 def kill_lane(scene: Scene) -> str | None:
     """Once in a driver's life: a trial under which its lane died twice is at fault itself."""
-    rank = scene.rank()
-    if rank is None or scene.lane_was_killed:
+    if scene.lane_was_killed:
         return None
-    scene.lane_was_killed = True
-    os.kill(rank, signal.SIGKILL)
-    return f"the lane's process {rank}"
+    what = send(signal.SIGKILL, "the lane's process", scene.rank())
+    scene.lane_was_killed = what is not None
+    return what
+
+
+def send(number: signal.Signals, what: str, pid: int | None) -> str | None:
+    if pid is None:
+        return None
+    os.kill(pid, number)
+    return f"{number.name} to {what} {pid}"
 
 
 def kill_controller(scene: Scene) -> str | None:
-    controller = scene.controller()
-    if controller is None:
-        return None
-    os.kill(controller, signal.SIGKILL)
-    return f"the Train controller {controller}"
+    return send(signal.SIGKILL, "the Train controller", scene.controller())
 
 
 def kill_node(scene: Scene) -> str | None:
@@ -210,11 +212,7 @@ def kill_node(scene: Scene) -> str | None:
 
 
 def tell_to_end(scene: Scene) -> str | None:
-    rank = scene.rank()
-    if rank is None:
-        return None
-    os.kill(rank, signal.SIGTERM)
-    return f"the lane's process {rank}, by SIGTERM"
+    return send(signal.SIGTERM, "the lane's process", scene.rank())
 
 
 def drain_node(scene: Scene) -> str | None:
