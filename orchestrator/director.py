@@ -214,10 +214,10 @@ class Director:
         del losses[max(0, steps - len(message.step_losses)) :]
         losses.extend(message.step_losses)
 
-    def on_error(self, trial_id: str, reason: str) -> None:
-        """The trial's Tune actor or its lane was lost for good."""
-        if not self._trial(trial_id).state.ended:
-            self._end(trial_id, TrialState.FAILED, f"failed: {reason}")
+    def on_relay_lost(self, trial_id: str, reason: str) -> None:
+        """What Tune runs only relays: the trial itself goes on from its last checkpoint."""
+        if self._trial(trial_id).state is TrialState.RUNNING:
+            self._on_interrupted(trial_id, f"interrupted: {reason}")
 
     def _on_outcome(self, trial_id: str, message: Message) -> None:
         if message.outcome == "stopped":

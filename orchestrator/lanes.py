@@ -27,7 +27,7 @@ from typing import Any
 
 import ray
 from ray import train
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import get_current_placement_group
@@ -258,7 +258,10 @@ class _TellCause(train.UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = [f"rank {rank}: {_first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
         blame = blame_for("\n".join(map(str, worker_exceptions.values())))
-        ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), blame))
+        try:
+            ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), blame))
+        except RayActorError:  # no group would find anything to do: this Train run ends with its controller
+            os._exit(1)
 
 
 def blame_for(said: str) -> Blame:
@@ -305,8 +308,9 @@ def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None
         # Where the cluster is gone, as after a SIGTERM to the whole process group, there is nobody to send home.
         with contextlib.suppress(RayError):
             ray.get(board.close.remote(), timeout=SECONDS_TO_CLOSE)
-            for thread in threads:
-                thread.join(timeout=30)
+        for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
+            thread.join(timeout=30)
+        with contextlib.suppress(RayError):
             ray.kill(board)
 
 
@@ -314,13 +318,20 @@ def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:
     """One lane's life, in a thread of its own: a Train run, and another wherever Ray loses one."""
     for attempt in itertools.count():
         lost = _lost_run(board, shape, storage, lane, attempt)
-        if lost is None and ray.get(board.outlook.remote(lane)) == "closed":
-            return
-        said = f"{lost or 'its ranks went home'}{_left_behind(board, lane)}"
-        blame = "memory" if LOW_MEMORY in said else "machine"
-        cause = " ".join(said.split())[:300]  # its first line alone says nothing
-        if not ray.get(board.run_lost.remote(lane, cause, blame)):
-            return
+        with contextlib.suppress(RayError):  # without a Switchboard there are no lanes; the trials' relays say so
+            if _is_another_wanted(board, lane, lost):
+                continue
+        return
+
+
+def _is_another_wanted(board: Any, lane: str, lost: str | None) -> bool:
+    """After a Train run that has ended, or was `lost` for that reason."""
+    if lost is None and ray.get(board.outlook.remote(lane)) == "closed":
+        return False
+    said = f"{lost or 'its ranks went home'}{_left_behind(board, lane)}"
+    blame = "memory" if LOW_MEMORY in said else "machine"
+    cause = " ".join(said.split())[:300]  # its first line alone says nothing
+    return ray.get(board.run_lost.remote(lane, cause, blame))
 
 
 def _lost_run(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> str | None:

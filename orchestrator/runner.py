@@ -219,6 +219,8 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
     from orchestrator.scheduler import Silence, StageScheduler, StageSearch
     from orchestrator.trainable import LaneTrainable
 
+    # What it logs as an error, with Ray's whole stack, the journal says in a line that names the file of the stack.
+    logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)
     scheduler = StageScheduler(director)
     tune.Tuner(
         tune.with_resources(LaneTrainable, RELAY_RESOURCES),

@@ -90,7 +90,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
         self._known.pop(_id(trial), None)
-        self._director.on_error(_id(trial), f"its Tune actor was lost; see {trial.error_file or 'the Ray logs'}")
+        self._director.on_relay_lost(_id(trial), f"its Tune actor was lost; see {trial.error_file or 'the Ray logs'}")
 
     def on_trial_remove(self, tune_controller: Any, trial: TuneTrial) -> None:
         self._known.pop(_id(trial), None)

@@ -22,7 +22,8 @@ MAX_STARTS = 3
 class _Line:
     """One trial in flight, as the Switchboard sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
         self.messages: deque[Message] = deque()
         self.arrived = asyncio.Event()
         self.dismissed = asyncio.Event()
@@ -88,15 +89,21 @@ class Switchboard:
                 self._replaced.add(self._groups[lane])
             self._groups[lane] = group
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: self._queue or self._is_over(lane, group))
-            assignment = None if self._is_over(lane, group) else self._queue.popleft()
+            await self._changed.wait_for(lambda: self._next() or self._is_over(lane, group))
+            assignment = None if self._is_over(lane, group) else self._next()
             if assignment is not None:
+                self._queue.remove(assignment)
                 self._in_flight[lane] = assignment
                 self._heard[lane] = time.monotonic()
             self._turns = {key: kept for key, kept in self._turns.items() if key[0] not in (group, *self._replaced)}
             self._turns[(group, turn)] = assignment
             self._changed.notify_all()
         return assignment
+
+    def _next(self) -> Assignment | None:
+        """The first whose trial no other lane has still: two would write to one directory."""
+        running = {assignment.trial_id for assignment in self._in_flight.values()}
+        return next((waiting for waiting in self._queue if waiting.trial_id not in running), None)
 
     def _is_over(self, lane: str, group: str) -> bool:
         """A group that died while it waited must not take what its successor is to have."""
@@ -239,7 +246,10 @@ class Switchboard:
         return self._placements.get(lane)
 
     async def assign(self, assignment: Assignment) -> None:
-        self._lines[assignment.key] = line = _Line()
+        """An earlier handing over of the same trial, whose relay was lost, ends with this one."""
+        for key in [key for key, line in self._lines.items() if line.trial_id == assignment.trial_id]:
+            await self.dismiss(key)
+        self._lines[assignment.key] = line = _Line(assignment.trial_id)
         self._end_without_lanes(line)
         async with self._changed:
             self._queue.append(assignment)

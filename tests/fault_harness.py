@@ -125,10 +125,16 @@ class Scene:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        self.node = self.cluster.add_node(num_cpus=1)
+        self._num_nodes = 0
+        self.node = self.add_node()
         self.folder, self.log = folder, log
         self.driver = self.new_study()
         self.lane_was_killed = False
+
+    def add_node(self) -> Any:
+        """Each unpacks what drivers ship into a directory of its own, as on a machine of its own it would."""
+        self._num_nodes += 1
+        return self.cluster.add_node(num_cpus=1, runtime_env_dir_name=f"node-{self._num_nodes}")
 
     def new_study(self) -> Driver:
         """The next one, in a directory of its own, and with a log of its own."""
@@ -153,9 +159,10 @@ class Scene:
         pids = [line["pid"] for line in self.logged() if line["pid"] != self.driver.process.pid]
         return pids[-1] if pids and alive(pids[-1]) else None
 
-    def controller(self) -> int | None:
+    def on_the_head(self, actor: str) -> int | None:
+        """The process of a Ray actor there, by what its title says."""
         raylet = self.cluster.head_node.all_processes["raylet"][0].process.pid
-        return next((pid for pid in children(raylet) if "TrainController" in title(pid)), None)
+        return next((pid for pid in children(raylet) if actor in title(pid)), None)
 
 
 def alive(pid: int) -> bool:
@@ -202,12 +209,28 @@ def send(number: signal.Signals, what: str, pid: int | None) -> str | None:
 
 
 def kill_controller(scene: Scene) -> str | None:
-    return send(signal.SIGKILL, "the Train controller", scene.controller())
+    return send(signal.SIGKILL, "the Train controller", scene.on_the_head("TrainController"))
+
+
+def kill_relay(scene: Scene) -> str | None:
+    """Tune names it after what holds its resources."""
+    return send(signal.SIGKILL, "the trial's Tune actor", scene.on_the_head("ResourceTrainable"))
+
+
+def kill_switchboard(scene: Scene) -> str | None:
+    """Without it nothing can be run: the driver says so and ends, and is started again."""
+    what = send(signal.SIGKILL, "the Switchboard", scene.on_the_head("Switchboard"))
+    if what is not None:
+        code, output = scene.driver.end()
+        assert code == 1, f"exit code {code}: {output}"
+        assert "the process that hands trials to the lanes has died" in " ".join(output.split()), output
+        scene.start()
+    return what
 
 
 def kill_node(scene: Scene) -> str | None:
     scene.cluster.remove_node(scene.node, allow_graceful=False)
-    scene.node = scene.cluster.add_node(num_cpus=1)
+    scene.node = scene.add_node()
     return "the lane's node"
 
 
@@ -227,7 +250,7 @@ def drain_node(scene: Scene) -> str | None:
         leaving.node_id, reason, "test", deadline_ms
     )
     assert accepted, why_not
-    scene.node = scene.cluster.add_node(num_cpus=1)
+    scene.node = scene.add_node()
     if rank is not None:
         until(lambda: not alive(rank), "the drained node's rank ended by itself")
     scene.cluster.remove_node(leaving)
@@ -238,6 +261,8 @@ FAULTS: dict[str, Callable[[Scene], str | None]] = {
     "driver": kill_driver,
     "lane": kill_lane,
     "controller": kill_controller,
+    "relay": kill_relay,
+    "switchboard": kill_switchboard,
     "node": kill_node,
     "sigterm": tell_to_end,
     "drain": drain_node,

@@ -345,7 +345,7 @@ def test_a_slow_trial_is_stopped_by_a_faster_one_of_the_same_effective_batch_and
     assert slow == ["train-m16k1"]
 
 
-def test_a_lost_trial_fails_and_is_not_started_again(tmp_path: Path) -> None:
+def test_a_trial_whose_relay_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
     config = train_config()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         know(journal, **KNOWN)
@@ -354,9 +354,22 @@ def test_a_lost_trial_fails_and_is_not_started_again(tmp_path: Path) -> None:
         assert lost is not None
         director.on_started(lost.id)
         assert director.next_trial() is None, "one lane, one trial"
-        director.on_error(lost.id, "its Tune actor was lost")
-        assert journal.study.trials[lost.id].state is TrialState.FAILED
-        assert director.next_trial().id != lost.id
+        director.on_relay_lost(lost.id, "its Tune actor was lost")
+        waiting = journal.study.trials[lost.id]
+        assert (waiting.state, waiting.reason) == (TrialState.WAITING, "interrupted: its Tune actor was lost")
+        assert director.next_trial() == waiting
+
+
+def test_a_lost_relay_changes_nothing_of_a_trial_that_did_not_run(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = director.next_trial()
+        assert trial is not None
+        director.on_started(trial.id)
+        director.on_message(trial.id, Message(outcome="failed", reason="failed: its own doing"))
+        ended = journal.study.trials[trial.id]
+        director.on_relay_lost(trial.id, "its Tune actor was lost")
+        assert journal.study.trials[trial.id] == ended
 
 
 INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node has died")

@@ -1,4 +1,4 @@
-"""A study that is struck at every level once. `python -m tests.fault_harness --faults 100` goes on for half an hour."""
+"""A study that is struck at most levels once. `python -m tests.fault_harness --faults 100` goes on for half an hour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from tests.fault_harness import FAULTS, segments
 
 pytestmark = pytest.mark.ray
 
+# A new driver and new lanes each time are too long here: see test_trainable.
+LEVELS = [level for level in FAULTS if level != "switchboard"]
 
-def test_a_study_struck_at_every_level_ends_as_it_does_undisturbed() -> None:
-    command = [sys.executable, "-m", "tests.fault_harness", "--faults", str(len(FAULTS)), "--seed", "0"]
+
+def test_a_study_struck_at_one_level_after_another_ends_as_it_does_undisturbed() -> None:
+    options = ["--faults", str(len(LEVELS)), "--seed", "0", "--levels", ",".join(LEVELS)]
+    command = [sys.executable, "-m", "tests.fault_harness", *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    each_once = ", ".join(f"1 x {level}" for level in FAULTS)
-    assert ended.stdout.splitlines()[-1] == f"{len(FAULTS)} faults, nothing lost: {each_once}"
+    each_once = ", ".join(f"1 x {level}" for level in LEVELS)
+    assert ended.stdout.splitlines()[-1] == f"{len(LEVELS)} faults, nothing lost: {each_once}"
 
 
 def test_what_a_process_trained_is_told_apart_by_what_it_built() -> None:

@@ -340,6 +340,22 @@ def test_a_lane_that_is_lost_hands_its_trial_to_another() -> None:
     play(scene())
 
 
+def test_a_trial_whose_relay_was_lost_is_left_by_the_lane_that_has_it_before_another_takes_it() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=2)
+        await board.assign(assignment(key="lost"))
+        await board.take("first lane", "group", 1)
+        await board.assign(assignment(key="again"))
+        taking = asyncio.create_task(board.take("second lane", "other group", 1))
+        await asyncio.sleep(0)
+        assert await board.say("lost", Message(metrics={"samples_seen": 8})) == "stop"
+        assert not taking.done(), "the first lane saves a checkpoint now"
+        await board.freed("first lane")
+        assert await taking == assignment(key="again")
+
+    play(scene())
+
+
 def test_the_last_word_of_a_paused_trial_is_not_taken_for_that_of_its_continuation() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=2)
