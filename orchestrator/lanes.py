@@ -27,7 +27,7 @@ from typing import Any
 
 import ray
 from ray import train
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import get_current_placement_group
@@ -249,6 +249,15 @@ class LaneShape:
     use_gpu: bool
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a study while they are open."""
+
+    switchboard: Any
+    name: str
+    """The Switchboard's, by which the trials' relays find it."""
+
+
 class _TellCause(train.UserCallback):
     """Tells the Switchboard why a group died."""
 
@@ -288,8 +297,8 @@ def hear_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None = None) -> Iterator[Any]:
-    """Start the lanes in the background; yields the Switchboard's name, and ends every process on leaving."""
+def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None = None) -> Iterator[Lanes]:
+    """Start the lanes in the background, and end every process on leaving."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
     token = uuid.uuid4().hex[:8]
     name = f"switchboard-{token}"
@@ -303,15 +312,23 @@ def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None
     for thread in threads:
         thread.start()
     try:
-        yield name
+        yield Lanes(board, name)
     finally:
-        # Where the cluster is gone, as after a SIGTERM to the whole process group, there is nobody to send home.
-        with contextlib.suppress(RayError):
-            ray.get(board.close.remote(), timeout=SECONDS_TO_CLOSE)
-        for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
-            thread.join(timeout=30)
-        with contextlib.suppress(RayError):
-            ray.kill(board)
+        _send_home(board, threads)
+
+
+def _send_home(board: Any, threads: list[threading.Thread]) -> None:
+    """The ranks of all lanes; a lane whose Switchboard has died ends by itself."""
+    try:
+        ray.get(board.close.remote(), timeout=SECONDS_TO_CLOSE)
+    except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
+        return
+    except RayActorError:
+        pass
+    for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
+        thread.join(timeout=30)
+    with contextlib.suppress(RayError):
+        ray.kill(board)
 
 
 def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:

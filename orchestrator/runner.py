@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -27,6 +27,9 @@ from orchestrator.recommend import recommend, write_recommendation
 from orchestrator.stages.setting import Setting
 from orchestrator.study import Halted, Study, Trial, TrialState
 from trainers.files import PARTIAL, StorageLost, naming_the_disk, written_whole
+
+if TYPE_CHECKING:
+    from orchestrator.lanes import Lanes
 
 # A trial in Tune only relays: it takes no CPU. Lanes take the CPUs and GPUs.
 RELAY_RESOURCES = {"CPU": 0, **ON_THE_HEAD}
@@ -159,48 +162,47 @@ def _run_stages(session: Session, address: str | None) -> None:
         if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
             journal.append("facts", facts={"memory_limit_bytes": share})
-        with open_lanes(shape, run_dir / ".ray", config.kill.max_silent_seconds) as switchboard:
+        with open_lanes(shape, run_dir / ".ray", config.kill.max_silent_seconds) as lanes:
             journal.append("ready", token=session.token, seconds=time.monotonic() - started)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
-                known = _measurements(session, switchboard) if stage.type == "frontier" else None
+                known = _measurements(session, lanes) if stage.type == "frontier" else None
                 with _interrupts_between_events() as is_stopping:
                     setting = Setting(config, str(run_dir))
                     director = Director(stage, setting, journal, tracker, shape.num_lanes, is_stopping, known)
-                    _run_stage(director, session, switchboard)
+                    _run_stage(director, session, lanes)
                 _conclude(director, session)  # not where an interrupt that Tune swallowed has left trials undone
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
 
 
-def _measurements(session: Session, switchboard: str) -> Measurements:
+def _measurements(session: Session, lanes: Lanes) -> Measurements:
     """What earlier studies measured on the device that this one's lanes have."""
     import ray
 
     from trainers.data import cache_directory
 
-    board: Any = ray.get_actor(switchboard)
-    device: Any = ray.get(board.device.remote())
+    device: Any = ray.get(lanes.switchboard.device.remote())
     shared = identity(session.config, session.journal.study.facts, device)
     return Measurements(
         cache_directory() / "measurements.jsonl", shared, str(session.run_dir), fresh=session.fresh or not device
     )
 
 
-def _run_stage(director: Director, session: Session, switchboard: str) -> None:
+def _run_stage(director: Director, session: Session, lanes: Lanes) -> None:
     """From wherever the journal has it until every trial has ended."""
     session.progress.watch(director)
     try:
         if not director.finished():
             with naming_the_disk(session.run_dir):  # Tune writes there, too
-                _tune(director, switchboard, session.run_dir, session.token)
+                _tune(director, lanes.name, session.run_dir, session.token)
     except StorageLost as error:
         raise Halted(str(error)) from error
     except KeyboardInterrupt:
         session.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
-        if not _let_trials_save(switchboard):
+        if not _let_trials_save(lanes.switchboard):
             session.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
@@ -253,16 +255,15 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
             shutil.rmtree(directory / "checkpoints")
 
 
-def _let_trials_save(switchboard: str) -> bool:
+def _let_trials_save(switchboard: Any) -> bool:
     """Whether all of them did in time."""
     import ray
     from ray.exceptions import RayError
 
     try:
-        board = ray.get_actor(switchboard)
-        ray.get(board.dismiss_all.remote(), timeout=SECONDS_TO_SAVE)
-        ray.get(board.until_idle.remote(), timeout=SECONDS_TO_SAVE)
-    except (RayError, ValueError):  # too slow, or the cluster is gone with whoever was to save
+        ray.get(switchboard.dismiss_all.remote(), timeout=SECONDS_TO_SAVE)
+        ray.get(switchboard.until_idle.remote(), timeout=SECONDS_TO_SAVE)
+    except RayError:  # too slow, or the cluster is gone with whoever was to save
         return False
     return True
 

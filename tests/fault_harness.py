@@ -361,7 +361,7 @@ def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Rando
     undisturbed, order = scene.driver, batches_in_order()
     scene.start()
     code, output = scene.driver.end()
-    assert code == 0, output
+    assert code == 0, f"exit code {code}: {output}"
     check_nothing_was_trained_twice(scene, order)
     struck: Counter[str] = Counter()
     while struck.total() < count:
@@ -379,7 +379,7 @@ def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Rando
                 struck[level] += 1
                 print(f"{struck.total():4} of {count}: {what}, after {len(before)} records", flush=True)
         code, output = scene.driver.end()
-        assert code == 0, output
+        assert code == 0, f"exit code {code}: {output}"
         check_it_ended_as_undisturbed(scene, undisturbed)
         check_nothing_was_trained_twice(scene, order)
         check_nothing_is_left_over(scene)
