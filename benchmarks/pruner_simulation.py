@@ -7,10 +7,12 @@ and cross; all sides meet the same worlds, in the same order of arrival, with th
 Ours is decided by orchestrator/pruners.py; Ray's by its own classes, told and asked as its TuneController does.
 The time to the best is that until any configuration that ends within 1 % of the best has been trained to its full budget;
 infinite where all of those were cut. Losers are the configurations that end further from the best.
+`knowing the law` shows how much there is to gain: it is told how these worlds are made, which nobody is.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 import math
@@ -48,6 +50,9 @@ SPEEDS = (0.7, 1.3)
 # Of a full run, for every start of a trial: the first, and after a pause.
 START_COST = 0.005
 
+# How far above its end a curve is at each milestone, in heights.
+FALLS = [(samples / SAMPLE_BUDGET) ** -EXPONENT - 1 for samples in MILESTONES]
+
 Verdict = Literal["go on", "pause", "stop"]
 
 
@@ -59,6 +64,8 @@ class World:
     """The loss of each at the full budget, without the noise."""
     speeds: list[float]
     """Full runs per unit of time, 1 on average."""
+    crossing: float
+    """The relative deviation of the heights."""
 
     @property
     def good(self) -> set[int]:
@@ -71,12 +78,11 @@ def world_of(num_configurations: int, seed: int) -> World:
     crossing = draw.uniform(*CROSSING)
     ends = [draw.uniform(*ENDS) for _ in range(num_configurations)]
     losses = [_curve(end, HEIGHT * (1 + crossing * draw.gauss(0, 1)), draw) for end in ends]
-    return World(losses, ends, [draw.uniform(*SPEEDS) for _ in ends])
+    return World(losses, ends, [draw.uniform(*SPEEDS) for _ in ends], crossing)
 
 
 def _curve(end: float, height: float, draw: random.Random) -> list[float]:
-    shares = [samples / SAMPLE_BUDGET for samples in MILESTONES]
-    return [(end + height * (share**-EXPONENT - 1)) * draw.gauss(1, NOISE) for share in shares]
+    return [(end + height * fall) * draw.gauss(1, NOISE) for fall in FALLS]
 
 
 class Side(Protocol):
@@ -218,6 +224,52 @@ class Ours:
         self._entrants[rung][configuration] = replace(self._entrants[rung][configuration], **changes)
 
 
+class KnowingTheLaw:
+    """Goes on with whoever is most likely to end within 1 % of the best, per time that it takes to know, by all that it has
+    seen and the very law that the curves are drawn from. The price that a newcomer must be beaten by was chosen for it."""
+
+    NEWCOMERS_PRICE = 0.05
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._newcomers = list(range(len(world.ends)))[::-1]
+        self._paused: dict[int, float] = {}
+
+    def next(self) -> int | None:
+        chosen = max(self._paused, key=self._paused.__getitem__, default=None)
+        if self._newcomers and (chosen is None or self._paused[chosen] < self.NEWCOMERS_PRICE):
+            return self._newcomers.pop()
+        if chosen is not None:
+            del self._paused[chosen]
+        return chosen
+
+    def heard(self, configuration: int, milestone: int, loss: float) -> Verdict:
+        seen = tuple(self._world.losses[configuration][: milestone + 1])
+        left = 1 - MILESTONES[milestone] / SAMPLE_BUDGET
+        if left:
+            self._paused[configuration] = chance_of_good(seen, self._world.crossing) / (left + START_COST)
+        return "pause"
+
+
+@functools.cache
+def chance_of_good(seen: tuple[float, ...], crossing: float, num_ends: int = 101) -> float:
+    """That the configuration of which so much was seen ends within 1 % of the lowest there can be."""
+    lowest, highest = ENDS
+    ends = [lowest + (highest - lowest) * i / (num_ends - 1) for i in range(num_ends)]
+    logs = [_log_likelihood(end, seen, crossing) for end in ends]
+    weights = [math.exp(log - max(logs)) for log in logs]
+    return sum(weight for end, weight in zip(ends, weights, strict=True) if end <= GOOD_ENOUGH * lowest) / sum(weights)
+
+
+def _log_likelihood(end: float, seen: Sequence[float], crossing: float) -> float:
+    """But for what is the same for all ends: normal noise of each loss, and one normal height for all of them."""
+    noise = [(NOISE * loss) ** 2 for loss in seen]
+    rest = [loss - end - HEIGHT * fall for loss, fall in zip(seen, FALLS, strict=False)]
+    along = sum(r * fall / v for r, fall, v in zip(rest, FALLS, noise, strict=False))
+    spread = 1 / (HEIGHT * crossing) ** 2 + sum(fall**2 / v for fall, v in zip(FALLS, noise, strict=False))
+    return -0.5 * (sum(r**2 / v for r, v in zip(rest, noise, strict=True)) - along**2 / spread)
+
+
 class StubTrial:
     """What Ray's schedulers read of a trial."""
 
@@ -275,12 +327,13 @@ RAYS: dict[str, Any] = {
     "max_t": SAMPLE_BUDGET // MIN_SAMPLES,
     "reduction_factor": REDUCTION_FACTOR,
 }
-SIDES: dict[str, Callable[[int, int], Side]] = {
-    "ours": lambda num, gpus: Ours(num, gpus, synchronous=False),
-    "ours, synchronous": lambda num, gpus: Ours(num, gpus, synchronous=True),
-    "Ray ASHA": lambda num, gpus: Rays(num, ASHAScheduler(grace_period=1, **RAYS)),
-    "Ray HyperBand": lambda num, gpus: Rays(num, HyperBandScheduler(**RAYS)),
-    "no pruning": lambda num, gpus: NoPruning(num),
+SIDES: dict[str, Callable[[World, int], Side]] = {
+    "ours": lambda world, gpus: Ours(len(world.ends), gpus, synchronous=False),
+    "ours, synchronous": lambda world, gpus: Ours(len(world.ends), gpus, synchronous=True),
+    "Ray ASHA": lambda world, gpus: Rays(len(world.ends), ASHAScheduler(grace_period=1, **RAYS)),
+    "Ray HyperBand": lambda world, gpus: Rays(len(world.ends), HyperBandScheduler(**RAYS)),
+    "no pruning": lambda world, gpus: NoPruning(len(world.ends)),
+    "knowing the law": lambda world, gpus: KnowingTheLaw(world),
 }
 Found = dict[int, dict[str, list[Outcome]]]
 """{GPUs: {side: its outcome in each world}}"""
@@ -297,10 +350,7 @@ def main() -> None:
 def _simulate_and_print(num_configurations: int, all_gpus: Sequence[int], num_worlds: int) -> Found:
     worlds = [world_of(num_configurations, seed) for seed in range(num_worlds)]
     found = {
-        gpus: {
-            name: [simulate(world, gpus, of(num_configurations, gpus)) for world in worlds]
-            for name, of in SIDES.items()
-        }
+        gpus: {name: [simulate(world, gpus, of(world, gpus)) for world in worlds] for name, of in SIDES.items()}
         for gpus in all_gpus
     }
     good = statistics.median(len(world.good) for world in worlds)
@@ -360,6 +410,7 @@ def _last_line(large: Found, small: Found) -> dict[str, Any]:
         "synchronous": _ratios(large, "ours, synchronous"),
         "hyperband": _ratios(large, "Ray HyperBand"),
         "no_pruning": _ratios(large, "no pruning"),
+        "knowing_the_law": _ratios(large, "knowing the law"),
         "small_study": _ratios(small, "ours"),
         "small_study_synchronous": _ratios(small, "ours, synchronous"),
     }

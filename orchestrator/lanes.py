@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ HEALTH_CHECK_SECONDS = "0.2"
 SECONDS_TO_CLOSE = 10
 # What Ray says of a process that its memory monitor ended, and of one that went with its node.
 LOW_MEMORY, NODE_GONE = "running low on memory", "its node"
+# What Train says when it has found no room four times, each time waiting so long; an autoscaler sees what it asks for.
+NO_ROOM, SECONDS_TO_FIND_ROOM = "worker group startup timed out", "6"
 # How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -297,18 +299,19 @@ def hear_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def open_lanes(shape: LaneShape, storage: Path, max_silent_seconds: float | None = None) -> Iterator[Lanes]:
-    """Start the lanes in the background, and end every process on leaving."""
+def open_lanes(
+    shape: LaneShape, storage: Path, say: Callable[[str], None], max_silent_seconds: float | None = None
+) -> Iterator[Lanes]:
+    """Start the lanes in the background, and end every process on leaving. say: where people look."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", SECONDS_TO_FIND_ROOM)
     token = uuid.uuid4().hex[:8]
     name = f"switchboard-{token}"
     switchboard: Any = ray.remote(Switchboard)
     options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
     board = switchboard.options(**options).remote(shape.num_lanes, max_silent_seconds)
-    threads = [
-        threading.Thread(target=_fit, args=(board, shape, storage, f"lane-{token}-{index}"), daemon=True)
-        for index in range(shape.num_lanes)
-    ]
+    keepers = [_Keeper(board, shape, storage, f"lane-{token}-{index}", say) for index in range(shape.num_lanes)]
+    threads = [threading.Thread(target=keeper.keep, daemon=True) for keeper in keepers]
     for thread in threads:
         thread.start()
     try:
@@ -331,58 +334,77 @@ def _send_home(board: Any, threads: list[threading.Thread]) -> None:
         ray.kill(board)
 
 
-def _fit(board: Any, shape: LaneShape, storage: Path, lane: str) -> None:
-    """One lane's life, in a thread of its own: a Train run, and another wherever Ray loses one."""
-    for attempt in itertools.count():
-        lost = _lost_run(board, shape, storage, lane, attempt)
-        with contextlib.suppress(RayError):  # without a Switchboard there are no lanes; the trials' relays say so
-            if _is_another_wanted(board, lane, lost):
-                continue
-        return
+def has_no_room(lost: str | None) -> bool:
+    """Whether that is why a Train run was lost: then nothing is wrong with its lane."""
+    return lost is not None and NO_ROOM in lost
 
 
-def _is_another_wanted(board: Any, lane: str, lost: str | None) -> bool:
-    """After a Train run that has ended, or was `lost` for that reason."""
-    if lost is None and ray.get(board.outlook.remote(lane)) == "closed":
-        return False
-    said = f"{lost or 'its ranks went home'}{_left_behind(board, lane)}"
-    blame = "memory" if LOW_MEMORY in said else "machine"
-    cause = " ".join(said.split())[:300]  # its first line alone says nothing
-    return ray.get(board.run_lost.remote(lane, cause, blame))
+@dataclass(frozen=True)
+class _Keeper:
+    """Keeps one lane alive: a Train run, and another wherever Ray loses one."""
 
+    board: Any
+    shape: LaneShape
+    storage: Path
+    lane: str
+    say: Callable[[str], None]
 
-def _lost_run(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> str | None:
-    """What a Train run that ended before its time said; nothing of the run outlives this frame."""
-    try:
-        _trainer(board, shape, storage, lane, attempt).fit()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+    def keep(self) -> None:
+        """Until the study is over, or the lane given up; in a thread of its own."""
+        before = None
+        for attempt in itertools.count():
+            lost = self._lost_run(attempt)
+            if has_no_room(lost) and not has_no_room(before):
+                self.say(
+                    f"{time.strftime('%H:%M')}: the cluster has no room for a lane; it is tried again until there is"
+                )
+            before = lost
+            with contextlib.suppress(RayError):  # without a Switchboard there are no lanes; the trials' relays say so
+                if self._is_another_wanted(lost):
+                    continue
+            return
 
+    def _lost_run(self, attempt: int) -> str | None:
+        """What a Train run that ended before its time said; nothing of the run outlives this frame."""
+        try:
+            self._trainer(attempt).fit()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
-def _left_behind(board: Any, lane: str) -> str:
-    """Remove it; where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
-    try:
-        free_placement_groups(ray.get(board.placement.remote(lane)))
-    except Exception as error:
-        return f"; what it left behind could not be removed: {error}"
-    return ""
+    def _is_another_wanted(self, lost: str | None) -> bool:
+        if lost is None and ray.get(self.board.outlook.remote(self.lane)) == "closed":
+            return False
+        said = f"{lost or 'its ranks went home'}{self._left_behind()}"
+        if has_no_room(lost):
+            return ray.get(self.board.no_room.remote(self.lane))
+        blame = "memory" if LOW_MEMORY in said else "machine"
+        cause = " ".join(said.split())[:300]  # its first line alone says nothing
+        return ray.get(self.board.run_lost.remote(self.lane, cause, blame))
 
+    def _left_behind(self) -> str:
+        """Remove it; where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
+        try:
+            free_placement_groups(ray.get(self.board.placement.remote(self.lane)))
+        except Exception as error:
+            return f"; what it left behind could not be removed: {error}"
+        return ""
 
-def _trainer(board: Any, shape: LaneShape, storage: Path, lane: str, attempt: int) -> TorchTrainer:
-    return TorchTrainer(
-        serve,
-        train_loop_config={"switchboard": board, "name": lane},
-        torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=shape.world_size,
-            use_gpu=shape.use_gpu,
-            resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
-        ),
-        run_config=RunConfig(
-            name=f"{lane}-{attempt}",
-            storage_path=str(storage),
-            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
-            callbacks=[_TellCause(board, lane)],
-        ),
-    )
+    def _trainer(self, attempt: int) -> TorchTrainer:
+        shape = self.shape
+        return TorchTrainer(
+            serve,
+            train_loop_config={"switchboard": self.board, "name": self.lane},
+            torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=shape.world_size,
+                use_gpu=shape.use_gpu,
+                resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
+            ),
+            run_config=RunConfig(
+                name=f"{self.lane}-{attempt}",
+                storage_path=str(self.storage),
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
+                callbacks=[_TellCause(self.board, self.lane)],
+            ),
+        )

@@ -162,7 +162,7 @@ def _run_stages(session: Session, address: str | None) -> None:
         if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
             journal.append("facts", facts={"memory_limit_bytes": share})
-        with open_lanes(shape, run_dir / ".ray", config.kill.max_silent_seconds) as lanes:
+        with open_lanes(shape, run_dir / ".ray", session.progress.say, config.kill.max_silent_seconds) as lanes:
             journal.append("ready", token=session.token, seconds=time.monotonic() - started)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:

@@ -129,7 +129,7 @@ class Silence(TrialProgressCallback):
 def _forget_ended(tune_controller: Any) -> None:
     """Tune keeps what has ended, with every figure's history, and at its own end writes all of it down: the journal has it."""
     trials = tune_controller.get_trials()
-    trials[:] = [trial for trial in trials if trial.status != TuneTrial.TERMINATED]
+    trials[:] = [trial for trial in trials if not trial.is_finished()]
     tune_controller._stopped_trials.clear()
     tune_controller._trials_to_cache.clear()
 

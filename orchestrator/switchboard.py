@@ -185,6 +185,14 @@ class Switchboard:
             self._changed.notify_all()
         return lane not in self._lost and not self._closing
 
+    async def no_room(self, lane: str) -> bool:
+        """The cluster has none for the lane's processes, for now: what they ran is for others. Answers whether to try again."""
+        if lane in self._in_flight:
+            self._after_lane_death(lane, self._in_flight[lane])
+        async with self._changed:
+            self._changed.notify_all()
+        return not self._closing
+
     def _blame(self, lane: str, cause: str, blame: Blame) -> None:
         """What ends after it was told to has not died of its trial, however it looked."""
         told = blame == "trial" and lane in self._leaving

@@ -166,6 +166,26 @@ def test_a_train_run_that_went_with_its_starved_process_counts_as_a_death_under_
     play(scene())
 
 
+def test_a_lane_that_the_cluster_has_no_room_for_is_never_given_up_and_its_trial_goes_to_another() -> None:
+    async def scene() -> None:
+        board = Switchboard(num_lanes=2)
+        await board.assign(assignment())
+        await board.take("lane", "group", 1)
+        await board.cause_of_death("lane", "rank 0: its node has died", "machine")
+        for _ in range(2 * MAX_STARTS):
+            assert await board.no_room("lane")
+        last = await board.next_message("a")
+        assert (last.outcome, last.reason) == ("interrupted", "interrupted: rank 0: its node has died")
+        await board.assign(assignment("b"))
+        assert await board.take("other lane", "other group", 1) == assignment("b")
+        await board.assign(assignment("c"))
+        assert await board.take("lane", "later group", 1) == assignment("c"), "its node is back"
+        await board.close()
+        assert not await board.no_room("lane")
+
+    play(scene())
+
+
 def test_a_lane_whose_train_runs_end_before_they_take_a_trial_is_given_up() -> None:
     async def scene() -> None:
         board = Switchboard(num_lanes=1)
