@@ -125,7 +125,7 @@ def _director(config: StudyConfig, journal: Journal, run_dir: Path) -> Director:
 
 @contextlib.contextmanager
 def lanes() -> Iterator[str]:
-    """A Switchboard, by its name, and lanes that take from it as `orchestrator.lanes.serve` does."""
+    """A Switchboard, by its name, and lanes that take from it as `orchestrator.ranks.serve` does."""
     import ray
 
     from orchestrator.switchboard import Switchboard

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.config import base_trial
-from orchestrator.lanes import blame_for, memory_reason
+from orchestrator.lanes import blame_for
 from orchestrator.messages import Assignment, Blame, Host, Message
+from orchestrator.ranks import memory_reason
 from orchestrator.runner import largest_share
 from orchestrator.switchboard import MAX_STARTS, Switchboard
 from tests.test_study_runs import study_of
