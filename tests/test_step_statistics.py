@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import config, cpu_run, on_two_ranks
+from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from trainers.parallel import local, whole
 from trainers.run import STEPS_PER_INTERVAL, Run
 from trainers.step_statistics import read_step
@@ -83,6 +84,21 @@ def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_befor
     gradients = [sums[0], *(after - before for before, after in itertools.pairwise(sums))]
     cosines = [torch.cosine_similarity(g, s, dim=0) for g, s in zip(gradients[1:], sums, strict=False)]
     assert run.metrics()["successive_cosine"] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-3)
+
+
+def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one_in_so_many():
+    run, seen = cpu_run(config(gradient_accumulation_steps=2, sample_budget=10_000)), []
+    for _ in range(FIRST_STEPS + 2 * THEN_ONE_IN * STEPS_PER_INTERVAL):
+        run.step()
+        if run.num_steps % STEPS_PER_INTERVAL == 0:
+            before = run.metrics()
+            run.read()
+            changed = {key for key, value in run.metrics().items() if value != before.get(key)}
+            assert ("update_norm" in changed) == ("successive_cosine" in changed)
+            seen.append("update_norm" in changed)
+    first, later = seen[: FIRST_STEPS // STEPS_PER_INTERVAL], seen[FIRST_STEPS // STEPS_PER_INTERVAL :]
+    assert all(first)
+    assert later == 2 * [False, False, False, False, True]
 
 
 def test_without_statistics_loss_norm_and_speed_are_all_there_is():

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Z_95 = 1.96
-# A look at a micro-gradient is a pass over it, and all of them are 3 % of a small model's step. A long run has more steps
-# than the estimate needs: after the first ones it looks at one in so many.
+# A look at a micro-gradient is a pass over it, which a small model's step feels. A long run has more steps than the
+# estimate needs: after the first ones it looks at one in so many.
 FIRST_STEPS, THEN_ONE_IN = 100, 5
 # The noise scale grows as the loss falls: a long run says what it is of late. Of the steps looked at.
 RECENT_STEPS = 1000

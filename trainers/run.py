@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trainers.config import DataConfig, TrialConfig
 from trainers.contract import check_first_loss
 from trainers.data import LongestAlways, SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
 from trainers.equivalence import Weights, weights_of
-from trainers.gradient_noise import MicroGradientNorms
+from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_at
@@ -26,7 +27,8 @@ from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
 
-# The device is read once per so many steps, and what costs a pass over the parameters is looked at in the last of them.
+# The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
+# after the first steps, as with the micro-gradients, of one interval in so many.
 STEPS_PER_INTERVAL = 10
 
 
@@ -80,7 +82,8 @@ class Run:
         config = self.config
         self.num_steps += 1
         if self.norms is not None:
-            self.norms.begin_step(self.num_steps, follow_sum=self.num_steps % STEPS_PER_INTERVAL == 0)
+            ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
+            self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
         self.optimizer.zero_grad(set_to_none=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(config, self.samples_seen)
@@ -108,10 +111,14 @@ class Run:
         losses = self.meter.read()
         if losses and len(losses) == self.num_steps:
             check_first_loss(losses[0])
-        if self.config.statistics:  # of the last step alone: each costs a pass over the parameters
+        if self.config.statistics and self._looks_closely():
             self.meter.observe(read_step(self.optimizer) | (self.norms.read_cosine() if self.norms else {}))
         self.optimizer.zero_grad(set_to_none=True)
         return losses
+
+    def _looks_closely(self) -> bool:
+        """In this interval, at what costs passes over the parameters."""
+        return self.num_steps <= FIRST_STEPS or math.ceil(self.num_steps / STEPS_PER_INTERVAL) % THEN_ONE_IN == 0
 
     def metrics(self) -> dict[str, float]:
         """What there is to say, the loss since the last call; keys are absent where a figure is not available."""
