@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import config, cpu_run, on_two_ranks
+from trainers.checkpoint import save_checkpoint
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from trainers.parallel import local, whole
 from trainers.run import STEPS_PER_INTERVAL, Run
@@ -99,6 +100,20 @@ def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one
     first, later = seen[: FIRST_STEPS // STEPS_PER_INTERVAL], seen[FIRST_STEPS // STEPS_PER_INTERVAL :]
     assert all(first)
     assert later == 2 * [False, False, False, False, True]
+
+
+def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tmp_path):
+    trial = config(gradient_accumulation_steps=2, sample_budget=10_000)
+    run = cpu_run(trial)
+    for _ in range(FIRST_STEPS + STEPS_PER_INTERVAL):
+        run.step()
+        if run.num_steps % STEPS_PER_INTERVAL == 0:
+            run.read()
+    save_checkpoint(tmp_path / "checkpoints", "token", run.samples_seen, run.state(None), keep=1)
+    resumed = cpu_run(trial)
+    resumed.resume(tmp_path)
+    keys = ("update_norm", "adam_snr", "successive_cosine", "gradient_variance")
+    assert [resumed.metrics()[key] for key in keys] == [run.metrics()[key] for key in keys]
 
 
 def test_without_statistics_loss_norm_and_speed_are_all_there_is():

@@ -100,11 +100,13 @@ class Meter:
         return {
             **self._seconds(),
             "noise_steps": list(self.noise.steps),
+            "observed": self._observed,
             "micro_batch_size": self.config.micro_batch_size,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self._train_seconds_before = state["train_seconds"]
         self._compile_seconds_before += state["compile_seconds"]
+        self._observed = state.get("observed", {})  # which earlier checkpoints did not have
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
             self.noise.steps.extend(tuple(pair) for pair in state["noise_steps"])
