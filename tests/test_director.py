@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.director import MAX_INTERRUPTIONS
+from orchestrator.director import MAX_INTERRUPTIONS, Director
 from orchestrator.journal import Journal, replay
 from orchestrator.study import Halted, Study, Trial, TrialState
 from tests.lane_player import Message, Player, World, director_of, know, play_stage, study_of
@@ -363,13 +363,18 @@ def test_a_trial_whose_relay_is_lost_waits_and_is_the_next_to_run(tmp_path: Path
 def test_a_lost_relay_changes_nothing_of_a_trial_that_did_not_run(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")
-        trial = director.next_trial()
-        assert trial is not None
-        director.on_started(trial.id)
+        trial = start_next(director)
         director.on_message(trial.id, Message(outcome="failed", reason="failed: its own doing"))
         ended = journal.study.trials[trial.id]
         director.on_relay_lost(trial.id, "its Tune actor was lost")
         assert journal.study.trials[trial.id] == ended
+
+
+def start_next(director: Director) -> Trial:
+    trial = director.next_trial()
+    assert trial is not None
+    director.on_started(trial.id)
+    return trial
 
 
 INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node has died")
@@ -378,9 +383,7 @@ INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node 
 def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")
-        trial = director.next_trial()
-        assert trial is not None
-        director.on_started(trial.id)
+        trial = start_next(director)
         director.on_message(trial.id, INTERRUPTED)
         waiting = journal.study.trials[trial.id]
         assert (waiting.state, waiting.reason) == (TrialState.WAITING, INTERRUPTED.reason)
@@ -639,9 +642,7 @@ def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) ->
 def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(tmp_path: Path, outcome: Any) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")
-        trial = director.next_trial()
-        assert trial is not None
-        director.on_started(trial.id)
+        trial = start_next(director)
         director.on_message(trial.id, Message(outcome=outcome, reason="the disk is full"))
         with pytest.raises(Halted, match="the disk is full"):
             director.next_trial()
