@@ -170,15 +170,16 @@ class _Keeper:
     def _is_another_wanted(self, lost: str | None) -> bool:
         if lost is None and ray.get(self.board.outlook.remote(self.lane)) == "closed":
             return False
-        said = f"{lost or 'its ranks went home'}{self._left_behind()}"
+        left_behind = self._left_behind()
         if has_no_room(lost):
             return ray.get(self.board.no_room.remote(self.lane))
+        said = f"{lost or 'its ranks went home'}{left_behind}"
         blame = "memory" if LOW_MEMORY in said else "machine"
         cause = " ".join(said.split())[:300]  # its first line alone says nothing
         return ray.get(self.board.run_lost.remote(self.lane, cause, blame))
 
     def _left_behind(self) -> str:
-        """Remove it; where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
+        """Remove it; empty, or, where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
         try:
             free_placement_groups(ray.get(self.board.placement.remote(self.lane)))
         except Exception as error:
