@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,7 +48,10 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
 def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
     if stage.type == "frontier":
         names = ", ".join(str(mode) for mode in frontier.modes(stage, setting))
-        return [f"modes: {names}", f"micro-batch {stage.smallest}, doubling until memory ends, then bisecting"]
+        return [
+            f"modes: {names}",
+            f"micro-batch {stage.smallest}, then where the prediction, and then the peaks measured, put the limit",
+        ]
     if stage.type == "throughput":
         return [
             f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"
@@ -144,12 +149,9 @@ def _memory_rows(stage: Frontier, setting: Setting, study: Study) -> dict[str, T
     """{what the row is called: the trial}. A memory budget keeps less than `none` does, and how much is the compiler's."""
     rows = {}
     for mode in frontier.modes(stage, setting):
-        checkpointing, several = mode.activation_checkpointing, len(stage.precision) > 1
-        name = f"{checkpointing}{f' {mode.precision}' if several else ''}"
-        bound = " (at most, as none)" if isinstance(checkpointing, float) else ""
-        rows[name + bound] = setting.short_trial(
-            study, stage.smallest, 2, 1, activation_checkpointing=checkpointing, precision=mode.precision
-        )
+        name = f"{replace(mode, compile=True)}{f' {mode.precision}' if len(stage.precision) > 1 else ''}"
+        bound = " (at most, as none)" if isinstance(mode.activation_checkpointing, float) else ""
+        rows[name + bound] = setting.short_trial(study, stage.smallest, 2, 1, mode=mode)
     return rows
 
 

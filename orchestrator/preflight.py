@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     }
 
 
-def predicted_memory(config: StudyConfig) -> dict[str, Any]:
+def predicted_memory(config: StudyConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
     in a process of its own; modes that cannot be followed are left out, and all of them where a mode does not go with the
-    model: its probe will say so."""
+    model: its probe will say so. facts: what `check` found."""
     stage = config.stage_named("frontier")
     if stage is None:
         return {}
@@ -61,9 +61,8 @@ def predicted_memory(config: StudyConfig) -> dict[str, Any]:
     from trainers.prediction import predict_in_own_process
 
     setting, trials = Setting(config, ""), {}
-    for mode in frontier.modes(stage, setting):
-        if mode.seq_len is None:
-            trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
+    for mode in frontier.predicted_modes(stage, setting, facts):
+        trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
     try:
         peaks = predict_in_own_process(list(trials.values()))
     except ValueError:

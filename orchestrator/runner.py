@@ -70,7 +70,7 @@ def run_study(
         try:
             facts = preflight.check(config, compiles=address is None and uses_compile(config))
             if not journal.study.trials:  # until then the study file may have been mended
-                journal.append("facts", facts=facts | preflight.predicted_memory(config))
+                journal.append("facts", facts=facts | preflight.predicted_memory(config, facts))
             token = uuid.uuid4().hex[:8]
             journal.append("run", token=token)
             with Progress(config, journal.study, quiet) as progress:

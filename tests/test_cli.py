@@ -210,13 +210,17 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
 
 
 def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "plan", "tiny.yaml", "--set", "memory_limit=32MiB")
+    stage = {"type": "frontier", "activation_checkpointing": ["none", "full"], "seq_len": [64]}
+    (home / "lengths.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
+    code, out, err = call(capsys, "plan", "lengths.yaml", "--set", "memory_limit=32MiB")
     assert (code, err) == (0, "")
+    modes = ("none", "none-T64", "full", "full-T64")
     table = out[out.index("predicted peak memory") :]
-    rows = {words[0]: words for line in table.splitlines() if (words := line.split()) and words[0] in ("none", "full")}
-    assert set(rows) == {"none", "full"}
-    largest, with_headroom = ([int(rows[mode][place]) for mode in ("none", "full")] for place in (-2, -1))
-    assert 8 < largest[0] < largest[1]
+    rows = {words[0]: words for line in table.splitlines() if (words := line.split()) and words[0] in modes}
+    assert set(rows) == set(modes)
+    largest, with_headroom = ([int(rows[mode][place]) for mode in modes] for place in (-2, -1))
+    assert 8 < largest[0] < largest[2]
+    assert [largest[0] / largest[1], largest[2] / largest[3]] == pytest.approx([4, 4], abs=0.2), "16 tokens by default"
     assert all(less < more for less, more in zip(with_headroom, largest, strict=True))
     assert not (home / "runs").exists()
 

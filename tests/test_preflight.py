@@ -14,6 +14,9 @@ from orchestrator import preflight
 from orchestrator.cli import main
 from orchestrator.config import base_trial, parse_study
 from orchestrator.journal import Journal, replay
+from orchestrator.stages import frontier
+from orchestrator.stages.setting import Setting
+from orchestrator.study import Study
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -206,3 +209,18 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
     assert facts["num_parameters"] > 256 * 8
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 2**20 < preflight.available_memory_bytes() < 0.9 * host_bytes
+
+
+def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
+    from trainers.prediction import predict
+
+    stage = {"type": "frontier", "activation_checkpointing": ["none"], "compile": [True, False], "seq_len": [32]}
+    config = parse_study(STUDY | {"stages": [stage]}, "a study")
+    facts = preflight.predicted_memory(config, {"chunked_cross_entropy": True})
+    assert set(facts["predicted_memory"]) == {"none, float32", "none-chunked, float32", "none-T32, float32"}
+    probes = frontier.propose(config.stages[0], Setting(config, ""), Study("mine", facts=facts))
+    assert [probe.id for probe in probes] == [f"frontier-{mode}-m1" for mode in ("none", "none-eager", "none-T32", "none-eager-T32")]  # fmt: skip
+    expected = [probe.expected["predicted_memory_bytes"] for probe in probes]
+    as_trained = [probe.config.model_copy(update={"evaluation_samples": 0}) for probe in probes]
+    assert expected == [predict(trial).bytes_at(1) for trial in as_trained]
+    assert expected[0] == expected[1] < expected[2] == expected[3]

@@ -5,6 +5,6 @@ fastest are timed again in turns, and what is chosen must fit once more in a fre
 """
 
 from orchestrator.stages.frontier.findings import conclude
-from orchestrator.stages.frontier.trials import modes, prediction_key, propose
+from orchestrator.stages.frontier.trials import modes, predicted_modes, prediction_key, propose
 
-__all__ = ["conclude", "modes", "prediction_key", "propose"]
+__all__ = ["conclude", "modes", "predicted_modes", "prediction_key", "propose"]

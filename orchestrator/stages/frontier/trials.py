@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.config import Frontier
 from orchestrator.stages.frontier.front import fastest
@@ -54,9 +55,20 @@ def ladder(smallest: int, largest: int) -> list[int]:
     return sorted({*doubled, *(size for size in round_below if size >= smallest), largest})
 
 
+def predicted_modes(stage: Frontier, setting: Setting, facts: Mapping[str, Any]) -> list[Mode]:
+    """What the frontier may run: its modes, and those of its finalists with cross-entropy in chunks."""
+    compared = modes(stage, setting)
+    chunked = [replace(mode, cross_entropy="chunked") for mode in compared if mode.seq_len is None]
+    return compared + (chunked if _tries_chunks(stage, facts) else [])
+
+
 def prediction_key(mode: Mode) -> str:
-    """Modes whose predictions are the same: of eager code, whole logits and the data's length."""
-    return f"{mode.activation_checkpointing}, {mode.precision}"
+    """Compiled or not, the prediction is that of eager code."""
+    return f"{replace(mode, compile=True)}, {mode.precision}"
+
+
+def _tries_chunks(stage: Frontier, facts: Mapping[str, Any]) -> bool:
+    return not stage.cross_entropy and bool(facts.get("chunked_cross_entropy"))
 
 
 @dataclass(frozen=True)
@@ -141,9 +153,9 @@ class SoFar:
         return {"predicted_memory_bytes": predicted.bytes_at(key.micro_batch_size)} if predicted else {}
 
     def _predicted(self, mode: Mode) -> PeakMemory | None:
-        """What fake tensors say of the mode, run eagerly; nothing of samples of another length."""
+        """What fake tensors say of the mode, run eagerly."""
         lines = self.study.facts.get("predicted_memory", {}).get(prediction_key(mode))
-        return PeakMemory(tuple(Line(*line) for line in lines)) if lines and mode.seq_len is None else None
+        return PeakMemory(tuple(Line(*line) for line in lines)) if lines else None
 
     def fitting(self, seq_len: int | None = None) -> dict[Key, Trial]:
         """The probes that fit, with samples of this length, in the order of the study file's modes."""
@@ -164,7 +176,7 @@ class SoFar:
         """The fastest probes that fit, and the fastest of all with cross-entropy in chunks where that can be had."""
         fitting = self.fitting()
         keys = sorted(fitting, key=lambda key: -rate_of(fitting[key]))[: self.stage.finalists]
-        if keys and not self.stage.cross_entropy and self.study.facts.get("chunked_cross_entropy"):
+        if keys and _tries_chunks(self.stage, self.study.facts):
             keys.append(keys[0]._replace(mode=replace(keys[0].mode, cross_entropy="chunked")))
         return keys
 
