@@ -47,7 +47,7 @@ class Director:
     ) -> None:  # fmt: skip
         """measurements: of earlier studies, where those of this stage may stand for them."""
         self.stage, self.setting, self.journal = stage, setting, journal
-        self._listener, self._num_lanes, self._is_stopping = listener, num_lanes, is_stopping
+        self._listener, self.num_lanes, self._is_stopping = listener, num_lanes, is_stopping
         self._measurements = measurements
         self._losses: dict[str, list[float]] = {}
         self._started: dict[str, float] = {}
@@ -68,17 +68,18 @@ class Director:
 
     # What to run
 
-    def next_trial(self) -> Trial | None:
+    def next_trial(self, num_leaving: int = 0) -> Trial | None:
         """The trial to start now, or None: all lanes are busy, or nothing may run before another ends.
 
-        Tune asks between its events: here, and nowhere else, Ctrl-C takes effect.
+        num_leaving: how many trials run no more, and have yet to make room for others. Tune asks between its events: here,
+        and nowhere else, Ctrl-C takes effect.
         """
         if self._is_stopping():
             raise KeyboardInterrupt
         self.journal.raise_if_lost()
         if self._halted:
             raise Halted(self._halted)
-        if self._count(TrialState.RUNNING) >= self._num_lanes:
+        if self._count(TrialState.RUNNING) + num_leaving >= self.num_lanes:
             return None
         self._propose()
         self._judge_paused()
@@ -349,7 +350,7 @@ class Director:
         """For a lane that is free, or becomes so with the verdict."""
         waiting = self.journal.study.in_state(self.stage.type, TrialState.WAITING)
         newcomers = sum(not trial.rungs for trial in waiting)
-        return Demand(newcomers / self._num_lanes, idle=not waiting)
+        return Demand(newcomers / self.num_lanes, idle=not waiting)
 
     def _apply(self, trial: Trial, rung: int, decision: Decision) -> None:
         if trial.state.ended or rung in trial.promoted:

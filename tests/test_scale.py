@@ -120,40 +120,52 @@ def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path, stage: d
 
 
 @pytest.mark.ray
-def test_tune_holds_the_trials_that_run_and_not_those_that_have_ended(ray_cluster: None, tmp_path: Path) -> None:
+def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, tmp_path: Path) -> None:
     import ray
+    from ray._private.state import state
     from ray.tune.experiment import Trial as TuneTrial
 
     from orchestrator.runner import _tune
     from orchestrator.switchboard import Switchboard
 
-    num_trials, held = 12, []
+    num_trials, num_lanes, held = 60, 3, []
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
     actor: Any = ray.remote(Switchboard)
-    board = actor.options(name="few", num_cpus=0, max_concurrency=1000).remote(1)
-    lane = threading.Thread(target=answer_at_once, args=(board,))
-    lane.start()
+    board = actor.options(name="few", num_cpus=0, max_concurrency=1000).remote(num_lanes)
+    together = threading.Barrier(num_lanes, timeout=60)
+    args = [(board, f"lane-{i}", together) for i in range(num_lanes)]
+    lanes = [threading.Thread(target=answer_at_once, args=one, daemon=True) for one in args]
+    for lane in lanes:
+        lane.start()
+
+    def relays() -> int:
+        return sum(actor["ActorClassName"].endswith("ResourceTrainable") for actor in state.actor_table(None).values())
 
     def count(trial: Trial) -> None:
-        gc.collect()
-        held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
+        if director.journal.study.count("grid", TrialState.COMPLETE) % 10 == 0:  # Tune's own pace in between
+            gc.collect()
+            held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
 
+    before = relays()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        director = director_of(config, journal, "grid", run_dir=str(tmp_path))
+        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path))
         director.on_change = count
         _tune(director, "few", tmp_path, "token")
         assert journal.study.count("grid", TrialState.COMPLETE) == num_trials
     ray.get(board.close.remote())
-    lane.join()
+    for lane in lanes:
+        lane.join()
     ray.kill(board)
-    assert max(held) <= 4
+    assert max(held) <= 2 * num_lanes, "those that run, and those that are being saved"
+    assert relays() - before == num_lanes
 
 
-def answer_at_once(board: Any) -> None:
-    """A lane whose trials complete as they begin."""
+def answer_at_once(board: Any, lane: str, together: threading.Barrier) -> None:
+    """A lane whose trials complete at the moment when those of all lanes do."""
     import ray
 
     turn = 0
-    while (assignment := ray.get(board.take.remote("lane", "group", turn := turn + 1))) is not None:
+    while (assignment := ray.get(board.take.remote(lane, lane, turn := turn + 1))) is not None:
+        together.wait()
         ray.get(board.say.remote(assignment.key, Message({"val_loss": 3.0}, outcome="complete")))
-        ray.get(board.freed.remote("lane"))
+        ray.get(board.freed.remote(lane))
