@@ -214,7 +214,7 @@ def _conclude(director: Director, session: Session) -> None:
     session.progress.concluded(study.conclusions[stage])
 
 
-def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
+def _tune(director: Director, switchboard: str, run_dir: Path, token: str) -> None:
     """One Tuner for one stage: the Director decides, Tune and the lanes act."""
     from ray import tune
 
@@ -224,7 +224,7 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
     # What it logs as an error, with Ray's whole stack, the journal says in a line that names the file of the stack.
     logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)
     scheduler = StageScheduler(director)
-    tune.Tuner(
+    tuner = tune.Tuner(
         tune.with_resources(LaneTrainable, RELAY_RESOURCES),
         tune_config=tune.TuneConfig(
             search_alg=StageSearch(director, scheduler, switchboard, token),
@@ -239,7 +239,10 @@ def _tune(director: Any, switchboard: str, run_dir: Path, token: str) -> None:
             verbose=0,
             callbacks=[Silence()],
         ),
-    ).fit()
+    )
+    # By itself Tune starts the relays of a search algorithm one after the other.
+    with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(director.num_lanes)}):
+        tuner.fit()
 
 
 def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
