@@ -143,8 +143,7 @@ def lanes() -> Iterator[str]:
 
 
 def _answer_at_once(board: Any) -> None:
-    """All lanes, each a thread. Their first trials end together: before, Tune would start actors for the lanes left, and
-    end them again for each actor that a trial gives back."""
+    """All lanes, each a thread. Their first trials end together, when the relays of all have started."""
     import threading
 
     import ray

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import multiprocessing
 import os
 import statistics
@@ -39,7 +38,6 @@ LARGEST = 512  # for the finders that ask for one; Accelerate's starts there, ab
 WARM_UP_SIZES = (2, 32)
 STEPS, ACCUMULATION, LATER_STEPS = 3, 2, 200
 TIMEOUT_SECONDS = 3600.0
-SCORED_FROM = 50  # below it one sample is more than the 2 % that count
 HEADROOM = 0.01
 PRELOADED = ["torch", "accelerate", "lightning.pytorch", "trainers.run", "trainers.evaluation"]
 MODELS: dict[str, dict[str, Any]] = {
@@ -464,7 +462,7 @@ def print_table(results: list[tuple[Case, int, dict[str, Search]]]) -> None:
     from importlib.metadata import version
 
     print(f"{machine()}, accelerate {version('accelerate')}, lightning {version('lightning')}")
-    print(f"means over {len(results)} cases; unused: where the true limit is at {SCORED_FROM} or more")
+    print(f"means over {len(results)} cases")
     print(
         f"{'finder':>24} {'probes':>7} {'out of memory':>14} {'unused':>7} {'seconds':>8} {'later out of memory':>20} {'died':>5}"
     )
@@ -480,11 +478,10 @@ def means(results: list[tuple[Case, int, dict[str, Search]]]) -> dict[str, dict[
 
 
 def _means_of(searches: list[tuple[int, Search]]) -> dict[str, float]:
-    scored = [unused(search, limit) for limit, search in searches if limit >= SCORED_FROM]
     return {
         "probes": statistics.mean(len(search.tried) for _, search in searches),
         "out_of_memory": statistics.mean(search.out_of_memory for _, search in searches),
-        "unused": statistics.mean(scored) if scored else math.nan,
+        "unused": statistics.mean(unused(search, limit) for limit, search in searches),
         "seconds": statistics.mean(search.seconds for _, search in searches),
         "later_out_of_memory": sum(search.later not in ("", "fine") for _, search in searches),
         "died": sum(bool(search.died) for _, search in searches),

@@ -68,18 +68,18 @@ class Director:
 
     # What to run
 
-    def next_trial(self, num_leaving: int = 0) -> Trial | None:
+    def next_trial(self, num_held: int = 0) -> Trial | None:
         """The trial to start now, or None: all lanes are busy, or nothing may run before another ends.
 
-        num_leaving: how many trials run no more, and have yet to make room for others. Tune asks between its events: here,
-        and nowhere else, Ctrl-C takes effect.
+        num_held: how many lanes still have a trial that is to run no more. Tune asks between its events: here, and nowhere
+        else, Ctrl-C takes effect.
         """
         if self._is_stopping():
             raise KeyboardInterrupt
         self.journal.raise_if_lost()
         if self._halted:
             raise Halted(self._halted)
-        if self._count(TrialState.RUNNING) + num_leaving >= self.num_lanes:
+        if self._count(TrialState.RUNNING) + num_held >= self.num_lanes:
             return None
         self._propose()
         self._judge_paused()

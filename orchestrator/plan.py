@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +25,7 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     memory, estimate = None, None
     if predict_memory:  # first: what is wrong with model or data is said before anything else
         with console.status("predicting memory and time"):
-            memory = _memory_table(frontier_stage, setting, study) if frontier_stage else None
+            memory = _memory(frontier_stage, setting, study) if frontier_stage else None
             estimate = _estimate(config, full_runs) if full_runs else None
     console.print(Text(f"{config.name}: {len(config.stages)} stages", style="bold"))
     for stage in config.stages:
@@ -35,7 +35,7 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     if memory:
         console.print(
             Text(
-                "\npredicted peak memory (of eager code, from its shapes; compiled code differs until a first probe is measured)",
+                "\npredicted peak memory in MiB (of eager code, from its shapes; compiled code differs until it is measured)",
                 style="bold",
             )
         )
@@ -50,7 +50,7 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
         names = ", ".join(str(mode) for mode in frontier.modes(stage, setting))
         return [
             f"modes: {names}",
-            f"micro-batch {stage.smallest}, then where the prediction, and then the peaks measured, put the limit",
+            f"micro-batch {stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
         ]
     if stage.type == "throughput":
         return [
@@ -114,27 +114,29 @@ def _full_runs(config: StudyConfig) -> int:
     return len(config.seeds) * sum(count for kind, count in counts.items() if kind in wanted)
 
 
-def _memory_table(stage: Frontier, setting: Setting, study: Study) -> Table:
-    """One row for eager and compiled alike; all of it from one process of its own."""
+def _memory(stage: Frontier, setting: Setting, study: Study) -> Group:
+    """One row for eager and compiled alike, then why some are not known; all of it from one process of its own."""
     from trainers.prediction import predict_in_own_process
 
     limit, free = _limit(setting, study), setting.study.headroom
     sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
-    table = Table("mode", box=None, padding=(0, 3, 0, 2), caption_justify="left")
+    table = Table(box=None, padding=(0, 0, 0, 2))
+    table.add_column("mode", no_wrap=True)
     for size in sizes:
         table.add_column(f"m={size}", justify="right")
     if limit:
-        table.add_column(f"largest in {bytes_text(limit)}", justify="right")
-        table.add_column(f"with {free:.0%} left free", justify="right")
+        table.add_column(f"largest in\n{bytes_text(limit)}", justify="right")
+        table.add_column(f"and {free:.0%}\nleft free", justify="right")
     allowed = [limit, limit * (1 - free)] if limit else []
     rows = _memory_rows(stage, setting, study)
     predicted = dict(zip(rows, predict_in_own_process(list(rows.values())), strict=True))
+    if refused := next((found for found in predicted.values() if isinstance(found, ValueError)), None):
+        raise refused
     for name, found in predicted.items():
         known = isinstance(found, PeakMemory)
         table.add_row(name, *(_memory_cells(found, sizes, allowed, stage.largest) if known else ["not predictable"]))
-    reasons = [f"{name}: {found}" for name, found in predicted.items() if not isinstance(found, PeakMemory)]
-    table.caption = "\n".join(reasons) or None
-    return table
+    reasons = [f"  {name}: {found}" for name, found in predicted.items() if not isinstance(found, PeakMemory)]
+    return Group(table, *map(Text, reasons))
 
 
 def _limit(setting: Setting, study: Study) -> int | None:
@@ -150,7 +152,7 @@ def _memory_rows(stage: Frontier, setting: Setting, study: Study) -> dict[str, T
     rows = {}
     for mode in frontier.modes(stage, setting):
         name = f"{replace(mode, compile=True)}{f' {mode.precision}' if len(stage.precision) > 1 else ''}"
-        bound = " (at most, as none)" if isinstance(mode.activation_checkpointing, float) else ""
+        bound = " (<= none)" if isinstance(mode.activation_checkpointing, float) else ""
         rows[name + bound] = setting.short_trial(study, stage.smallest, 2, 1, mode=mode)
     return rows
 
@@ -159,6 +161,11 @@ def _memory_cells(found: PeakMemory, sizes: list[int], allowed: list[float], lar
     """The peak at each size, then the largest size within each of the limits."""
     fits = [found.largest_micro_batch_size(limit, largest) for limit in allowed]
     return [
-        *(bytes_text(found.bytes_at(size)) for size in sizes),
-        *(str(size) if size < largest else f"{size} or more" for size in fits),
+        *(_mebibytes(found.bytes_at(size)) for size in sizes),
+        *(str(size) if size < largest else f">={size}" for size in fits),
     ]
+
+
+def _mebibytes(num_bytes: float) -> str:
+    mebibytes = num_bytes / 2**20
+    return f"{mebibytes:,.0f}" if mebibytes >= 100 else f"{mebibytes:.1f}"

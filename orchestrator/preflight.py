@@ -52,8 +52,8 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
 
 def predicted_memory(config: StudyConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
-    in a process of its own; modes that cannot be followed are left out, and all of them where a mode does not go with the
-    model: its probe will say so. facts: what `check` found."""
+    in a process of its own; modes that cannot be followed are left out, and those that do not go with model or data: their
+    probes will say so. facts: what `check` found."""
     stage = config.stage_named("frontier")
     if stage is None:
         return {}
@@ -63,10 +63,7 @@ def predicted_memory(config: StudyConfig, facts: Mapping[str, Any]) -> dict[str,
     setting, trials = Setting(config, ""), {}
     for mode in frontier.predicted_modes(stage, setting, facts):
         trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
-    try:
-        peaks = predict_in_own_process(list(trials.values()))
-    except ValueError:
-        return {}
+    peaks = predict_in_own_process(list(trials.values()))
     known = {key: peak.lines for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
     return {"predicted_memory": {key: [[*astuple(line)] for line in lines] for key, lines in known.items()}}
 

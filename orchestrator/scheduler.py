@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 
 from orchestrator.director import Director
 from orchestrator.messages import Assignment, Message
-from orchestrator.study import Trial
+from orchestrator.study import Trial, TrialState
 
 _ACTIONS = {"go on": TrialScheduler.CONTINUE, "pause": TrialScheduler.PAUSE, "stop": TrialScheduler.STOP}
 
@@ -69,37 +69,32 @@ class StageScheduler(_NotRestored, TrialScheduler):
         super().__init__()
         self._director = director
         self._known: dict[str, TuneTrial] = {}
-        self._leaving: list[TuneTrial] = []
         self._keeps_actors = False
 
     def next_trial(self) -> Trial | None:
-        """What the Director wants to run now. Not in the place of a trial that Tune has yet to save: its actor will be free
-        then, and without one Tune would start another, a process, and forget neither."""
-        self._leaving = [trial for trial in self._leaving if trial.status == TuneTrial.RUNNING]
-        return self._director.next_trial(len(self._leaving))
+        """What the Director wants to run now. Not in the place of a trial that Tune has yet to save or to stop: its actor will
+        be free then, and until it is Tune would start another process, of which it keeps a record for ever."""
+        trials = self._director.journal.study.trials
+        held = [name for name, trial in self._known.items() if trial.status in (TuneTrial.PENDING, TuneTrial.RUNNING)]
+        return self._director.next_trial(sum(trials[name].state is not TrialState.RUNNING for name in held))
 
     def holds(self, trial_id: str) -> bool:
         """Whether Tune has the trial, paused, so that it is to be unpaused and not created."""
         return trial_id in self._known
 
     def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
-        if (
-            not self._keeps_actors
-        ):  # by itself Tune keeps one for the trials to come, and ends the other lanes' processes
+        # By itself Tune keeps one actor for the trials to come, and ends the processes of other lanes.
+        if not self._keeps_actors:
             tune_controller._actor_cache.increase_max(trial.placement_group_factory, by=self._director.num_lanes)
             self._keeps_actors = True
         self._known[_id(trial)] = trial
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
         message: Message = result["message"]
-        action = self._director.on_message(_id(trial), message).action
-        if action != "go on":
-            self._leaving.append(trial)
-        return _ACTIONS[action]
+        return _ACTIONS[self._director.on_message(_id(trial), message).action]
 
     def on_trial_complete(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> None:
         """The trial's last result: Tune asks for no decision on it."""
-        self._leaving.append(trial)
         self._known.pop(_id(trial), None)
         _forget_ended(tune_controller)
         message: Message = result["message"]

@@ -119,8 +119,11 @@ def test_what_fake_tensors_cannot_follow_is_said_and_takes_neither_the_others_no
 
 
 def test_bad_input_stays_bad_input_in_the_users_words():
-    with pytest.raises(ValueError, match=r"hidden_dim \(10\) is not a multiple of num_heads \(3\)"):
-        predict_in_own_process([config(model={"target": "gpt", "kwargs": {"hidden_dim": 10, "num_heads": 3}})])
+    bad = config(model={"target": "gpt", "kwargs": {"hidden_dim": 10, "num_heads": 3}})
+    refused, predicted = predict_in_own_process([bad, config()])
+    assert isinstance(refused, ValueError)
+    assert "hidden_dim (10) is not a multiple of num_heads (3)" in str(refused)
+    assert predicted == predict(config())
 
 
 def test_shards_are_not_predicted():

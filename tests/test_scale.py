@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -120,7 +122,8 @@ def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path, stage: d
 
 
 @pytest.mark.ray
-def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["complete", "pruned"])
+def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, tmp_path: Path, ending: str) -> None:
     import ray
     from ray._private.state import state
     from ray.tune.experiment import Trial as TuneTrial
@@ -131,18 +134,18 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     num_trials, num_lanes, held = 60, 3, []
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
     actor: Any = ray.remote(Switchboard)
-    board = actor.options(name="few", num_cpus=0, max_concurrency=1000).remote(num_lanes)
+    board = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
     together = threading.Barrier(num_lanes, timeout=60)
-    args = [(board, f"lane-{i}", together) for i in range(num_lanes)]
-    lanes = [threading.Thread(target=answer_at_once, args=one, daemon=True) for one in args]
+    args = [(board, f"lane-{i}", together, ending == "pruned") for i in range(num_lanes)]
+    lanes = [threading.Thread(target=end_together, args=one, daemon=True) for one in args]
     for lane in lanes:
         lane.start()
 
     def relays() -> int:
-        return sum(actor["ActorClassName"].endswith("ResourceTrainable") for actor in state.actor_table(None).values())
+        return sum(one["ActorClassName"].endswith("ResourceTrainable") for one in state.actor_table(None).values())
 
     def count(trial: Trial) -> None:
-        if director.journal.study.count("grid", TrialState.COMPLETE) % 10 == 0:  # Tune's own pace in between
+        if director.journal.study.count("grid", TrialState(ending)) % 10 == 0:  # Tune's own pace in between
             gc.collect()
             held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
 
@@ -150,8 +153,8 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path))
         director.on_change = count
-        _tune(director, "few", tmp_path, "token")
-        assert journal.study.count("grid", TrialState.COMPLETE) == num_trials
+        _tune(director, ending, tmp_path, "token")
+        assert journal.study.count("grid", TrialState(ending)) == num_trials
     ray.get(board.close.remote())
     for lane in lanes:
         lane.join()
@@ -160,12 +163,17 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     assert relays() - before == num_lanes
 
 
-def answer_at_once(board: Any, lane: str, together: threading.Barrier) -> None:
-    """A lane whose trials complete at the moment when those of all lanes do."""
+def end_together(board: Any, lane: str, together: threading.Barrier, diverge: bool) -> None:
+    """A lane whose trials end at the moment when those of all lanes do; those that diverge when they are told to."""
     import ray
 
     turn = 0
     while (assignment := ray.get(board.take.remote(lane, lane, turn := turn + 1))) is not None:
-        together.wait()
-        ray.get(board.say.remote(assignment.key, Message({"val_loss": 3.0}, outcome="complete")))
+        with contextlib.suppress(threading.BrokenBarrierError):  # then the counts say so
+            together.wait()
+        loss = math.nan if diverge else 3.0
+        if diverge:
+            ray.get(board.ask.remote(assignment.key, Message({"val_loss": loss}, evaluated=True)))
+        outcome = "stopped" if diverge else "complete"
+        ray.get(board.say.remote(assignment.key, Message({"val_loss": loss}, outcome=outcome)))
         ray.get(board.freed.remote(lane))

@@ -55,11 +55,9 @@ class NotPredictable(Exception):
     """Fake tensors cannot follow this configuration; the message says why."""
 
 
-def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | NotPredictable]:
-    """`predict` of each, from a process that imports what this one does: neither the models nor a crash reach this one.
-
-    Raises ValueError for bad input.
-    """
+def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | NotPredictable | ValueError]:
+    """`predict` of each, or what it raised, from a process that imports what this one does: neither the models nor a crash
+    reach this one."""
     if not configs:
         return []
     done = subprocess.run(
@@ -77,9 +75,9 @@ def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | 
     return [*answers, crashed, *predict_in_own_process(configs[len(answers) + 1 :])]
 
 
-def _read(answer: dict[str, Any]) -> PeakMemory | NotPredictable:
+def _read(answer: dict[str, Any]) -> PeakMemory | NotPredictable | ValueError:
     if "bad_input" in answer:
-        raise ValueError(answer["bad_input"])
+        return ValueError(answer["bad_input"])
     if "not_predictable" in answer:
         return NotPredictable(answer["not_predictable"])
     return PeakMemory(tuple(Line(*line) for line in answer["lines"]))
