@@ -36,6 +36,7 @@ RELAY_RESOURCES = {"CPU": 0, **ON_THE_HEAD}
 MAX_DIFFERENCES = 8
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
+SECONDS_FOR_A_NODE = 60
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def _run_stages(session: Session, address: str | None) -> None:
     session.progress.say("starting Ray and the lanes")
     # Once more inside: ray.init takes SIGTERM for itself.
     with ray_cluster(config, address, run_dir), _sigterm_is_ctrl_c(), contextlib.closing(tracker):
+        wait_for_a_node(session.progress.say)
         shape = lane_shape(config)
         if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
             share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
@@ -371,6 +373,17 @@ def worker_environment() -> dict[str, str]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes beside a memory limit
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     }
+
+
+def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:
+    """Until the cluster has a CPU: one whose only worker is just being replaced, or started, has none for a while."""
+    import ray
+
+    deadline = time.monotonic() + seconds
+    if not ray.cluster_resources().get("CPU"):
+        say(f"the cluster has no CPUs: waiting for a node (at most {seconds:g} s)")
+    while not ray.cluster_resources().get("CPU") and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def lane_shape(config: StudyConfig) -> Any:

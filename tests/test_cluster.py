@@ -291,3 +291,17 @@ def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path
     assert "configs/bad.yaml does not describe a study" in done.stderr
     assert "what_is_this: no such key" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_whose_node_is_on_its_way_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from orchestrator.runner import wait_for_a_node
+
+    said, seen = list[str](), [{"memory": 1.0}, {}, {"CPU": 2.0}]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: seen.pop(0))
+    wait_for_a_node(said.append)
+    assert (seen, said) == ([], ["the cluster has no CPUs: waiting for a node (at most 60 s)"])
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    wait_for_a_node(said.append, seconds=0.0)
+    assert len(said) == 2
