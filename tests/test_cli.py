@@ -225,6 +225,14 @@ def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.Captu
     assert not (home / "runs").exists()
 
 
+def test_plan_refuses_a_length_that_the_data_cannot_have(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = {"type": "frontier", "seq_len": [1_000_000]}
+    (home / "long.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
+    code, _, err = call(capsys, "plan", "long.yaml")
+    assert code == 2
+    assert "one sample needs seq_len + 1 = 1000001; give more text or lower data.kwargs.seq_len" in err
+
+
 def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
