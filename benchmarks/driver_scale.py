@@ -27,14 +27,16 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.config import StudyConfig, parse_study
-from orchestrator.director import Director
-from orchestrator.journal import Journal
-from orchestrator.messages import Message
-from orchestrator.runner import _tune, start_ray
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Trial
-from orchestrator.tracking import NoTracker
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study
+from orchestrator.decisions.director import Director
+from orchestrator.execution.session import start_ray
+from orchestrator.execution.tune import run_in_tune
+from orchestrator.output.tracking import NoTracker
+from orchestrator.stages.context import Setting
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.state import Trial
 
 SIZES = (100, 1_000, 10_000)
 NUM_LANES = 4
@@ -109,7 +111,7 @@ def run(num_trials: int, run_dir: Path) -> Course:
         director = _director(config, journal, run_dir)
         director.on_change = course.saw
         assert not director.finished()
-        _tune(director, switchboard, run_dir, "scale")
+        run_in_tune(director, switchboard, run_dir, "scale")
     assert len(course.ends) == num_trials
     began = time.monotonic()
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
@@ -125,10 +127,10 @@ def _director(config: StudyConfig, journal: Journal, run_dir: Path) -> Director:
 
 @contextlib.contextmanager
 def lanes() -> Iterator[str]:
-    """A Switchboard, by its name, and lanes that take from it as `orchestrator.ranks.serve` does."""
+    """A Switchboard, by its name, and lanes that take from it as `orchestrator.execution.ranks.serve` does."""
     import ray
 
-    from orchestrator.switchboard import Switchboard
+    from orchestrator.execution.dispatcher import Switchboard
 
     name = f"switchboard-{uuid.uuid4().hex[:8]}"
     actor: Any = ray.remote(Switchboard)

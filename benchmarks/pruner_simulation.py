@@ -4,7 +4,7 @@
 
 Discrete events, no training: the device makes no difference. In every world configurations learn along curves that are noisy
 and cross; all sides meet the same worlds, in the same order of arrival, with the same rungs and reduction factor.
-Ours is decided by orchestrator/pruners.py; Ray's by its own classes, told and asked as its TuneController does.
+Ours is decided by orchestrator/decisions/pruners.py; Ray's by its own classes, told and asked as its TuneController does.
 The time to the best is that until any configuration that ends within 1 % of the best has been trained to its full budget;
 infinite where all of those were cut. Losers are the configurations that end further from the best.
 `knowing the law` shows how much there is to gain: it is told how these worlds are made, which nobody is.
@@ -27,9 +27,10 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
 from side_by_side import options
 
-from orchestrator.config import AshaPruner, StudyConfig
-from orchestrator.pruners import Decision, Demand, Entrant, judge_rung
-from orchestrator.stages.train import rungs
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import AshaPruner
+from orchestrator.config.trial import rungs
+from orchestrator.decisions.pruners import Decision, Demand, Entrant, judge_rung
 
 LARGE, LARGE_GPUS = 256, (1, 4, 16, 64, 256, 1024)
 SMALL, SMALL_GPUS = 6, (1, 2, 4, 8)  # as many configurations as the stage `train` has of itself

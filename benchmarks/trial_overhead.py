@@ -24,9 +24,12 @@ from typing import Any
 
 from side_by_side import options
 
-from orchestrator.config import StudyConfig, base_trial, parse_study
-from orchestrator.journal import replay
-from orchestrator.runner import run_study, start_ray
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study
+from orchestrator.config.trial import base_trial
+from orchestrator.execution.session import start_ray
+from orchestrator.run import run_study
+from orchestrator.study.journal import replay
 
 OUR_TRIALS = 10
 # Of the Ray cluster, whatever the machine has: a Tune trial of the naive side takes one beside those of its workers.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from trainers.files import StorageLost
 
 if TYPE_CHECKING:
-    from orchestrator.config import StudyConfig
+    from orchestrator.config.keys import StudyConfig
 
 EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
 
@@ -72,8 +72,8 @@ def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argp
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
-    from orchestrator.cluster import import_from_here
-    from orchestrator.plan import print_plan
+    from orchestrator.execution.code_shipping import import_from_here
+    from orchestrator.output.plan import print_plan
 
     import_from_here()
     print_plan(_study(arguments), predict_memory=not arguments.no_memory)
@@ -83,8 +83,8 @@ def plan(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
     study = _study(arguments)
-    from orchestrator.cluster import import_from_here
-    from orchestrator.runner import run_study
+    from orchestrator.execution.code_shipping import import_from_here
+    from orchestrator.run import run_study
 
     import_from_here()
     run_dir = _run_dir(arguments, study)
@@ -110,8 +110,8 @@ def _wrapped(text: str, stream: TextIO) -> str:
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
     study = _study(arguments)
-    from orchestrator.cluster import import_from_here
-    from orchestrator.single import run_trial
+    from orchestrator.execution.code_shipping import import_from_here
+    from orchestrator.trial import run_trial
 
     import_from_here()
     # Not the study's own directory, which `run` wants empty.
@@ -120,8 +120,8 @@ def trial(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
-    from orchestrator.journal import is_locked
-    from orchestrator.status import print_status, status_values
+    from orchestrator.output.status import print_status, status_values
+    from orchestrator.study.journal import is_locked
 
     config, study = _open(arguments.run_dir)
     if arguments.json:
@@ -133,7 +133,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write report.html and recommendation.json again from the journal."""
-    from orchestrator.runner import write_results
+    from orchestrator.output.results import write_results
 
     config, study = _open(arguments.run_dir)
     write_results(config, arguments.run_dir, study)
@@ -143,7 +143,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
-    from orchestrator.export import export as export_text
+    from orchestrator.output.export import export as export_text
 
     path = arguments.run_dir / "recommendation.json"
     if not path.exists():
@@ -153,7 +153,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def _study(arguments: argparse.Namespace) -> StudyConfig:
-    from orchestrator.config import load_study
+    from orchestrator.config.load import load_study
 
     return load_study(arguments.study, arguments.set)
 
@@ -164,8 +164,8 @@ def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Any]:
     """A study as its run directory has it, read only."""
-    from orchestrator.config import parse_study, read_yaml
-    from orchestrator.journal import replay
+    from orchestrator.config.load import parse_study, read_yaml
+    from orchestrator.study.journal import replay
 
     path = run_dir / "study.yaml"
     if not path.is_file():

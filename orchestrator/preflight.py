@@ -11,10 +11,11 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import StudyConfig, base_trial
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.trial import base_trial
 from orchestrator.stages import frontier
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Study
+from orchestrator.stages.context import Setting
+from orchestrator.study.state import Study
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
 

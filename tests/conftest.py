@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import StudyConfig
+from orchestrator.config.keys import StudyConfig
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> I
     """Two CPUs on this machine, whatever it has."""
     import ray
 
-    from orchestrator.runner import start_ray
+    from orchestrator.execution.session import start_ray
 
     study = StudyConfig.model_validate(
         {"name": "session", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}

@@ -26,12 +26,12 @@ from typing import Any
 
 import yaml
 
-from orchestrator.cluster import protect_local_cluster
-from orchestrator.config import base_trial, parse_study
-from orchestrator.journal import is_locked, read_records, replay
-from orchestrator.runner import start_ray, worker_environment
-from orchestrator.study import Study, TrialState
-from tests.studies import TINY, grid
+from orchestrator.config.load import parse_study
+from orchestrator.config.trial import base_trial
+from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
+from orchestrator.study.journal import is_locked, read_records, replay
+from orchestrator.study.state import Study, TrialState
+from tests.support.studies import TINY, grid
 from trainers.data import SampleOrder, fetch, load_data
 
 MICRO_BATCH_SIZE, SAMPLE_BUDGET, EVALUATIONS = 4, 768, 6
@@ -144,7 +144,7 @@ class Scene:
         place = self.folder / f"study-{number}"
         place.mkdir()
         self.log = place / "batches.jsonl"
-        model = {"target": "tests.studies:LogsItsBatches", "kwargs": {"log": str(self.log)}}
+        model = {"target": "tests.support.studies:LogsItsBatches", "kwargs": {"log": str(self.log)}}
         self.driver = Driver(place, STUDY | {"model": model}, self.cluster.address)
         return self.driver
 

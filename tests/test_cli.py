@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from orchestrator.cli import main
-from orchestrator.journal import Journal
-from tests.lane_player import Player, director_of, know
-from tests.test_director import KNOWN, train_config, with_accidents
+from orchestrator.study.journal import Journal
+from tests.support.lane_player import Player, director_of, know
+from tests.support.worlds import KNOWN, train_config, with_accidents
 
 ROOT = Path(__file__).parents[1]
 VERBS = ("plan", "run", "trial", "status", "report", "export")
@@ -276,7 +276,8 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(home: Path
 
 
 def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
-    from orchestrator.config import base_trial, load_study
+    from orchestrator.config.load import load_study
+    from orchestrator.config.trial import base_trial
     from trainers.prediction import flops_per_sample
 
     config = base_trial(load_study(home / "tiny.yaml", []), None)
@@ -286,7 +287,8 @@ def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentio
 
 
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
-    from orchestrator.config import base_trial, load_study
+    from orchestrator.config.load import load_study
+    from orchestrator.config.trial import base_trial
     from trainers.prediction import predict
 
     config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)

@@ -1,31 +1,88 @@
-"""A training run needs torch alone: what a user debugs has no Ray, no W&B and no study in it."""
+"""Imports run one way, and each room loads only what belongs to it: a training run is debugged without Ray, a journal read
+without torch."""
 
 from __future__ import annotations
 
-import importlib
+import ast
 import pkgutil
+import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+import orchestrator
 import trainers
-from tests.tiny import in_fresh_process
 
-FOREIGN = {"ray", "wandb", "orchestrator"}
-
-
-def foreign_modules_after_importing(name: str) -> list[str]:
-    importlib.import_module(name)
-    return sorted(FOREIGN & sys.modules.keys())
-
-
-def foreign_modules_after_importing_all() -> list[str]:
-    for module in pkgutil.iter_modules(trainers.__path__, "trainers."):
-        importlib.import_module(module.name)
-    return sorted(FOREIGN & sys.modules.keys())
-
-
-def test_the_training_loop_imports_no_orchestration():
-    assert in_fresh_process(foreign_modules_after_importing, "trainers.loop") == []
+ROOT = Path(__file__).parents[1]
+# A room imports itself, `trainers`, `units`, and the rooms that stand here beside it.
+ROOMS = {
+    "config": set[str](),
+    "study": {"config"},
+    "stages": {"config", "study"},
+    "decisions": {"config", "study", "stages"},
+    "execution": {"config", "study", "decisions"},
+    "output": {"config", "study", "stages"},
+}
+# What each room may load, of the libraries that take seconds or a cluster.
+HEAVY = {"ray", "torch", "wandb"}
+ALLOWED: dict[str, set[str]] = {"execution": {"ray", "torch"}}
 
 
-def test_no_module_of_the_trainers_does():
-    assert in_fresh_process(foreign_modules_after_importing_all) == []
+LOAD_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(getattr(package, "__path__", ()), package.__name__ + "."):
+    importlib.import_module(module.name)
+print(*sys.modules)
+"""
+
+
+def loaded_with(name: str) -> set[str]:
+    """The libraries, of those that matter here, that a fresh process has loaded after importing a module and all below it."""
+    done = subprocess.run([sys.executable, "-c", LOAD_ALL, name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {*HEAVY, "orchestrator"} & set(done.stdout.split())
+
+
+def imported_rooms(file: Path) -> set[str]:
+    """The rooms, and the files on top, that a file imports, at its head or inside a function."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("orchestrator.")}
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    files = sorted((ROOT / "orchestrator" / room).rglob("*.py"))
+    upward = {str(f.relative_to(ROOT)): imported_rooms(f) - ROOMS[room] - {room, "units"} for f in files}
+    assert {file: rooms for file, rooms in upward.items() if rooms} == {}
+
+
+def test_every_room_is_known_here() -> None:
+    packages = {module.name for module in pkgutil.iter_modules(orchestrator.__path__) if module.ispkg}
+    assert packages == ROOMS.keys()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_loads_only_the_libraries_that_belong_to_it(room: str) -> None:
+    assert loaded_with(f"orchestrator.{room}") - {"orchestrator"} <= ALLOWED.get(room, set())
+
+
+def test_the_training_loop_loads_torch_alone() -> None:
+    assert loaded_with("trainers.loop") == {"torch"}
+
+
+def test_the_trainers_know_neither_ray_nor_a_tracker_nor_a_study() -> None:
+    assert loaded_with("trainers") == {"torch"}
+    files = Path(trainers.__path__[0]).rglob("*.py")
+    foreign = {"ray", "wandb", "orchestrator"}
+    for file in files:
+        tree = ast.parse(file.read_text())
+        imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not foreign & {name.split(".")[0] for name in imports}, file

@@ -12,11 +12,12 @@ import yaml
 
 from orchestrator import preflight
 from orchestrator.cli import main
-from orchestrator.config import base_trial, parse_study
-from orchestrator.journal import Journal, replay
+from orchestrator.config.load import parse_study
+from orchestrator.config.trial import base_trial
 from orchestrator.stages import frontier
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Study
+from orchestrator.stages.context import Setting
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.state import Study
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -201,7 +202,7 @@ def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest
 
 
 def test_the_facts_are_those_of_data_model_and_host() -> None:
-    from orchestrator.config import load_study
+    from orchestrator.config.load import load_study
 
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 2}))
     facts = preflight.check(load_study(Path("study.yaml"), []), compiles=True)

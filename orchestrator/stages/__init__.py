@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from orchestrator.config import Grid, LearningRate, StageConfig, Train
+from orchestrator.config.stages import Grid, LearningRate, StageConfig, Train
 from orchestrator.stages import equivalence, frontier, grid, learning_rate, throughput, train
 
 _MODULES: dict[str, ModuleType] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.config import Equivalence
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
+from orchestrator.config.stages import Equivalence
+from orchestrator.stages.context import Setting
+from orchestrator.study.state import Conclusion, Proposal, Study, Trial, TrialState
 from trainers.config import TrialConfig, derive_accumulation
 
 # In float32 the splits differ by the order of summation alone; AdamW makes 1e-5 of it in 20 steps.

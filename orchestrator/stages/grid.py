@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from orchestrator.analysis import standings
-from orchestrator.config import Grid
-from orchestrator.stages.setting import Setting
-from orchestrator.stages.train import Candidate, rungs, seeded, settle
-from orchestrator.study import Conclusion, Proposal, Study
+from orchestrator.config.stages import Grid
+from orchestrator.config.trial import rungs
+from orchestrator.stages.candidates import Candidate, seeded
+from orchestrator.stages.context import Setting
+from orchestrator.stages.ranking import standings
+from orchestrator.stages.train import settle
+from orchestrator.study.state import Conclusion, Proposal, Study
 from trainers.config import derive_accumulation
 
 

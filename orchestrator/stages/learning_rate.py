@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.analysis import Standing, standings, tied
-from orchestrator.config import LearningRate, scaled_learning_rate
+from orchestrator.config.stages import LearningRate
+from orchestrator.config.trial import scaled_learning_rate
+from orchestrator.stages.candidates import Candidate, seeded
+from orchestrator.stages.context import Setting
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.setting import Setting
-from orchestrator.stages.train import Candidate, seeded
-from orchestrator.study import Conclusion, Proposal, Study, Trial
+from orchestrator.stages.ranking import Standing, standings, tied
+from orchestrator.study.state import Conclusion, Proposal, Study, Trial
 
 # Rates within this share of each other are one point of the grid: 0.71 of the centre and 1/sqrt(2) of it.
 SAME_RATE = 0.01

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.analysis import NoiseScale, best_noise_scale, goodput
-from orchestrator.config import Throughput
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
+from orchestrator.config.stages import Throughput
+from orchestrator.stages.context import Setting
+from orchestrator.stages.ranking import NoiseScale, best_noise_scale, goodput
+from orchestrator.study.state import Conclusion, Proposal, Study, Trial, TrialState
 
 # Past so many times the noise scale a larger batch saves almost no step: steps already do 2/3 of what they ever could.
 ENOUGH_NOISE_SCALES = 2.0

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.analysis import Standing, candidate, standings, tied
-from orchestrator.config import AshaPruner, Train, scaled_learning_rate
-from orchestrator.pruners import rungs_of
-from orchestrator.stages.mode import Mode, mode_of_values
-from orchestrator.stages.setting import Setting
-from orchestrator.study import Conclusion, Proposal, Study, Trial, TrialState
-from orchestrator.words import seconds_text
-
-DEFAULT_FIRST_RUNG = 1 / 8
-
-
-@dataclass(frozen=True)
-class Candidate:
-    role: str
-    micro_batch_size: int
-    accumulation: int
-    mode: Mode | None = None
-    """None: the frontier's."""
-    unscaled: bool = False
-    protected: bool = False
+from orchestrator.config.stages import Train
+from orchestrator.config.trial import rungs
+from orchestrator.stages.candidates import Candidate, candidates, merged, seeded
+from orchestrator.stages.context import Setting
+from orchestrator.stages.ranking import Standing, candidate, standings, tied
+from orchestrator.study.state import Conclusion, Proposal, Study, Trial, TrialState
+from orchestrator.units import seconds_text
 
 
 def propose(stage: Train, setting: Setting, study: Study) -> list[Proposal]:
@@ -38,42 +24,6 @@ def propose(stage: Train, setting: Setting, study: Study) -> list[Proposal]:
     ]
 
 
-def candidates(stage: Train, setting: Setting, study: Study) -> list[Candidate]:
-    """The baseline, the largest and second largest micro-batch, the best tokens/s, the best goodput, and a contrast."""
-    baseline_size = study.value("frontier", "baseline_micro_batch_size") or setting.study.batch.micro_batch_size
-    baseline_mode = study.value("frontier", "baseline_mode")
-    found = [Candidate("baseline", baseline_size, 1, _mode(baseline_mode), protected=True)]
-    for role, key in (("largest micro-batch", "largest"), ("second largest micro-batch", "second_largest")):
-        values = study.value("frontier", key)
-        if values:
-            found.append(Candidate(role, values["micro_batch_size"], 1, _mode(values)))
-    given = dict(zip(("micro_batch_size", "gradient_accumulation_steps"), setting.chosen_batch(study), strict=True))
-    for role, key in (("best tokens/s", "best_tokens_per_second"), ("best goodput", "best_goodput")):
-        batch = study.value("throughput", key, given)
-        found.append(Candidate(role, batch["micro_batch_size"], batch["gradient_accumulation_steps"]))
-    optimizer, effective = (
-        setting.study.optimizer,
-        found[-1].micro_batch_size * found[-1].accumulation * setting.study.world_size,
-    )
-    if stage.unscaled_contrast and scaled_learning_rate(optimizer, effective) != optimizer.lr:
-        found.append(replace(found[-1], role="best goodput, learning rate unscaled", unscaled=True))
-    return found
-
-
-def _mode(values: dict[str, Any] | None) -> Mode | None:
-    return mode_of_values(values) if values else None
-
-
-def merged(found: list[Candidate]) -> list[Candidate]:
-    """Candidates with the same batch and learning rate become one that bears all their roles: the mode of the first."""
-    by_key: dict[tuple[int, int, bool], Candidate] = {}
-    for one in found:
-        key = (one.micro_batch_size, one.accumulation, one.unscaled)
-        before = by_key.get(key)
-        by_key[key] = replace(before, role=f"{before.role}, {one.role}") if before else one
-    return list(by_key.values())
-
-
 def _of_every_seed(stage: Train, setting: Setting, study: Study, found: Candidate) -> list[Proposal]:
     effective = found.micro_batch_size * found.accumulation * setting.study.world_size
     if effective > setting.study.sample_budget:
@@ -83,30 +33,6 @@ def _of_every_seed(stage: Train, setting: Setting, study: Study, found: Candidat
         changes["learning_rate"] = setting.study.optimizer.lr
     name = f"train-m{found.micro_batch_size}k{found.accumulation}" + ("-unscaled" if found.unscaled else "")
     return seeded(name, "train", found, changes, setting, study)
-
-
-def seeded(
-    name: str, stage: str, found: Candidate, changes: dict[str, Any], setting: Setting, study: Study
-) -> list[Proposal]:
-    """One proposal per seed of the study; the id names the seed where there are several."""
-    seeds = setting.study.seeds
-    return [
-        Proposal(
-            f"{name}-s{seed}" if len(seeds) > 1 else name,
-            stage,
-            setting.trial(study, found.micro_batch_size, found.accumulation, found.mode, **changes, seed=seed),
-            role=found.role,
-            protected=found.protected,
-        )
-        for seed in seeds
-    ]
-
-
-def rungs(pruner: object, sample_budget: int) -> tuple[int, ...]:
-    if not isinstance(pruner, AshaPruner):
-        return ()
-    first = pruner.min_samples or max(1, round(DEFAULT_FIRST_RUNG * sample_budget))
-    return rungs_of(first, pruner.reduction_factor, sample_budget)
 
 
 def conclude(stage: Train, setting: Setting, study: Study) -> Conclusion:

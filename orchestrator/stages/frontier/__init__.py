@@ -4,7 +4,7 @@ fastest are timed again in turns, and what is chosen must fit once more in a fre
     probes (one dynamic compile a mode) -> timings of the finalists (static shapes, in rounds) -> verification
 """
 
-from orchestrator.stages.frontier.findings import conclude
-from orchestrator.stages.frontier.trials import modes, predicted_modes, prediction_key, propose
+from orchestrator.stages.frontier.conclude import conclude
+from orchestrator.stages.frontier.propose import modes, predicted_modes, prediction_key, propose
 
 __all__ = ["conclude", "modes", "predicted_modes", "prediction_key", "propose"]

@@ -1,0 +1,132 @@
+"""What Ray must be told so that driver and workers import the same code. Does not import Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("orchestrator", "trainers")
+
+
+# Ray itself refuses 500 MiB, but only after it has zipped them.
+LARGEST_UPLOAD_BYTES = 200 * 2**20
+
+
+# `.*` would match the directory itself, `.`, and Ray would ship nothing.
+LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
+
+
+def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
+    """The runtime_env for ray.init: the current directory where there is a cluster to ship it to.
+
+    A local cluster (no address) needs none of it: Ray puts the driver's current directory first on the path of every
+    worker, on the same disk, so an upload would only cost start-up. Raises ValueError where workers would import others' code.
+    """
+    refuse_hidden_packages()
+    return working_dir_env(run_dir, data_paths) if address else {}
+
+
+def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
+    """The current directory as `working_dir`, without runs, data and hidden files. Raises ValueError where it is too large."""
+    here = Path.cwd()
+    left_out = _inside(here, [run_dir, *data_paths])
+    refuse_large_directory(here, left_out)
+    return {"working_dir": str(here), "excludes": [*LEFT_OUT, *(_as_pattern(here, path) for path in left_out)]}
+
+
+def import_from_here() -> None:
+    """Make the current directory importable on the driver, first on the path as on Ray's workers."""
+    refuse_hidden_packages()
+    here = str(Path.cwd())
+    if here not in sys.path[:1]:
+        sys.path.insert(0, here)
+
+
+def refuse_hidden_packages() -> None:
+    """Raise ValueError where the current directory has another `orchestrator` or `trainers` than this program's."""
+    here = Path.cwd()
+    for package in PACKAGES:
+        ours = Path(__file__).parents[2] / package
+        for other in (here / package, here / f"{package}.py"):
+            if other.exists() and not other.samefile(ours) and _sources(other) not in ({}, _sources(ours)):
+                raise ValueError(
+                    f"{other} would hide this program's own '{package}' ({ours}) on Ray's workers; run from another "
+                    f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {here}`"
+                )
+
+
+def refuse_large_directory(here: Path, left_out: Iterable[Path]) -> None:
+    """Raise ValueError, with the largest contents, where more would be shipped than LARGEST_UPLOAD_BYTES."""
+    skipped, patterns = frozenset(left_out), (*((here, line) for line in LEFT_OUT), *_ignore_lines(here))
+    sizes = {path.name: shipped_bytes(path, skipped, patterns) for path in here.iterdir()}
+    total = sum(sizes.values())
+    if total <= LARGEST_UPLOAD_BYTES:
+        return
+    largest = ", ".join(f"{name} ({_mib(sizes[name])})" for name in sorted(sizes, key=lambda name: -sizes[name])[:3])
+    raise ValueError(
+        f"{here} is shipped to the cluster so that workers can import from it, but holds {_mib(total)}, more than "
+        f"{_mib(LARGEST_UPLOAD_BYTES)}; its largest contents: {largest}. List what workers need not import in "
+        f"{here / '.rayignore'} (one pattern a line, as in .gitignore), or run from a smaller directory"
+    )
+
+
+def shipped_bytes(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[Path, str], ...]) -> int:
+    """Bytes that Ray would ship of a path; links are followed, as Ray does. Patterns hold below the path beside them."""
+    if path in left_out or any(_ignores(base, line, path) for base, line in patterns):
+        return 0
+    if not path.is_dir():
+        return path.stat().st_size if path.is_file() else 0
+    inner = (*patterns, *_ignore_lines(path))
+    return sum(shipped_bytes(child, left_out, inner) for child in path.iterdir())
+
+
+def absolute_paths(value: Any) -> Iterator[Path]:
+    """The existing absolute paths among the texts of (nested) keyword arguments, such as a study's data.kwargs."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from absolute_paths(item)
+    elif isinstance(value, str) and value.startswith("/") and Path(value).exists():
+        yield Path(value)
+
+
+def _sources(package: Path) -> dict[Path, bytes]:
+    """Contents of a package's Python files; a folder without any cannot be imported in place of ours."""
+    files = [package] if package.is_file() else package.rglob("*.py")
+    return {file.relative_to(package): file.read_bytes() for file in files}
+
+
+def _inside(here: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths that lie below `here`, by name or where their links lead."""
+    spelled = {Path(os.path.abspath(path)) for path in paths}
+    spelled |= {path.resolve() for path in spelled}
+    return sorted(path for path in spelled if here in path.parents)
+
+
+def _as_pattern(here: Path, path: Path) -> str:
+    """The one path as a .gitignore pattern."""
+    return "/" + "".join("\\" + letter if letter in "\\*?[] " else letter for letter in str(path.relative_to(here)))
+
+
+def _ignore_lines(directory: Path) -> list[tuple[Path, str]]:
+    """Patterns of the directory's .gitignore and .rayignore, both of which Ray obeys."""
+    files = [directory / name for name in (".gitignore", ".rayignore")]
+    lines = [line.strip() for file in files if file.is_file() for line in file.read_text().splitlines()]
+    return [(directory, line) for line in lines if line and line[0] not in "#!"]
+
+
+def _ignores(base: Path, line: str, path: Path) -> bool:
+    """Near enough to git's rules for a size check (no `!`, `*` may cross `/`); what is shipped is Ray's own matching."""
+    pattern, name = line.rstrip("/"), str(path.relative_to(base))
+    if "/" in pattern and not pattern.startswith("**/"):
+        return fnmatchcase(name, pattern.removeprefix("/"))
+    return fnmatchcase("/" + name, "*/" + pattern.removeprefix("**/"))
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,130 @@
+"""A study's connection to Ray: a cluster of its own or the user's, and the environment that its processes need."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.keys import StudyConfig
+
+SECONDS_FOR_A_NODE = 60
+
+
+@contextlib.contextmanager
+def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iterator[None]:
+    """A connection to Ray: the caller's where there is one, else ours, ended on leaving."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    start_ray(config, address, run_dir)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
+    """ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
+    # Read when ray is imported: set before.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a banner at every verbosity
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the ranks look for themselves
+    # Ray's default of 15 would let anything else on the host slow down what is being timed.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    import ray
+
+    from orchestrator.execution.code_shipping import absolute_paths, runtime_env
+
+    environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
+    options = {"log_to_driver": False, "logging_level": logging.ERROR, **options}
+    if address is not None:
+        refuse_silent_address(address)
+        try:
+            ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+        except ConnectionError as error:
+            raise ValueError(
+                f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
+                "with --address auto, check the address, or leave --address out to use this machine alone"
+            ) from error
+        return
+    protect_local_cluster()
+    # Inherited, not a runtime_env: Ray's idle processes can then become the study's, instead of being started anew.
+    with environment_with(worker_environment()):
+        ray.init("local", runtime_env=environment, include_dashboard=False, **options)
+
+
+@contextlib.contextmanager
+def environment_with(changes: dict[str, str]) -> Iterator[None]:
+    """The environment that processes started meanwhile inherit."""
+    before = {key: os.environ.get(key) for key in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+def worker_environment() -> dict[str, str]:
+    """What every process of a study runs under."""
+    from trainers.memory import MALLOC_ENVIRONMENT
+
+    return {
+        **MALLOC_ENVIRONMENT,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes beside a memory limit
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    }
+
+
+def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:
+    """Until the cluster has a CPU: one whose only worker is just being replaced, or started, has none for a while."""
+    import ray
+
+    deadline = time.monotonic() + seconds
+    if not ray.cluster_resources().get("CPU"):
+        say(f"the cluster has no CPUs: waiting for a node (at most {seconds:g} s)")
+    while not ray.cluster_resources().get("CPU") and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+SECONDS_TO_ANSWER = 5
+
+
+def refuse_silent_address(address: str) -> None:
+    """Raise ValueError where nothing listens at host:port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return  # auto, or a form that Ray resolves itself
+    try:
+        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise ValueError(
+            f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
+            "on a node of the cluster with --address auto"
+        ) from error
+
+
+def protect_local_cluster() -> None:
+    """Give the local cluster that is about to start a token of its own, where the user has none.
+
+    Without one Ray 2.60 writes ~/.ray/auth_token, and every later `ray start` on this host then demands it of its
+    workers and clients. Only the token is set: RAY_AUTH_MODE is Ray's to set, which ignores it once imported.
+    """
+    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not chosen and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -1,0 +1,80 @@
+"""A study as `batchscout status` shows it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.progress import best_so_far, trial_metrics
+from orchestrator.output.recommendation import recommend
+from orchestrator.output.time_split import time_split
+from orchestrator.study.state import Study, Trial
+from orchestrator.units import seconds_text
+
+WIDTH_OF_A_LOG = 160
+
+
+def status_values(config: StudyConfig, study: Study) -> dict[str, Any]:
+    """{"name", "stages": [{"type", "state"}], "trials": [{"id", "stage", "state", "reason", "config", "metrics"}]}"""
+    return {
+        "name": config.name,
+        "stages": [{"type": stage.type, "state": stage_state(stage.type, study)} for stage in config.stages],
+        "trials": [_trial_values(trial) for trial in study.trials.values()],
+    }
+
+
+def stage_state(stage: str, study: Study) -> str:
+    """waiting, running, complete or failed."""
+    conclusion = study.conclusions.get(stage)
+    if conclusion:
+        return "complete" if conclusion.ok else "failed"
+    return "running" if stage in study.started else "waiting"
+
+
+def _trial_values(trial: Trial) -> dict[str, Any]:
+    return {
+        "id": trial.id,
+        "stage": trial.stage,
+        "state": trial.state,
+        "reason": trial.reason,
+        "config": trial.config.model_dump(mode="json"),
+        "metrics": trial.metrics,
+    }
+
+
+def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
+    """For people: the verdict if there is one, then every stage with its trials. is_driven: a process runs it now."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG)
+    recommendation = recommend(config, study)
+    console.print(Text(config.name, style="bold"))
+    if not is_driven and not study.is_over(stage.type for stage in config.stages):
+        console.print(Text("no process runs this study now: batchscout run goes on with it"))
+    if recommendation:
+        console.print(Text(recommendation["verdict"], style="green"))
+    for stage in config.stages:
+        _print_stage(console, stage.type, study)
+    parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
+    console.print(Text(f"\ntime: {parts}"))
+
+
+def _print_stage(console: Console, stage: str, study: Study) -> None:
+    console.print(Text(f"\n{stage}: {stage_state(stage, study)}", style="bold"))
+    conclusion = study.conclusions.get(stage)
+    if conclusion:
+        for line in (conclusion.reason, *conclusion.notes):
+            console.print(Text(f"  {line}"))
+    trials = study.of_stage(stage)
+    if not trials:
+        return
+    best = best_so_far(trials)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for trial in trials:
+        mark = "*" if best and trial.id == best.id else " "
+        table.add_row(f"{mark} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics), Text(trial.reason))
+    console.print(table)

@@ -1,0 +1,113 @@
+"""From measurements to what they mean: noise scale, goodput, ranking under an objective."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.study.state import Trial, TrialState
+
+# Mean losses within this share of each other are a tie: below it, one seed's order of samples decides.
+LOSS_TIE = 0.003
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """B_simple in samples with its 95 % interval; high is None where it is unbounded."""
+
+    point: float | None
+    low: float
+    high: float | None
+    trial: str
+
+    def __str__(self) -> str:
+        high = "unbounded" if self.high is None else f"{self.high:,.0f}"
+        return f"{self.point:,.0f} [{self.low:,.0f}, {high}]" if self.point else f"> {self.low:,.0f}"
+
+
+def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
+    """Progress per token, 1 for the smallest batch: 1 / (1 + B / B_noise) (McCandlish et al. 2018, arXiv 1812.06162)."""
+    return 1 / (1 + effective_batch_size / noise_scale)
+
+
+def goodput(tokens_per_second: float, effective_batch_size: int, noise_scale: float) -> float:
+    """Tokens/s times progress per token (Pollux, Qiao et al. 2021, arXiv 2008.12260)."""
+    return tokens_per_second * token_efficiency(effective_batch_size, noise_scale)
+
+
+def best_noise_scale(trials: Sequence[Trial]) -> NoiseScale | None:
+    """The estimate with the narrowest interval on its inverse, which is where estimates are comparable; None without any."""
+    found = [_noise_scale(trial) for trial in trials]
+    return min((scale for scale in found if scale), key=_inverse_width, default=None)
+
+
+def _noise_scale(trial: Trial) -> NoiseScale | None:
+    metrics = trial.metrics
+    low = metrics.get("noise_scale_low")
+    if low is None:
+        return None
+    return NoiseScale(metrics.get("noise_scale"), low, metrics.get("noise_scale_high"), trial.id)
+
+
+def _inverse_width(scale: NoiseScale) -> float:
+    return 1 / scale.low - (1 / scale.high if scale.high else 0)
+
+
+def candidate(trial: Trial) -> str:
+    """The trial without its seed: trials that share it are one configuration."""
+    return re.sub(r"-s-?\d+$", "", trial.id)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One configuration at the end of its runs, over its seeds; smaller scores are better."""
+
+    name: str
+    trials: tuple[Trial, ...]
+    score: float
+    val_loss: float
+
+
+def standings(trials: Sequence[Trial], objective: str, target_loss: float | None) -> list[Standing]:
+    """The configurations all of whose seeds completed, best first."""
+    by_name: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_name.setdefault(candidate(trial), []).append(trial)
+    found = [
+        Standing(name, tuple(group), _score(group, objective, target_loss), _mean(map(_val_loss, group)))
+        for name, group in by_name.items()
+        if all(t.state is TrialState.COMPLETE and "val_loss" in t.metrics for t in group)
+    ]
+    return sorted(found, key=lambda standing: standing.score)
+
+
+def _score(group: Sequence[Trial], objective: str, target_loss: float | None) -> float:
+    if objective == "val_loss" or target_loss is None:
+        return _mean(map(_val_loss, group))
+    seconds = seconds_to(group, target_loss)
+    return seconds * (group[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
+
+
+def seconds_to(group: Sequence[Trial], target_loss: float) -> float:
+    """Training seconds (compile, evaluation and waiting left out) until the seeds' mean loss reaches it; else infinite."""
+    evaluated = [[point for point in trial.history if "val_loss" in point] for trial in group]
+    for points in zip(*evaluated, strict=False):  # the seeds of one configuration evaluate at the same samples
+        if _mean(point["val_loss"] for point in points) <= target_loss:
+            return _mean(point["train_seconds"] for point in points)
+    return math.inf
+
+
+def tied(a: float, b: float) -> bool:
+    """Whether two scores are equal up to what one seed's order of samples decides; never reaching the target is no tie."""
+    return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
+
+
+def _val_loss(trial: Trial) -> float:
+    return trial.metrics["val_loss"]
+
+
+def _mean(values: object) -> float:
+    return statistics.fmean(values)  # type: ignore[arg-type]

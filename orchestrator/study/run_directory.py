@@ -1,0 +1,85 @@
+"""A study's directory: who may write there, which study it holds, and what is kept of its trials."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import read_yaml
+from orchestrator.study.journal import Journal
+from orchestrator.study.state import Trial, TrialState
+from trainers.files import PARTIAL, written_whole
+
+MAX_DIFFERENCES = 8
+
+
+def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
+    """The journal of this very study, locked, and study.yaml beside it. Raises ValueError, with the difference, where the
+    directory holds another study, something else, or a running driver."""
+    path = run_dir / "study.yaml"
+    if run_dir.is_file():
+        raise ValueError(f"{run_dir} is a file; choose another --dir")
+    if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
+        raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
+    try:
+        _write_study(config, path, has_begun=bool(journal.study.trials))
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _is_ours(entry: Path) -> bool:
+    """What a driver that died before it wrote study.yaml has left."""
+    return entry.suffix == PARTIAL or entry.name == "journal.jsonl"
+
+
+def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
+    """Until the first trial is proposed the study file may still be mended."""
+    before, now = read_yaml(path) if path.exists() else None, config.model_dump(mode="json")
+    if before == now:
+        return
+    if before is not None and has_begun:
+        raise ValueError(
+            f"{path.parent} holds another study:\n{_difference(before, now)}\n"
+            "choose another --dir, or take the change back to go on with that study"
+        )
+    with written_whole(path) as file:
+        file.write(yaml.safe_dump(now, sort_keys=False).encode())
+
+
+def _difference(before: Any, now: Any) -> str:
+    there, here = dict(_leaves(before)), dict(_leaves(now))
+    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys]
+    return "\n".join(
+        lines[:MAX_DIFFERENCES] + [f"  and {len(lines) - MAX_DIFFERENCES} more"] * (len(lines) > MAX_DIFFERENCES)
+    )
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    if not isinstance(tree, (dict, list)):
+        yield prefix, tree
+    for key, value in items:
+        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
+    """Checkpoints and weights of a concluded stage's trials; those of full runs that completed are kept."""
+    for trial in trials:
+        directory = run_dir / "trials" / trial.id
+        for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
+            leftover.unlink(missing_ok=True)
+        if (
+            not (trial.state is TrialState.COMPLETE and trial.config.evaluations)
+            and (directory / "checkpoints").exists()
+        ):
+            shutil.rmtree(directory / "checkpoints")

@@ -1,0 +1,249 @@
+"""What a study file may say, and what is answered to one that says it wrongly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import load_study, parse_study
+from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
+from tests.support.lane_player import study_of
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+MINIMAL = "model: {target: gpt}\ndata: {target: python_stdlib}\n"
+
+
+def load(folder: Path, text: str = "", *overrides: str) -> StudyConfig:
+    path = folder / "study.yaml"
+    path.write_text(MINIMAL + text)
+    return load_study(path, list(overrides))
+
+
+def refusal(folder: Path, text: str = "", *overrides: str) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is what the callers test)
+        load(folder, text, *overrides)
+    assert "Traceback" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+    return str(caught.value)
+
+
+# What is understood
+
+
+def test_model_and_data_are_all_that_is_needed(tmp_path: Path) -> None:
+    study = load(tmp_path)
+    assert study.name == "study", "the file's"
+    assert [stage.type for stage in study.stages] == ["frontier", "throughput", "equivalence", "train", "learning_rate"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_file_in_configs_is_a_study(path: Path) -> None:
+    study = load_study(path, [])
+    assert parse_study(study.model_dump(mode="json"), "again") == study
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_resolved_study_survives_its_file(path: Path) -> None:
+    """study.yaml of a run directory: what is written is what is read."""
+    resolved = load_study(path, []).model_dump(mode="json")
+    assert yaml.safe_load(yaml.safe_dump(resolved, sort_keys=False)) == resolved
+
+
+@pytest.mark.parametrize(("text", "place", "value"), [
+    ("tracking: {wandb: off}", ("tracking", "wandb"), "off"),
+    ("tracking: {wandb: offline}", ("tracking", "wandb"), "offline"),
+    ("optimizer: {lr: 6e-4}", ("optimizer", "lr"), 6e-4),
+    ("optimizer: {lr: 6.0E-4}", ("optimizer", "lr"), 6e-4),
+    ("headroom: 5%", ("headroom",), 0.05),
+    ("headroom: 0.1", ("headroom",), 0.1),
+    ("memory_limit: 1.5GiB", ("memory_limit",), 3 * 2**29),
+    ("memory_limit: 224MiB", ("memory_limit",), 224 * 2**20),
+    ("memory_limit: 1_000_000", ("memory_limit",), 1_000_000),
+    ("memory_limit: null", ("memory_limit",), None),
+    ("sample_budget: 32_768", ("sample_budget",), 32_768),
+    ("schedule: {decay: 20%}", ("schedule", "decay"), 0.2),
+])  # fmt: skip
+def test_numbers_and_words_are_read_as_they_are_meant(tmp_path: Path, text: str, place: Any, value: object) -> None:
+    found: Any = load(tmp_path, text)
+    for name in place:
+        found = getattr(found, name)
+    assert found == value
+    assert type(found) is type(value) or isinstance(found, int)
+
+
+def test_a_number_within_a_targets_own_keys_is_a_number_and_a_name_stays_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "model: {target: gpt, kwargs: {eps: 1e-5, name: e5-base, other: 1e}}\ndata: {target: python_stdlib}\n"
+    )
+    assert load_study(path, []).model.kwargs == {"eps": 1e-5, "name": "e5-base", "other": "1e"}
+
+
+def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "model: {target: gpt}\ndata: {target: text, kwargs: {train: [a.txt, b/*.txt], val: v.txt, tokenizer: gpt2}}\n"
+    )
+    found = load_study(path, []).data.kwargs
+    assert found == {
+        "train": [f"{tmp_path}/a.txt", f"{tmp_path}/b/*.txt"], "val": f"{tmp_path}/v.txt", "tokenizer": "gpt2"
+    }  # fmt: skip
+    path.write_text("model: {target: hf, kwargs: {name: folder}}\ndata: {target: hf, kwargs: {path: wikitext}}\n")
+    study = load_study(path, [])
+    assert study.model.kwargs == {"name": f"{tmp_path}/folder"}, "such a folder is there"
+    assert study.data.kwargs == {"path": "wikitext"}, "no such folder: a name on the hub"
+
+
+def test_a_users_own_callable_gets_its_arguments_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "s.yaml"
+    path.write_text("model: {target: gpt}\ndata: {target: 'my.data:sets', kwargs: {train: a.txt}}\n")
+    assert load_study(path, []).data.kwargs == {"train": "a.txt"}
+
+
+@pytest.mark.parametrize(("override", "place", "value"), [
+    ("optimizer.lr=3e-4", "optimizer.lr", 3e-4),
+    ("seeds=[1, 2]", "seeds", (1, 2)),
+    ("model.kwargs.num_layers=3", "model.kwargs", {"num_layers": 3}),
+    ("stages.0.smallest=4", "stages.0.smallest", 4),
+    ("stages.train.pruner.type=none", "stages.1.pruner.type", "none"),
+    ("tracking.wandb=off", "tracking.wandb", "off"),
+    ("name=other", "name", "other"),
+])  # fmt: skip
+def test_set_changes_one_key(tmp_path: Path, override: str, place: str, value: object) -> None:
+    found: Any = load(tmp_path, "stages: [{type: frontier}, {type: train}]\n", override)
+    for name in place.split("."):
+        found = found[int(name)] if name.isdigit() else getattr(found, name)
+    assert found == value
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("optimiser: {lr: 1}", r"optimiser: no such key; the keys here are: name, model, .*optimizer, .*stages$"),
+    ("optimizer: {learning_rate: 1}", r"optimizer.learning_rate: no such key; the keys here are: .*\blr\b"),
+    ("stages: [{type: train, prune: 1}]", r"stages.0.train.prune: no such key; the keys here are: type, pruner"),
+    ("stages: [{type: train, pruner: {type: asha, eta: 3}}]", r"eta: no such key; .*type, min_samples, reduction_factor"),
+    ("stages: [{type: fronteer}]", r"'fronteer'.*'frontier', 'throughput', .*; change it$"),
+    ("stages: [{type: frontier, activation_checkpointing: []}]", r"at least 1 item.*; change it$"),
+    ("stages: []", r"stages: .*at least 1 item.*; change it$"),
+    ("sample_budget: many", r"sample_budget: .*valid integer.* \(it is 'many'\); change it$"),
+    ("world_size: 0", r"world_size: .*greater than 0 \(it is 0\); change it$"),
+    ("headroom: 150%", r"headroom: .*less than 1 .*; change it$"),
+    ("memory_limit: 0", r"memory_limit: .*greater than 0 .*; change it$"),
+    ("memory_limit: 3 bananas", r"memory_limit: .*; change it$"),
+    ("optimizer: {lr: -1}", r"optimizer.lr: .*greater than 0.*; change it$"),
+    ("optimizer: {lr: .nan}", r"optimizer.lr: .*; change it$"),
+    ("name: a/b", r"name: .*; change it$"),
+    ("tracking: {wandb: on}", r"tracking.wandb: .*'off', 'offline' or 'online'.*; change it$"),
+    ("batch: {micro_batch_size: 3, effective_batch_size: 32}",
+     r"effective_batch_size \(32\) is not a multiple of micro_batch_size x world_size \(3 x 1 = 3\); choose a multiple of 3$"),
+    ("world_size: 4\nbatch: {micro_batch_size: 3, effective_batch_size: 32}", r"\(32\).*\(3 x 4 = 12\); choose a multiple"),
+    ("batch: {micro_batch_size: 4, gradient_accumulation_steps: 3, effective_batch_size: 32}",
+     r"gradient_accumulation_steps \(3\).*makes it 8; leave one of them out$"),
+    ("sample_budget: 7\nbatch: {micro_batch_size: 8}",
+     r"sample_budget \(7\) is smaller than one effective batch \(8\); raise sample_budget or lower the batch$"),
+    ("stages: [{type: equivalence, micro_batch_sizes: [4, 3], effective_batch_size: 8}]", r"\(8\).*\(3 x 1 = 3\)"),
+    ("stages: [{type: train}, {type: train}]", r"'train' twice; .*split it in two studies$"),
+])  # fmt: skip
+def test_a_bad_key_is_one_fault_that_says_where_what_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:
+    message = refusal(tmp_path, text)
+    first, *faults = message.splitlines()
+    assert first == f"{tmp_path}/study.yaml does not describe a study:"
+    assert len(faults) == 1, message
+    assert re.search(said, faults[0]), message
+
+
+def test_several_faults_are_said_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "world_size: 0\nfoo: 1\nseeds: []\n")
+    assert len(message.splitlines()) == 4
+
+
+def test_missing_sections_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: x\n")
+    with pytest.raises(ValueError, match=r"model: is missing; add it\n  data: is missing; add it$"):
+        load_study(path, [])
+
+
+def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no study file .*nowhere.yaml; check the path"):
+        load_study(tmp_path / "nowhere.yaml", [])
+    path = tmp_path / "s.yaml"
+    for text, said in (
+        ("a: [1, 2", "is not valid YAML: .*line 1.*; mend that line"),
+        ("", "holds no keys; a study file needs at least model and data"),
+        ("- 1", "holds no keys"),
+        ("1: 2\nmodel: {target: gpt}\ndata: {target: x}", "1: .*; change it"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.compile(said, re.DOTALL)):
+            load_study(path, [])
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(ValueError, match="is not valid YAML"):
+        load_study(path, [])
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("lr", r"--set 'lr' is not of the form key=value; write --set optimizer.lr=3e-4$"),
+    ("=3", r"--set '=3' is not of the form key=value"),
+    ("optimizer.lrr=3", r"optimizer.lrr: no such key; the keys here are: .*lr"),
+    ("seeds=[1, 2", r"--set 'seeds=\[1, 2': what follows the = is not valid YAML; .*close its brackets$"),
+    ("stages.7.smallest=4", r"the list has 1 members, numbered from 0; '7' is none of them"),
+    ("stages.grid.smallest=4", r"the list has 1 members, numbered from 0; 'grid' is none of them"),
+    ("name.first=4", r"lies inside a single value; set that value whole$"),
+    ("name.first.second=4", r"lies inside a single value; set that value whole$"),
+])  # fmt: skip
+def test_faults_of_set_are_said(tmp_path: Path, override: str, said: str) -> None:
+    assert re.search(said, refusal(tmp_path, "name: n\nstages: [{type: frontier}]\n", override))
+
+
+# What is derived
+
+
+def test_the_batch_identity_holds_whatever_two_are_given() -> None:
+    for batch, expected in (
+        ({"micro_batch_size": 4}, (4, 1)),
+        ({"micro_batch_size": 4, "gradient_accumulation_steps": 3}, (4, 3)),
+        ({"micro_batch_size": 4, "effective_batch_size": 24}, (4, 3)),
+        ({"micro_batch_size": 4, "gradient_accumulation_steps": 3, "effective_batch_size": 24}, (4, 3)),
+    ):
+        config = base_trial(study_of(batch=batch, world_size=2), None)
+        assert (config.micro_batch_size, config.gradient_accumulation_steps) == expected
+        assert config.effective_batch_size == expected[0] * expected[1] * 2
+
+
+def test_the_learning_rate_scales_from_the_reference_batch() -> None:
+    for rule, factor in (("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)):
+        optimizer = study_of(optimizer={"lr": 1e-3, "reference_batch_size": 8, "lr_scaling": rule}).optimizer
+        assert scaled_learning_rate(optimizer, 32) == pytest.approx(1e-3 * factor)
+        assert scaled_learning_rate(optimizer, 8) == pytest.approx(1e-3)
+
+
+def test_warm_up_is_in_samples_and_grows_with_the_batch() -> None:
+    optimizer = study_of().optimizer
+    assert [warmup_samples(optimizer, batch, 10_000) for batch in (8, 32, 64, 128)] == [100, 100, 200, 500]
+    assert warmup_samples(study_of(optimizer={"warmup": 7}).optimizer, 128, 10_000) == 7
+
+
+@pytest.mark.parametrize(("total", "count"), [(512, 8), (10, 3), (3, 8), (1, 1)])
+def test_evaluations_are_evenly_spaced_and_the_budget_is_the_last(total: int, count: int) -> None:
+    points = evenly_spaced(total, count)
+    assert points[-1] == total
+    assert len(points) == min(total, count)
+    gaps = [b - a for a, b in zip((0, *points), points, strict=False)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_study_without_compile_has_no_trial_that_compiles() -> None:
+    eager = {"type": "frontier", "compile": [False]}
+    assert base_trial(study_of(stages=[eager]), None).compile is False
+    assert base_trial(study_of(stages=[{"type": "train"}]), None).compile is True

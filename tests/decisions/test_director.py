@@ -1,0 +1,644 @@
+"""Whole stages, played without Ray: what the Director decides, and that a crash at any moment changes none of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import zlib
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.state import Halted, Study, Trial, TrialState
+from tests.support.lane_player import Message, Player, World, director_of, know, play_stage, study_of
+from tests.support.worlds import (
+    KNOWN,
+    by_rate,
+    curves,
+    memory_world,
+    train_config,
+    with_accidents,
+)
+from trainers.config import TrialConfig
+
+
+def probed(study: Study, mode: str) -> dict[int, TrialState]:
+    trials = [t for t in study.of_stage("frontier") if t.config.activation_checkpointing == mode]
+    return {t.config.micro_batch_size: t.state for t in trials}
+
+
+@pytest.mark.parametrize("edge", [1, 2, 3, 5, 7, 8, 31, 32, 33, 100, 777, 1023, 1024, 5000])
+def test_the_frontier_finds_the_edge_of_memory_exactly_or_where_it_is_far_within_2_percent(
+    tmp_path: Path, edge: int
+) -> None:
+    config = study_of(stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}])
+    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", memory_world({"none": edge, "full": 2 * edge}))
+    for mode, true_edge in (("none", min(edge, 1024)), ("full", min(2 * edge, 1024))):
+        found = probed(study, mode)
+        fits = [size for size, state in found.items() if state is TrialState.COMPLETE]
+        fails = [size for size, state in found.items() if state is TrialState.OUT_OF_MEMORY]
+        step = max(1, int(0.02 * true_edge))
+        assert true_edge - step < max(fits) <= true_edge
+        assert fails == [] if true_edge == 1024 else true_edge < min(fails) <= true_edge + step
+        assert len(found) <= 3 * math.log2(true_edge + 1) + 10
+    assert study.conclusions["frontier"].ok
+
+
+def test_a_frontier_probe_is_never_larger_than_the_data(tmp_path: Path) -> None:
+    config = study_of(stages=[{"type": "frontier", "activation_checkpointing": ["none"]}], world_size=2)
+    world = memory_world({"none": 10_000})
+    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", world, facts={"num_train_samples": 101})
+    assert max(probed(study, "none")) == 50
+
+
+# The train stage
+
+
+def states(study: Study) -> dict[str, str]:
+    return {trial.id: str(trial.state) for trial in study.of_stage("train")}
+
+
+def test_synchronous_rungs_keep_the_best_half_and_the_baseline(tmp_path: Path) -> None:
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, **KNOWN)
+    assert states(study) == {
+        "train-m1k1": "complete",  # the worst, and never cut
+        "train-m16k1": "complete",  # 3.15
+        "train-m12k1": "pruned",  # 3.3: third of 6 at 64, third of 3 at 128
+        "train-m8k4": "complete" if len(study.trials["train-m8k4"].promoted) == 3 else "pruned",
+        "train-m8k2": "complete",  # 3.1
+        "train-m8k2-unscaled": "pruned",
+    }
+    assert study.trials["train-m8k2-unscaled"].reason.startswith("rung: place 5 of 6 at 64 samples; the best 3 go on")
+    assert study.value("train", "winner") == "train-m8k2"
+
+
+def place_of(event: dict[str, Any]) -> tuple[int, int]:
+    """(place, of how many)"""
+    place, num_here = re.findall(r"place (\d+) of (\d+)", event["reason"])[0]
+    return int(place), int(num_here)
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left(tmp_path: Path) -> None:
+    config = train_config(pruner={"synchronous": False})
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", curves, **KNOWN)
+    assert set(states(study).values()) == {"complete", "pruned"}
+    assert study.value("train", "winner") == "train-m8k2"
+    events = events_of(tmp_path / "journal.jsonl")
+    assert "paused" in [event["kind"] for event in events]
+    cut = [place_of(event) for event in events if event["kind"] == "ended" and " at 64 samples" in event["reason"]]
+    assert cut
+    assert all(place > 3 for place, _ in cut), "half of 6 go on"
+
+
+def grid_config(num_rates: int):
+    rates = [1e-4 * (i + 1) for i in range(num_rates)]
+    pruner = {"type": "asha", "min_samples": 64, "synchronous": False}
+    return study_of(stages=[{"type": "grid", "micro_batch_size": [8], "learning_rate": rates, "pruner": pruner}])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_asynchronous_the_first_to_come_to_the_first_rung_waits_only_where_another_wants_its_lane(
+    tmp_path: Path, num_lanes: int
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    play_stage(path, grid_config(3), "grid", by_rate, num_lanes)
+    events = events_of(path)
+    first = next(event["id"] for event in events if "64" in event.get("rungs", ()))
+    waited = any(event["kind"] == "paused" and (event["id"], event["rung"]) == (first, 64) for event in events)
+    assert waited == (num_lanes == 1)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_asynchronous_few_pass_the_first_rung_while_newcomers_crowd(tmp_path: Path, num_lanes: int) -> None:
+    """Unless they are sure to be among the best half of all."""
+    path, num_rates = tmp_path / "journal.jsonl", 40
+    study = play_stage(path, grid_config(num_rates), "grid", by_rate, num_lanes)
+    started, shares = set(), {True: [], False: []}
+    for event in events_of(path):
+        if event["kind"] == "started":
+            started.add(event["id"])
+        if event["kind"] == "promoted" and event["rung"] == 64:
+            place, num_here = place_of(event)
+            if place > num_here - num_rates / 2:
+                shares[num_rates - len(started) >= 4 * num_lanes].append(place / num_here)
+    assert 0 < max(shares[True]) <= 1 / 4 < max(shares[False]) <= 1 / 2
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in study.of_stage("grid"))
+
+
+def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:
+    """Half of those that stood at a rung went past it, and none of those that were cut was better than one of them."""
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, num_lanes=2, **KNOWN)
+    trials = [trial for trial in study.of_stage("train") if not trial.protected]
+    for rung in (64, 128, 256):
+        here = [trial for trial in study.of_stage("train") if rung in trial.rungs]
+        past = [trial for trial in trials if rung in trial.promoted]
+        cut = [trial for trial in trials if rung in trial.rungs and rung not in trial.promoted]
+        assert all(trial.state is TrialState.PRUNED for trial in cut)
+        assert len(past) <= math.ceil(len(here) / 2)
+        assert max(t.rungs[rung] for t in past) <= min((t.rungs[rung] for t in cut), default=math.inf)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 3])
+def test_the_number_of_lanes_does_not_change_what_synchronous_rungs_decide(tmp_path: Path, num_lanes: int) -> None:
+    one = play_stage(tmp_path / "one.jsonl", train_config(), "train", with_accidents, 1, **KNOWN)
+    many = play_stage(tmp_path / "many.jsonl", train_config(), "train", with_accidents, num_lanes, **KNOWN)
+    assert states(one) == states(many)
+    assert one.conclusions == many.conclusions
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_accidents_end_a_trial_with_their_reason_and_the_stage_goes_on(
+    tmp_path: Path, synchronous: bool, num_lanes: int
+) -> None:
+    config = train_config(pruner={"synchronous": synchronous, "reduction_factor": 3})
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", with_accidents, num_lanes, **KNOWN)
+    for trial in study.of_stage("train"):
+        assert trial.state is TrialState.COMPLETE or trial.reason.split(":")[0] in ("rung", "diverged", "out_of_memory")
+    assert study.trials["train-m1k1"].state is TrialState.COMPLETE
+    assert study.value("train", "winner") == "train-m8k2"
+
+
+def test_seeds_stand_at_a_rung_together_and_go_on_together(tmp_path: Path) -> None:
+    study = play_stage(tmp_path / "journal.jsonl", train_config(seeds=[0, 1, 2]), "train", curves, 2, **KNOWN)
+    for name in ("train-m1k1", "train-m16k1", "train-m8k2", "train-m8k2-unscaled", "train-m12k1"):
+        fates = {(str(t.state), t.promoted) for t in study.of_stage("train") if t.id.startswith(name + "-s")}
+        assert len(fates) == 1, name
+    assert study.value("train", "winner") == "train-m8k2-s0"
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("outcome", ["failed", "out_of_memory"])
+def test_the_other_seeds_of_one_that_ended_do_not_wait_for_it_for_ever(
+    tmp_path: Path, synchronous: bool, outcome: str
+) -> None:
+    def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
+        if config.seed == 1 and config.micro_batch_size in (1, 12):
+            return {"outcome": outcome, "reason": f"{outcome}: seed 1"}
+        return curves(config, samples)
+
+    config = train_config(seeds=[0, 1, 2], pruner={"synchronous": synchronous})
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", one_seed_fails, 2, **KNOWN)
+    assert {study.trials[f"train-m12k1-s{seed}"].state for seed in (0, 2)} == {TrialState.PRUNED}
+    assert {study.trials[f"train-m1k1-s{seed}"].state for seed in (0, 2)} == {TrialState.COMPLETE}, "never cut"
+    assert study.value("train", "winner") == "train-m8k2-s0"
+
+
+def test_a_loss_that_rises_above_its_start_ends_the_trial(tmp_path: Path) -> None:
+    def rising(config: TrialConfig, samples: int) -> dict[str, Any]:
+        grows = config.gradient_accumulation_steps == 2
+        return curves(config, samples) | ({"loss": 5 + samples / 50} if grows else {})
+
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", rising, **KNOWN)
+    assert study.trials["train-m8k2"].reason.startswith("diverged:")
+
+
+def test_a_batch_that_passes_several_rungs_in_one_step_is_judged_at_each_of_them(tmp_path: Path) -> None:
+    """32 samples a step cross the rungs 4, 8, 16 and 32 at once."""
+    for synchronous in (True, False):
+        config = train_config(pruner={"min_samples": 4, "synchronous": synchronous})
+        study = play_stage(tmp_path / f"{synchronous}.jsonl", config, "train", curves, 2, **KNOWN)
+        complete = [trial for trial in study.of_stage("train") if trial.state is TrialState.COMPLETE]
+        assert "train-m8k2" in [trial.id for trial in complete]
+        for trial in complete:
+            assert trial.promoted == set(trial.config.rungs), trial.id
+        for trial in study.of_stage("train"):
+            if trial.state is TrialState.PRUNED:
+                cut_at = int(trial.reason.split(" at ")[1].split()[0])
+                assert trial.promoted == {rung for rung in trial.config.rungs if rung < cut_at}, trial
+
+
+def test_a_loss_that_is_nan_only_at_the_very_end_is_divergence_not_a_result(tmp_path: Path) -> None:
+    def ends_in_nan(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = curves(config, samples)
+        last = config.gradient_accumulation_steps == 2 and samples >= config.sample_budget
+        return point | ({"val_loss": math.nan} if last else {})
+
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", ends_in_nan, **KNOWN)
+    assert study.trials["train-m8k2"].state is TrialState.PRUNED
+    assert study.trials["train-m8k2"].reason.startswith("diverged:")
+    assert study.value("train", "winner") == "train-m16k1"
+
+
+def test_everyone_diverging_is_said_and_not_a_crash(tmp_path: Path) -> None:
+    def all_nan(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return {"loss": math.nan, "val_loss": math.nan}
+
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", all_nan, **KNOWN)
+    assert {str(trial.state) for trial in study.of_stage("train")} == {"pruned"}
+    assert not study.conclusions["train"].ok
+    assert study.conclusions["train"].reason.startswith("undetermined")
+
+
+RISING = {"loss": lambda samples: 5 + samples / 50}
+SPIKE = {"loss": lambda samples: 9.0 if samples > 300 else 5 + samples % 7 / 100}
+SLOW = {"tokens_per_second": lambda samples: 100.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "others_off", "trouble", "code"),
+    [
+        ("above_start_factor", {"spike_deviations": None}, RISING, "diverged"),
+        ("spike_deviations", {"above_start_factor": None}, SPIKE, "diverged"),
+        ("min_relative_throughput", {}, SLOW, "low_throughput"),
+    ],
+)
+def test_every_kill_rule_names_itself_as_the_reason_and_can_be_turned_off(
+    tmp_path: Path, rule: str, others_off: dict[str, Any], trouble: dict[str, Any], code: str
+) -> None:
+    """One of two splits of the same effective batch is in trouble."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        troubled = config.gradient_accumulation_steps == 2 and config.learning_rate != 1e-3
+        return curves(config, samples) | ({key: of(samples) for key, of in trouble.items()} if troubled else {})
+
+    for name, changes in (("on", {}), ("off", {rule: None})):
+        config = study_of(
+            stages=[{"type": "train", "pruner": {"type": "none"}}], evaluations=16, sample_budget=1024,
+            kill=others_off | changes,
+        )  # fmt: skip
+        study = play_stage(tmp_path / f"{name}.jsonl", config, "train", world, 6, **KNOWN)
+        troubled = study.trials["train-m8k2"]
+        if name == "on":
+            assert (troubled.state, troubled.reason.split(":")[0]) == (TrialState.PRUNED, code)
+        else:
+            assert troubled.state is TrialState.COMPLETE
+
+
+def test_a_slow_trial_is_stopped_by_a_faster_one_of_the_same_effective_batch_and_no_other(tmp_path: Path) -> None:
+    """Effective batch 16 as 16 x 1 is 3 times slower than as 8 x 2. 12 x 1 is as slow, but has no equal; the contrast is
+    slower than its twin, but runs the same code: that is the machine's noise."""
+
+    def rates(config: TrialConfig, samples: int) -> dict[str, Any]:
+        rate = {1: 100.0, 16: 1000.0, 12: 1000.0}.get(config.micro_batch_size, 3000.0)
+        if config.gradient_accumulation_steps == 2 and config.learning_rate == 1e-3:
+            rate = 1200.0
+        return curves(config, samples) | {"tokens_per_second": rate}
+
+    config = train_config(sample_budget=1024, pruner={"min_samples": 512}, evaluations=16)
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", rates, 6, **KNOWN)
+    slow = [trial.id for trial in study.of_stage("train") if trial.reason.startswith("low_throughput:")]
+    assert slow == ["train-m16k1"]
+
+
+def test_a_trial_whose_relay_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
+    config = train_config()
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        know(journal, **KNOWN)
+        director = director_of(config, journal, "train")
+        lost = director.next_trial()
+        assert lost is not None
+        director.on_started(lost.id)
+        assert director.next_trial() is None, "one lane, one trial"
+        director.on_relay_lost(lost.id, "its Tune actor was lost")
+        waiting = journal.study.trials[lost.id]
+        assert (waiting.state, waiting.reason) == (TrialState.WAITING, "interrupted: its Tune actor was lost")
+        assert director.next_trial() == waiting
+
+
+def test_a_lost_relay_changes_nothing_of_a_trial_that_did_not_run(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = start_next(director)
+        director.on_message(trial.id, Message(outcome="failed", reason="failed: its own doing"))
+        ended = journal.study.trials[trial.id]
+        director.on_relay_lost(trial.id, "its Tune actor was lost")
+        assert journal.study.trials[trial.id] == ended
+
+
+def start_next(director: Director) -> Trial:
+    trial = director.next_trial()
+    assert trial is not None
+    director.on_started(trial.id)
+    return trial
+
+
+INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node has died")
+
+
+def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = start_next(director)
+        director.on_message(trial.id, INTERRUPTED)
+        waiting = journal.study.trials[trial.id]
+        assert (waiting.state, waiting.reason) == (TrialState.WAITING, INTERRUPTED.reason)
+        assert director.next_trial() == waiting
+    assert replay(tmp_path / "journal.jsonl", "played").trials[trial.id] == waiting
+
+
+def test_one_whose_machine_is_lost_again_and_again_before_it_gets_anywhere_fails(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = director.next_trial()
+        assert trial is not None
+        for evaluated in (True, False):
+            for _ in range(MAX_INTERRUPTIONS - evaluated):
+                director.on_started(trial.id)
+                director.on_message(trial.id, INTERRUPTED)
+            if evaluated:
+                director.on_started(trial.id)
+                director.on_message(trial.id, Message({"samples_seen": 64, "val_loss": 3.0}, evaluated=True))
+        ended = journal.study.trials[trial.id]
+        assert ended.state is TrialState.FAILED
+        said = (
+            f"failed: its machine was lost {MAX_INTERRUPTIONS} times since its last evaluation; interrupted: its node"
+        )
+        assert ended.reason.startswith(said)
+
+
+def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:
+    config = train_config()
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        know(journal, **KNOWN)
+        director = director_of(config, journal, "train")
+        first = director.next_trial()
+        director.on_started(first.id)
+        director.on_message(first.id, Message(outcome="stopped"))
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append("run", token="second")
+        assert journal.study.trials[first.id].state is TrialState.WAITING
+        assert director_of(config, journal, "train").next_trial().id == first.id
+
+
+# A crash at any moment
+
+
+def decided(study: Study) -> dict[str, Any]:
+    """All that a resumed study must not change or do otherwise."""
+    trials = {t.id: _without_clocks(t) for t in study.trials.values()}
+    return {"trials": trials, "conclusions": study.conclusions}
+
+
+def _without_clocks(trial: Trial) -> Trial:
+    """Nor who happened to come last to a rung, and so did not have to wait there."""
+    return replace(trial, seconds=0.0, paused_at=frozenset())
+
+
+@pytest.mark.parametrize("pruner", [{"synchronous": True}, {"synchronous": True, "min_samples": 4}])
+def test_killed_after_any_journal_line_the_study_ends_as_if_nothing_had_happened(
+    tmp_path: Path, pruner: dict[str, Any]
+) -> None:
+    config = train_config(sample_budget=256, evaluations=2, pruner=pruner)
+    path = tmp_path / "whole.jsonl"
+    moments: list[tuple[int, dict[str, Any]]] = []
+    with Journal(path, config.name) as journal:
+        journal.append("run", token="first")
+        know(journal, **KNOWN)
+        player = Player(director_of(config, journal, "train"), with_accidents)
+        player.before_message = lambda: moments.append((path.read_bytes().count(b"\n"), deepcopy(player.disk)))
+        whole = decided(player.play())
+    lines = path.read_bytes().splitlines(keepends=True)
+    disks: dict[int, dict[str, Any]] = {}
+    for begin, disk in moments:  # a run saves before it speaks: what a message led to was journaled on this disk
+        disks |= dict.fromkeys(range(begin, len(lines) + 1), disk)
+    for kept in range(min(disks), len(lines) + 1):
+        cut = tmp_path / f"cut{kept}.jsonl"
+        cut.write_bytes(b"".join(lines[:kept]))
+        before = replay(cut, config.name)
+        with Journal(cut, config.name) as journal:
+            journal.append("run", token="second")
+            director = director_of(config, journal, "train")
+            resumed = Player(director, with_accidents, disk=deepcopy(disks[kept])).play()
+        for trial in before.trials.values():
+            after = resumed.trials[trial.id]
+            assert trial.promoted <= after.promoted
+            if trial.state.ended:
+                assert after == trial, "an ended trial was touched again"
+        assert decided(resumed) == whole, f"after {kept} of {len(lines)} lines: {lines[kept - 1]!r}"
+        assert decided(replay(cut, config.name)) == whole
+
+
+def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_path: Path) -> None:
+    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "rounds": 2, "finalists": 2}
+    config, world = study_of(stages=[modes]), memory_world({"none": 3, "full": 5})
+    path = tmp_path / "whole.jsonl"
+    whole = decided(play_stage(path, config, "frontier", world))
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(1, len(lines)):
+        cut = tmp_path / f"cut{kept}.jsonl"
+        cut.write_bytes(b"".join(lines[:kept]))
+        assert decided(play_stage(cut, config, "frontier", world)) == whole
+
+
+def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Of two configurations: they stand at the first rung as the worst of those there, also once they are cut."""
+    if config.seed == 1 and config.micro_batch_size in (12, 16):
+        return {"outcome": "failed", "reason": "failed: seed 1"}
+    return with_accidents(config, samples)
+
+
+@pytest.mark.parametrize(("seeds", "world"), [([0], with_accidents), ([0, 1], one_seed_fails)])
+def test_any_order_in_which_lanes_speak_gives_the_same_synchronous_decisions(
+    tmp_path: Path, seeds: list[int], world: World
+) -> None:
+    """Which lane is faster is the clock's business, and must not be the study's."""
+    found = []
+    for seed in range(12):
+        config = train_config(sample_budget=256, evaluations=2, seeds=seeds)
+        order = random.Random(seed)
+        with Journal(tmp_path / f"{seed}.jsonl", config.name) as journal:
+            know(journal, **KNOWN)
+            num_lanes = 1 + seed
+            player = Player(director_of(config, journal, "train", num_lanes), world, num_lanes)
+            player.before_message = lambda p=player, o=order: _shuffle(p.running, o)
+            study = player.play()
+        found.append(({t.id: (t.state, t.promoted) for t in study.of_stage("train")}, study.value("train", "winner")))
+    assert all(one == found[0] for one in found)
+
+
+def _shuffle(running: dict[str, Any], order: random.Random) -> None:
+    items = list(running.items())
+    order.shuffle(items)
+    running.clear()
+    running.update(items)
+
+
+def noisy(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """A healthy run with a micro-batch of one: each step's loss is 15 % off its mean."""
+    draw = random.Random(zlib.crc32(f"{config.seed} {samples}".encode()))
+    loss = (3 + 2 * math.exp(-samples / 100)) * draw.gauss(1, 0.15)
+    return {"loss": loss, "val_loss": 3 + 2 * math.exp(-samples / 100), "train_seconds": samples / 100}
+
+
+def test_a_resumed_healthy_run_is_not_taken_for_a_diverging_one(tmp_path: Path) -> None:
+    """After a crash the driver has lost the first losses: those that it hears first are no start to compare with."""
+    config = study_of(
+        stages=[{"type": "train", "pruner": {"type": "none"}, "unscaled_contrast": False}], seeds=list(range(40)),
+        evaluations=32, sample_budget=640,
+    )  # fmt: skip
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append("run", token="first")
+        director = director_of(config, journal, "train", 40)
+        disk = {proposal.id: (320, None) for proposal in director.proposals()}
+        study = Player(director, noisy, 40, disk=disk).play()
+    assert [trial.reason for trial in study.of_stage("train") if trial.state is not TrialState.COMPLETE] == []
+
+
+def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: Path) -> None:
+    """The losses of the checkpoint that it went on from are higher than those heard since."""
+    config = study_of(stages=[{"type": "train", "pruner": {"type": "none"}}], sample_budget=512)
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append("run", token="first")
+        director = director_of(config, journal, "train")
+        trial = director.next_trial()
+        assert trial is not None
+        director.on_started(trial.id)
+        batch = trial.config.effective_batch_size
+        draw = random.Random(1)
+        losses = tuple(5 - 0.01 * step + draw.uniform(-0.01, 0.01) for step in range(100))
+        director.on_message(trial.id, Message({"samples_seen": 100.0 * batch}, step_losses=losses))
+        again = Message({"samples_seen": 10.0 * batch}, step_losses=losses[5:10])
+        assert director.on_message(trial.id, again).action == "go on"
+        spike = Message({"samples_seen": 40.0 * batch}, step_losses=(*losses[10:35], *[9.0] * 5))
+        assert director.on_message(trial.id, spike).reason.startswith("diverged: ")
+
+
+def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_result(tmp_path: Path) -> None:
+    config = study_of(stages=[{"type": "learning_rate"}], sample_budget=16)
+    known = {"frontier": {"micro_batch_size": 32}}
+    study = play_stage(tmp_path / "journal.jsonl", config, "learning_rate", curves, **known)
+    found = study.conclusions["learning_rate"]
+    assert not found.ok
+    assert found.reason == "the effective batch (32) is larger than sample_budget (16); raise sample_budget"
+
+
+# A study that fails
+
+
+def failing(config: TrialConfig, samples: int) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": "failed: KeyError: 'labels'"}
+
+
+RATES = study_of(stages=[{"type": "grid", "learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_a_study_whose_trials_all_fail_at_once_stops_itself_and_says_why(tmp_path: Path, num_lanes: int) -> None:
+    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", failing, num_lanes)
+    failed = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
+    assert 3 <= len(failed) <= 2 + num_lanes
+    others = [trial for trial in study.trials.values() if trial not in failed]
+    assert len(others) >= 2
+    assert all(trial.state is TrialState.PRUNED for trial in others)
+    assert all(
+        trial.reason == f"stopped: all of the first {len(failed)} trials failed, so no more were started"
+        for trial in others
+    )
+    found = study.conclusions["grid"]
+    assert not found.ok
+    assert found.reason.endswith(f"{failed[-1].id}: failed: KeyError: 'labels'")
+
+
+def test_one_that_gets_anywhere_shows_that_the_others_may(tmp_path: Path) -> None:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return curves(config, samples) if config.learning_rate == 1e-4 else failing(config, samples)
+
+    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", world)
+    assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] + ["failed"] * 5
+    assert study.conclusions["grid"].ok
+
+
+def test_three_of_one_mode_do_not_speak_for_the_others(tmp_path: Path) -> None:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return failing(config, samples) if config.compile else curves(config, samples)
+
+    stage = {"type": "grid", "compile": [True, False], "learning_rate": [1e-4, 2e-4, 3e-4]}
+    study = play_stage(tmp_path / "journal.jsonl", study_of(stages=[stage]), "grid", world)
+    assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] * 3 + ["failed"] * 3
+
+
+def test_stopped_in_the_middle_of_giving_up_it_gives_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    whole = play_stage(path, RATES, "grid", failing)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        path.write_bytes(b"".join(lines[:kept]))
+        again = play_stage(path, RATES, "grid", failing)
+        assert {t.id: t.state for t in again.trials.values()} == {t.id: t.state for t in whole.trials.values()}
+        assert again.conclusions == whole.conclusions
+
+
+def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) -> None:
+    modes: list[Any] = ["selective", "full", 0.5, 0.3, "none"]
+    config = study_of(stages=[{"type": "frontier", "activation_checkpointing": modes}])
+    world = memory_world({"none": 10_000})
+
+    def only_without(trial: TrialConfig, samples: int) -> dict[str, Any]:
+        return world(trial, samples) if trial.activation_checkpointing == "none" else failing(trial, samples)
+
+    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", only_without)
+    assert study.conclusions["frontier"].values["activation_checkpointing"] == "none"
+
+
+# A study that cannot go on
+
+
+@pytest.mark.parametrize("outcome", ["no_lane", "no_room"])
+def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(tmp_path: Path, outcome: Any) -> None:
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = start_next(director)
+        director.on_message(trial.id, Message(outcome=outcome, reason="the disk is full"))
+        with pytest.raises(Halted, match="the disk is full"):
+            director.next_trial()
+        assert not any(trial.state.ended for trial in journal.study.trials.values())
+
+
+# Any study at all
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_happens_a_stage_ends_and_the_baseline_is_never_cut_for_losing(tmp_path: Path, seed: int) -> None:
+    """Random losses, accidents, rungs, lanes, seeds, a random moment at which the driver dies."""
+    draw = random.Random(seed)
+    budget = draw.choice([64, 256, 512])
+    config = train_config(
+        sample_budget=budget,
+        evaluations=draw.choice([1, 3, 8]),
+        seeds=list(range(draw.choice([1, 1, 2, 3]))),
+        pruner={
+            "min_samples": draw.choice([1, 4, 16, 64, budget // 2]),
+            "reduction_factor": draw.choice([2, 3, 4]),
+            "synchronous": draw.random() < 0.5,
+        },
+    )
+    lanes = draw.choice([1, 2, 3, 20])
+
+    def world(trial: TrialConfig, samples: int) -> dict[str, Any]:
+        fate = random.Random(zlib.crc32(f"{seed} {trial.effective_batch_size} {trial.seed}".encode()))
+        ends_at, how = fate.randrange(4 * budget), fate.choice(["failed", "out_of_memory", "nan"])
+        loss = fate.choice([3.0, 3.5, fate.uniform(3, 4)]) + math.exp(-samples / 100)
+        if samples > ends_at and how != "nan":
+            return {"outcome": how, "reason": f"{how}: by chance"}
+        return {"loss": loss, "val_loss": math.nan if samples > ends_at else loss, "train_seconds": samples / 10}
+
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, config.name) as journal:
+        journal.append("run", token="first")
+        know(journal, **KNOWN)
+        first = Player(director_of(config, journal, "train", lanes), world, lanes, stop_after=draw.randrange(1, 40))
+        first.play()
+    before = replay(path, config.name)
+    with Journal(path, config.name) as journal:
+        journal.append("run", token="second")
+        study = Player(director_of(config, journal, "train", lanes), world, lanes, disk=first.disk).play()
+    for trial in study.of_stage("train"):
+        assert trial.state.ended
+        assert not (trial.protected and trial.reason.startswith("rung:")), trial
+        assert trial.state is not TrialState.PRUNED or trial.reason.split(":")[0] in ("rung", "diverged")
+        if before.trials[trial.id].state.ended:
+            assert trial == before.trials[trial.id]
+    if any(trial.state is TrialState.COMPLETE for trial in study.of_stage("train")) and len(config.seeds) == 1:
+        assert study.value("train", "winner")

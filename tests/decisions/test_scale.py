@@ -1,0 +1,179 @@
+"""What an event costs the driver does not depend on how many trials the study has."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.trial import base_trial
+from orchestrator.stages import wants_all_at_once
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.state import Study, Trial, TrialState
+from tests.support.lane_player import Player, director_of, know, study_of
+from tests.support.worlds import KNOWN, by_rate, curves
+
+CONFIG = base_trial(study_of(), None).model_dump(mode="json")
+PROPOSED = {"role": "", "protected": False, "fresh": False, "expected": {}, "config": CONFIG}
+
+
+def random_records(draw: random.Random, number: int) -> Iterator[dict[str, Any]]:
+    """Of trials of two stages, in any order: a journal's are a few of these."""
+    names: list[str] = []
+    for _ in range(number):
+        stage, name = draw.choice(["train", "grid"]), draw.choice(names) if names else ""
+        if not names or draw.random() < 0.2:
+            names.append(f"{stage}-{len(names)}")
+            yield {"kind": "trial", "id": names[-1], "stage": stage, **PROPOSED}
+        elif draw.random() < 0.02:
+            yield {"kind": "run", "token": "again"}
+        else:
+            rung = draw.choice([1, 2, 4])
+            kind = draw.choice(["started", "started", "result", "paused", "promoted", "promoted", "ended"])
+            ending = {"state": draw.choice(["complete", "pruned", "failed", "out_of_memory"]), "seconds": 1.0}
+            about = {"rung": rung, "reason": "", "metrics": {"samples_seen": rung}, "rungs": {str(rung): 3.0}}
+            yield {"kind": kind, "id": name, **about, **ending}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_found_by_state_is_what_a_look_at_all_trials_finds(seed: int) -> None:
+    study = Study("s")
+    for record in random_records(random.Random(seed), 400):
+        study.apply(record)
+        for stage in ("train", "grid", "frontier"):
+            for state in TrialState:
+                scanned = [trial for trial in study.of_stage(stage) if trial.state is state]
+                scanned.sort(key=lambda trial: -len(trial.promoted))
+                assert study.in_state(stage, state) == scanned, record
+                assert study.furthest(stage, state) == next(iter(scanned), None)
+                assert study.count(stage, state) == len(scanned)
+    assert {trial.state for trial in study.trials.values()} == set(TrialState), "some of each"
+
+
+class Counted(dict[str, Trial]):
+    """Trials that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> Trial:
+        self.looks += 1
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.looks += 1
+        return super().__contains__(key)
+
+    def values(self) -> Any:
+        self.looks += len(self)
+        return super().values()
+
+
+def looks_per_trial(folder: Path, num_rates: int, num_lanes: int) -> float:
+    rates = [1e-5 * (i + 1) for i in range(num_rates)]
+    config = study_of(stages=[{"type": "grid", "micro_batch_size": [8], "learning_rate": rates}], evaluations=4)
+    with Journal(folder / f"{num_rates}.jsonl", config.name) as journal:
+        journal.study.trials = counted = Counted()
+        study = Player(director_of(config, journal, "grid", num_lanes), by_rate, num_lanes).play()
+    assert study.count("grid", TrialState.COMPLETE) == num_rates
+    return counted.looks / num_rates
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_a_trial_among_many_takes_no_more_looks_at_trials_than_one_among_few(tmp_path: Path, num_lanes: int) -> None:
+    few, many = (looks_per_trial(tmp_path, num_rates, num_lanes) for num_rates in (20, 200))
+    assert many == pytest.approx(few, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"type": "train", "pruner": {"type": "asha", "min_samples": 64}},
+        {"type": "learning_rate"},
+        {"type": "grid", "micro_batch_size": [4, 8], "learning_rate": [1e-3, 2e-3]},
+    ],
+)
+def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path, stage: dict[str, Any]) -> None:
+    config = study_of(stages=[stage])
+    assert wants_all_at_once(config.stages[0])
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        know(journal, **KNOWN)
+        director = director_of(config, journal, stage["type"])
+        wanted = director.proposals()
+        player = Player(director, curves)
+        player.before_message = lambda: check(director.proposals())
+
+        def check(now: list[Any]) -> None:
+            assert now == wanted
+
+        study = player.play()
+    assert len(wanted) == len(study.of_stage(stage["type"])) > 1
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("ending", ["complete", "pruned"])
+def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, tmp_path: Path, ending: str) -> None:
+    import ray
+    from ray._private.state import state
+    from ray.tune.experiment import Trial as TuneTrial
+
+    from orchestrator.execution.dispatcher import Switchboard
+    from orchestrator.execution.tune import run_in_tune
+
+    num_trials, num_lanes, held = 60, 3, []
+    config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
+    actor: Any = ray.remote(Switchboard)
+    board = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
+    together = threading.Barrier(num_lanes, timeout=60)
+    args = [(board, f"lane-{i}", together, ending == "pruned") for i in range(num_lanes)]
+    lanes = [threading.Thread(target=end_together, args=one, daemon=True) for one in args]
+    for lane in lanes:
+        lane.start()
+
+    def relays() -> int:
+        return sum(one["ActorClassName"].endswith("ResourceTrainable") for one in state.actor_table(None).values())
+
+    def count(trial: Trial) -> None:
+        if director.journal.study.count("grid", TrialState(ending)) % 10 == 0:  # Tune's own pace in between
+            gc.collect()
+            held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
+
+    before = relays()
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path))
+        director.on_change = count
+        run_in_tune(director, ending, tmp_path, "token")
+        assert journal.study.count("grid", TrialState(ending)) == num_trials
+    ray.get(board.close.remote())
+    for lane in lanes:
+        lane.join()
+    ray.kill(board)
+    assert max(held) <= 2 * num_lanes, "those that run, and those that are being saved"
+    assert relays() - before == num_lanes
+
+
+def end_together(board: Any, lane: str, together: threading.Barrier, diverge: bool) -> None:
+    """A lane whose trials end at the moment when those of all lanes do; those that diverge when they are told to."""
+    import ray
+
+    turn = 0
+    while (assignment := ray.get(board.take.remote(lane, lane, turn := turn + 1))) is not None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # then the counts say so
+            together.wait()
+        loss = math.nan if diverge else 3.0
+        if diverge:
+            ray.get(board.ask.remote(assignment.key, Message({"val_loss": loss}, evaluated=True)))
+        outcome = "stopped" if diverge else "complete"
+        ray.get(board.say.remote(assignment.key, Message({"val_loss": loss}, outcome=outcome)))
+        ray.get(board.freed.remote(lane))

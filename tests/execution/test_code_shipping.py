@@ -1,0 +1,307 @@
+"""Shipping the user's directory, and the files that `ray up` and `ray submit` read."""
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.execution import code_shipping, session
+
+CLONE = Path(__file__).parents[2]
+LOCAL_VARIANT = "# --- Machines that you already have"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A user's directory, entered: a model beside the study."""
+    folder = tmp_path / "research"
+    folder.mkdir()
+    (folder / "my_model.py").write_text("WIDTH = 7\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def shipped(env: dict) -> set[str]:
+    """The files that Ray itself puts into the package for the workers."""
+    from ray._private import ray_constants
+    from ray._private.runtime_env.packaging import create_package
+
+    target = Path(env["working_dir"]).parent / "package.zip"
+    excludes = [*ray_constants.get_runtime_env_default_excludes(), *env["excludes"]]
+    create_package(env["working_dir"], target, include_gitignore=True, excludes=excludes)
+    return {name for name in zipfile.ZipFile(target).namelist() if not name.endswith("/")}
+
+
+def write(path: Path, content: str | bytes = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_code_is_shipped_and_runs_data_and_hidden_files_are_not(here):
+    for kept in ("lib/__init__.py", "lib/layers.py", "odd/data.bin2"):
+        write(here / kept)
+    for left in (
+        ".env",
+        "lib/.cache/x",
+        "lib/__pycache__/x.pyc",
+        "venv/x",
+        ".venv/x",
+        "wandb/x",
+        "runs/old/journal.jsonl",
+    ):
+        write(here / left)
+    write(here / "out" / "journal.jsonl")
+    data = write(here / "odd" / "data [1]*.bin")
+    env = code_shipping.runtime_env("auto", here / "out", [data])
+    assert shipped(env) == {"my_model.py", "lib/__init__.py", "lib/layers.py", "odd/data.bin2"}
+
+
+def test_a_local_cluster_is_shipped_nothing(here):
+    assert code_shipping.runtime_env(None, here / "runs" / "s") == {}
+
+
+def test_paths_elsewhere_and_the_directory_itself_leave_nothing_out(here, tmp_path):
+    env = code_shipping.working_dir_env(here, [tmp_path, tmp_path / "data.bin"])
+    assert shipped(env) == {"my_model.py"}
+
+
+def test_too_large_a_directory_is_refused_with_what_is_large_in_it(here):
+    with write(here / "weights" / "big.bin").open("wb") as file:
+        file.truncate(300 * 2**20)
+    with pytest.raises(
+        ValueError, match=r"research is shipped .* holds 300 MiB.* 200 MiB; .*: weights \(300 MiB\), my_mo.*rayignore"
+    ):
+        code_shipping.runtime_env("auto", here / "runs")
+    assert code_shipping.runtime_env(None, here / "runs") == {}
+
+
+@pytest.mark.parametrize("line", ["weights/", "/weights", "*.bin", "weights/*.bin", "**/big.bin"])
+@pytest.mark.parametrize("file", [".gitignore", ".rayignore"])
+def test_what_ray_ignores_does_not_count(here, file, line):
+    with write(here / "weights" / "big.bin").open("wb") as big:
+        big.truncate(300 * 2**20)
+    write(here / file, f"# large\n{line}\n")
+    env = code_shipping.runtime_env("auto", here / "runs")
+    assert shipped(env) == {"my_model.py"}
+
+
+@pytest.mark.parametrize(
+    "name", ["trainers/__init__.py", "trainers/mine.py", "orchestrator/__init__.py", "trainers.py"]
+)
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_directory_that_would_hide_our_packages_is_refused(here, name, address):
+    write(here / name)
+    for ask in (lambda: code_shipping.runtime_env(address, here / "runs"), code_shipping.import_from_here):
+        with pytest.raises(
+            ValueError, match=rf"research/{name.split('/')[0]} would hide .* run from another directory"
+        ):
+            ask()
+
+
+def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused(here, monkeypatch):
+    for package in code_shipping.PACKAGES:
+        shutil.copytree(CLONE / package, here / package)
+    code_shipping.refuse_hidden_packages()
+    write(here / "trainers" / "loop.py", "changed")
+    with pytest.raises(ValueError, match="pip install -e"):
+        code_shipping.refuse_hidden_packages()
+    shutil.rmtree(here / "trainers")
+    write(here / "trainers" / "notes.txt")
+    code_shipping.refuse_hidden_packages()
+    monkeypatch.chdir(CLONE)
+    code_shipping.refuse_hidden_packages()
+
+
+def test_an_address_at_which_nothing_listens_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"nothing answers at --address {address} .*; check the address and port"):
+            session.refuse_silent_address(address)
+        taken.listen()
+        session.refuse_silent_address(address)
+    for left_to_ray in ("auto", "ray://head:10001"):
+        session.refuse_silent_address(left_to_ray)
+
+
+def test_data_paths_are_the_existing_absolute_ones(here):
+    data = write(here / "train.txt")
+    kwargs = {"train": str(data), "more": [{"val": str(data)}, "train.txt", "/not/there"], "seq_len": 8}
+    assert list(code_shipping.absolute_paths(kwargs)) == [data, data]
+
+
+@pytest.mark.parametrize("chosen", ["file", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"])
+def test_a_users_own_choice_of_token_stands(tmp_path, monkeypatch, chosen):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if chosen == "file":
+        write(tmp_path / ".ray" / "auth_token")
+    else:
+        monkeypatch.setenv(chosen, "disabled")
+    session.protect_local_cluster()
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+# A stand-in for the `batchscout` script: its folder is on the path, the user's directory is not.
+DRIVER = """
+import sys
+from pathlib import Path
+from orchestrator.execution import code_shipping, session
+code_shipping.import_from_here()
+import my_model
+address = sys.argv[1] if sys.argv[1:] else None
+if address is None:
+    session.protect_local_cluster()
+import ray
+kwargs = {} if address else dict(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
+env = code_shipping.runtime_env(address, Path("runs"))
+ray.init(address=address or "local", runtime_env=env, log_to_driver=False, **kwargs)
+@ray.remote
+def width():
+    import my_model
+    return my_model.WIDTH, my_model.__file__
+print("RESULT", *ray.get(width.remote()), Path.home().joinpath(".ray").exists())
+if address is None:
+    import os, subprocess
+    print(subprocess.run([sys.executable, *sys.argv, ray.get_runtime_context().gcs_address], text=True,
+        env=os.environ | {"RAY_AUTH_MODE": "token"}, capture_output=True).stdout)
+"""
+
+
+@pytest.mark.ray
+def test_a_model_in_the_users_directory_resolves_on_driver_and_workers(here, tmp_path):
+    script = write(tmp_path / "bin" / "driver.py", DRIVER)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(CLONE)}
+    (tmp_path / "home").mkdir()
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=100, check=False)
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert len(results) == 2, done.stdout + done.stderr
+    (local, remote) = results
+    assert local == ["7", str(here / "my_model.py"), "False"]
+    assert remote[0] == "7"
+    assert "working_dir_files" in remote[1]
+
+
+def cluster_yaml() -> dict:
+    return yaml.safe_load((CLONE / "cluster.yaml").read_text())
+
+
+def local_variant() -> dict:
+    """cluster.yaml changed as the comment at its end says."""
+    text = (CLONE / "cluster.yaml").read_text().partition(LOCAL_VARIANT)[2]
+    lines = [line.removeprefix("# ") for line in text.splitlines()[1:]]
+    start = next(number for number, line in enumerate(lines) if line == "provider:")
+    replaced = ("provider", "auth", "max_workers", "head_node_type", "available_node_types")
+    kept = {key: value for key, value in cluster_yaml().items() if key not in replaced}
+    return kept | yaml.safe_load("\n".join(lines[start:]))
+
+
+@pytest.mark.parametrize("config", [cluster_yaml(), local_variant()], ids=["aws", "local"])
+def test_ray_up_accepts_the_cluster_file(config):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    prepared = prepare_config(config)
+    validate_config(prepared)
+    assert any("batchscout" in command for command in prepared["head_setup_commands"])
+    assert any("batchscout" in command for command in prepared["worker_setup_commands"])
+
+
+def test_ray_would_refuse_a_key_it_does_not_know():
+    from jsonschema import ValidationError
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    with pytest.raises(ValidationError, match="setup_comands"):
+        validate_config(prepare_config(cluster_yaml() | {"setup_comands": []}))
+
+
+def installed_by_the_cluster_file() -> str:
+    """The target of the one `pip install -e` among the setup commands."""
+    installs = [shlex.split(line) for line in cluster_yaml()["setup_commands"] if "pip install" in line]
+    (words,) = [words for words in installs if "-e" in words]
+    return words[words.index("-e") + 1]
+
+
+def test_the_cluster_file_installs_the_clone_that_it_mounts():
+    assert cluster_yaml()["file_mounts"] == {installed_by_the_cluster_file(): "."}
+    assert (CLONE / "pyproject.toml").is_file()
+    for command in cluster_yaml()["setup_commands"]:
+        subprocess.run(["bash", "-nc", command], check=True)
+
+
+def submit(home: Path, arguments: str) -> subprocess.CompletedProcess:
+    """As `ray submit` does: one file copied to the home folder, the arguments joined unquoted for a login shell."""
+    shutil.copy(CLONE / "configs" / "submit.py", home / "submit.py")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"HOME": str(home), "PATH": path, "PYTHONPATH": str(CLONE)}
+    # -l would read this machine's profiles, which may set another PATH.
+    return subprocess.run(
+        ["bash", "-c", f"python ~/submit.py {arguments}"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=home,
+    )
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The head's home folder, with the clone where the cluster file mounts it."""
+    mount = tmp_path / Path(installed_by_the_cluster_file()).relative_to("~")
+    mount.symlink_to(CLONE, target_is_directory=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("configs/none.yaml", "there is no study configs/none.yaml in"),
+        ("", "takes one study path, but was given 0"),
+        ("my study.yaml", "takes one study path, but was given 2"),
+        ("'my study.yaml'", "'my study.yaml' is not a path inside"),
+        ("'$(touch x).yaml'", "is not a path inside"),
+        ("'a;touch x'", "is not a path inside"),
+        ("/etc/passwd", "is not a path inside"),
+        ("../study.yaml", "is not a path inside"),
+        ("--help", "is not a path inside"),
+    ],
+)
+def test_submit_refuses_what_is_no_study_in_the_clone(home, arguments, says):
+    done = submit(home, arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (home / "x").exists()
+
+
+def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path):
+    write(tmp_path / "batchscout" / "configs" / "bad.yaml", "model: {target: gpt}\nwhat_is_this: 1\n")
+    done = submit(tmp_path, "configs/bad.yaml")
+    assert done.returncode == 2, done.stderr
+    assert "configs/bad.yaml does not describe a study" in done.stderr
+    assert "what_is_this: no such key" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_whose_node_is_on_its_way_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from orchestrator.execution.session import wait_for_a_node
+
+    said, seen = list[str](), [{"memory": 1.0}, {}, {"CPU": 2.0}]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: seen.pop(0))
+    wait_for_a_node(said.append)
+    assert (seen, said) == ([], ["the cluster has no CPUs: waiting for a node (at most 60 s)"])
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    wait_for_a_node(said.append, seconds=0.0)
+    assert len(said) == 2

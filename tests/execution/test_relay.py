@@ -1,0 +1,34 @@
+"""What Tune runs, beside a real Switchboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.execution.dispatcher import MAX_STARTS, Switchboard
+from orchestrator.execution.relay import LaneTrainable
+from orchestrator.study.messages import Assignment, Message
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+def test_a_trial_whose_switchboard_has_died_says_that_there_are_no_lanes() -> None:
+    import ray
+
+    board: Any = ray.remote(Switchboard).options(name="dying", num_cpus=0).remote(1)
+    handed_over, new = (relay(trial_id) for trial_id in "ab")
+    ray.get([board.run_lost.remote("lane", "its node is gone", "machine") for _ in range(MAX_STARTS)])
+    assert "its node is gone" in handed_over.step()["message"].reason
+    ray.kill(board)
+    for _ in ("it dies while it is asked", "nobody knows its name any more"):
+        said = new.step()
+        message: Message = said["message"]
+        assert said["done"]
+        assert message.outcome == "no_lane"
+        assert message.reason.startswith("the process that hands trials to the lanes has died")
+    handed_over.stop()  # has nobody to take its trial back from
+
+
+def relay(trial_id: str) -> LaneTrainable:
+    return LaneTrainable({"switchboard": "dying", "assignment": Assignment(trial_id, {}, "/nowhere", "token")})

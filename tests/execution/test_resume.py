@@ -1,0 +1,112 @@
+"""A study whose driver is killed, or stopped with Ctrl-C, and run again by the same command."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.study.state import Study
+from tests.fault_harness import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
+from tests.support.studies import TINY, grid
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+# Slow enough to be caught in the act, and decided by nothing but losses.
+STUDY = TINY | {
+    "name": "resumed",
+    "sample_budget": 512,
+    "evaluations": 8,
+    "kill": {"min_relative_throughput": None},
+    "stages": grid(learning_rate=[1e-4, 1e-3, 3e-3], pruner={"type": "asha", "min_samples": 128}),
+}
+# How long a file of the driver may get, as on a disk with so much left.
+NEARLY_FULL = (12_000, resource.RLIM_INFINITY)
+
+
+def new_driver(folder: Path) -> Driver:
+    import ray
+
+    return Driver(folder, STUDY, ray.get_runtime_context().gcs_address)
+
+
+def check_nothing_was_lost(driver: Driver) -> None:
+    check_nothing_was_lost_or_doubled(driver, samples_between=64, evaluations=8)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Study:
+    driver = new_driver(tmp_path_factory.mktemp("undisturbed"))
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    return driver.study()
+
+
+def test_kill_9_of_the_driver_with_two_trials_paused_changes_no_decision_and_no_loss(
+    tmp_path: Path, undisturbed: Study
+) -> None:
+    driver = new_driver(tmp_path)
+    driver.start()
+    driver.wait_until(has("paused", 2))
+    driver.send(signal.SIGKILL)
+    before = driver.records()
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    assert decisions(driver.records())[: len(decisions(before))] == decisions(before)
+    check_nothing_was_lost(driver)
+    for trial_id, trial in driver.study().trials.items():
+        assert trial.state == undisturbed.trials[trial_id].state
+        losses = [point["val_loss"] for point in trial.history]
+        assert losses == [point["val_loss"] for point in undisturbed.trials[trial_id].history], "to the bit"
+    recommended = json.loads((driver.run_dir / "recommendation.json").read_text())
+    assert recommended["learning_rate"] == undisturbed.trials[undisturbed.value("grid", "winner")].config.learning_rate
+
+
+def test_ctrl_c_stops_cleanly_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
+    driver = new_driver(tmp_path)
+    driver.start()
+    driver.wait_until(has("result", 2))
+    code, output = driver.send(signal.SIGINT)
+    assert code == 130, output
+    assert "run the same command again" in output
+    assert "Traceback" not in output
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    check_nothing_was_lost(driver)
+
+
+def test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
+    driver = new_driver(tmp_path)
+    driver.start()
+    driver.wait_until(has("result", 1))
+    second = subprocess.run(driver.command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert second.returncode == 2
+    assert "another process is running the study" in second.stderr
+    driver.send(signal.SIGKILL)
+
+
+def test_a_full_disk_stops_the_study_clearly_and_it_goes_on_when_there_is_room(
+    tmp_path: Path, undisturbed: Study
+) -> None:
+    driver = new_driver(tmp_path)  # its data are tokenized since the undisturbed run
+    driver.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, NEARLY_FULL))
+    code, output = driver.end()
+    assert code == 1, output
+    assert re.search(rf"{driver.run_dir}\S* could not be written: File too large\. Nothing is lost", output), output
+    assert "run the same command again" in output
+    assert "Traceback" not in output
+    before = driver.records()
+    assert has("started")(before)
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    assert driver.records()[: len(before)] == before
+    check_nothing_was_lost(driver)

@@ -1,0 +1,296 @@
+"""What is exported means the same training run in the target's own terms."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import tomllib
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.output.export import export
+from tests.support.example_study import example_recommendation
+from trainers.config import TrialConfig
+from trainers.optim import learning_rate_at
+
+TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
+SCHEDULES = (
+    {"type": "warmup_stable_decay", "decay": 0.25},
+    {"type": "warmup_stable_decay", "decay": 0.0},
+    {"type": "cosine", "decay": 0.2},
+    {"type": "constant", "decay": 0.2},
+)
+
+
+def recommendation(**changes: Any) -> dict[str, Any]:
+    """Two ranks, and a budget and a warm-up that do not divide by the effective batch."""
+    keys = {"world_size": 2, "effective_batch_size": 64, "sample_budget": 1000, "warmup_samples": 100}
+    return example_recommendation() | keys | changes
+
+
+def sgd(**changes: Any) -> dict[str, Any]:
+    return recommendation(optimizer=recommendation()["optimizer"] | {"type": "sgd"}, **changes)
+
+
+def hf_arguments(text: str) -> dict[str, Any]:
+    """The keyword arguments, checked against the signature of the real class; made of it where accelerate is there."""
+    from transformers import TrainingArguments
+
+    taken = dict(inspect.signature(TrainingArguments).parameters)
+    given: dict[str, Any] = {}
+
+    def stand_in(**kwargs: Any) -> None:
+        given.update(kwargs)
+        unknown = kwargs.keys() - taken.keys()
+        assert not unknown
+        deprecated = {"gradient_checkpointing", "warmup_ratio"} & kwargs.keys()
+        assert not deprecated
+
+    module = ModuleType("transformers")
+    module.__dict__["TrainingArguments"] = stand_in
+    run(text, {"transformers": module})
+    if importlib.util.find_spec("accelerate"):
+        TrainingArguments(**given, use_cpu=True)
+    return given
+
+
+def run(text: str, modules: dict[str, ModuleType]) -> dict[str, Any]:
+    """The names that the text defines, with these modules in place of the installed ones."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        names: dict[str, Any] = {}
+        exec(compile(text, "exported", "exec"), names)
+        return names
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def test_an_unknown_target_is_refused_with_the_five() -> None:
+    with pytest.raises(ValueError, match=r"'keras'.*hf, lightning, torchtitan, deepspeed, nanogpt"):
+        export(recommendation(), "keras")
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_every_target_says_where_its_steps_come_from(to: str) -> None:
+    text = export(recommendation(), to)
+    assert "ceil(samples / 64): budget 1000 -> 16, warm-up 100 -> 2" in text
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
+    text = export(recommendation(verdict="first\nimport nothing_of_this_name"), to)
+    assert "first import nothing_of_this_name" in text
+    assert "\nimport nothing" not in text
+
+
+@pytest.mark.parametrize("mode", ["selective", 0.5])
+@pytest.mark.parametrize("to", ["hf", "lightning", "deepspeed", "nanogpt"])
+def test_checkpointing_that_the_target_cannot_say_is_said_in_words(to: str, mode: str | float) -> None:
+    said = "activation_checkpointing"
+    assert any(
+        said in line and str(mode) in line
+        for line in export(recommendation(activation_checkpointing=mode), to).splitlines()
+    )
+    assert said not in export(recommendation(activation_checkpointing="none"), to)
+
+
+def test_hf_arguments_are_the_recommendation() -> None:
+    given = hf_arguments(export(recommendation(), "hf"))
+    expected = {
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+        "max_steps": math.ceil(1000 / 64),
+        "warmup_steps": math.ceil(100 / 64),
+        "learning_rate": 6e-4,
+        "lr_scheduler_type": "warmup_stable_decay",
+        "optim": "adamw_torch_fused",
+        "weight_decay": 0.1,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-8,
+        "max_grad_norm": 1.0,
+        "bf16": True,
+        "torch_compile": True,
+        "activation_checkpointing": True,
+        "average_tokens_across_devices": True,
+        "seed": 0,
+    }
+    assert {key: given.get(key) for key in expected} == expected
+    assert "fp16" not in given
+    assert given["lr_scheduler_kwargs"] == {"num_decay_steps": math.ceil(0.2 * 1000 / 64), "decay_type": "linear"}
+
+
+def test_hf_defaults_are_what_is_left_out() -> None:
+    """No checkpointing, no compiling and float32 are said by silence: the defaults must be those."""
+    from transformers import TrainingArguments
+
+    given = hf_arguments(
+        export(recommendation(activation_checkpointing="none", compile=False, precision="float32"), "hf")
+    )
+    left_out = {"bf16", "fp16", "torch_compile", "activation_checkpointing"}
+    assert left_out.isdisjoint(given)
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    assert not any(defaults[key] for key in left_out)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_hf_builds_the_schedule(schedule: dict[str, Any]) -> None:
+    """transformers' own scheduler stays near ours: it is one step behind, and anneals over one step less."""
+    from transformers.optimization import get_scheduler
+
+    r = recommendation(schedule=schedule, sample_budget=6400, warmup_samples=640)
+    given = hf_arguments(export(r, "hf"))
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([parameter], lr=r["learning_rate"])
+    kwargs = given.get("lr_scheduler_kwargs")
+    steps = {"num_warmup_steps": given["warmup_steps"], "num_training_steps": given["max_steps"]}
+    scheduler = get_scheduler(given["lr_scheduler_type"], optimizer, scheduler_specific_kwargs=kwargs, **steps)
+    assert rates(optimizer, scheduler, 100) == pytest.approx(ours(r, 100), abs=0.11 * r["learning_rate"])
+
+
+def rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
+    """The learning rate of each step."""
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def ours(r: dict[str, Any], steps: int) -> list[float]:
+    keys = ("micro_batch_size", "gradient_accumulation_steps", "world_size", "learning_rate", "warmup_samples")
+    shared = {key: r[key] for key in (*keys, "sample_budget", "schedule")}
+    config = TrialConfig.model_validate({"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}} | shared)
+    return [learning_rate_at(config, r["effective_batch_size"] * (step + 1)) for step in range(steps)]
+
+
+def test_hf_sgd_keeps_momentum_and_decay() -> None:
+    given = hf_arguments(export(sgd(), "hf"))
+    assert given["optim"] == "sgd"
+    assert given["optim_args"] == "momentum=0.9,weight_decay=0.1"
+    assert not {key for key in given if key.startswith("adam")}
+
+
+def lightning(r: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(Trainer's keyword arguments, the names defined); Lightning is not installed here, its names are those of 2.x."""
+    given: dict[str, Any] = {}
+    module = ModuleType("lightning")
+    module.__dict__.update(
+        Trainer=lambda **kwargs: given.update(kwargs), seed_everything=lambda seed: given.update(seed=seed)
+    )
+    return given, run(export(r, "lightning"), {"lightning": module})
+
+
+def test_lightning_trainer_is_the_recommendation() -> None:
+    given, names = lightning(recommendation(seed=7))
+    assert given == {
+        "devices": 2,
+        "accumulate_grad_batches": 2,
+        "max_steps": 16,
+        "precision": "bf16-mixed",
+        "gradient_clip_val": 1.0,
+        "seed": 7,
+    }
+    assert names["micro_batch_size"] == 16
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warmup_samples", [0, 640])
+def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[str, Any], warmup_samples: int) -> None:
+    r = recommendation(schedule=schedule, sample_budget=6400, warmup_samples=warmup_samples)
+    built = lightning(r)[1]["configure_optimizers"](torch.nn.Linear(2, 2))
+    optimizer, scheduler = built["optimizer"], built["lr_scheduler"]
+    assert scheduler["interval"] == "step"
+    assert rates(optimizer, scheduler["scheduler"], 100) == pytest.approx(ours(r, 100), rel=1e-9)
+
+
+def test_lightning_decays_matrices_only() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = lightning(recommendation())[1]["configure_optimizers"](model)["optimizer"]
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert {group["weight_decay"]: [p.dim() for p in group["params"]] for group in optimizer.param_groups} == {
+        0.1: [2],
+        0.0: [1],
+    }
+    assert optimizer.defaults["betas"] == (0.9, 0.95)
+    momentum = lightning(sgd())[1]["configure_optimizers"](model)["optimizer"]
+    assert isinstance(momentum, torch.optim.SGD)
+    assert momentum.defaults["momentum"] == 0.9
+
+
+def test_torchtitan_toml_keeps_the_batch_identity() -> None:
+    tree = tomllib.loads(export(recommendation(), "torchtitan"))
+    training = tree["training"]
+    ranks = tree["parallelism"]["data_parallel_replicate_degree"] * tree["parallelism"]["data_parallel_shard_degree"]
+    assert training["global_batch_size"] == training["local_batch_size"] * ranks * 2
+    assert (training["steps"], tree["lr_scheduler"]["warmup_steps"]) == (16, 2)
+    assert tree["lr_scheduler"]["decay_ratio"] == 0.2
+    assert training["mixed_precision_param"] == "bfloat16"
+    assert tree["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+    assert tree["optimizer"]["lr"] == 6e-4
+    assert tree["compile"]["enable"] is True
+
+
+def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:
+    never = recommendation()["optimizer"] | {"type": "sgd", "max_gradient_norm": None}
+    text = export(recommendation(activation_checkpointing=0.5, precision="float16", optimizer=never), "torchtitan")
+    tree = tomllib.loads(text)
+    assert tree["activation_checkpoint"] == {"mode": "memory_budget", "memory_budget": 0.5}
+    assert tree["training"]["max_norm"] == math.inf
+    assert "float16 cannot be said" in text
+    assert "sgd cannot be said" in text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_deepspeed_is_json_with_the_batch_identity(schedule: dict[str, Any]) -> None:
+    tree = json.loads(export(recommendation(schedule=schedule), "deepspeed"))
+    micro, accumulation = tree["train_micro_batch_size_per_gpu"], tree["gradient_accumulation_steps"]
+    assert tree["train_batch_size"] == micro * accumulation * 2 == 64
+    assert tree["bf16"]["enabled"] is True
+    assert tree["fp16"]["enabled"] is False
+    assert tree["optimizer"]["params"] == {"lr": 6e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    assert tree["activation_checkpointing"]["partition_activations"] is False
+    assert tree["scheduler"]["params"]["warmup_num_steps"] == 2
+    assert tree["scheduler"]["params"]["warmup_type"] == "linear"
+    assert tree["scheduler"]["type"] == ("WarmupCosineLR" if schedule["type"] == "cosine" else "WarmupLR")
+    anneals = schedule["type"] == "warmup_stable_decay" and schedule["decay"] > 0
+    assert any("the last 4 steps were annealed" in note for note in tree["_batchscout"]) == anneals
+
+
+def test_nanogpt_accumulation_counts_all_ranks() -> None:
+    text = export(recommendation(), "nanogpt")
+    names = run(text, {})
+    ranks = 2
+    assert names["gradient_accumulation_steps"] % ranks == 0
+    assert names["batch_size"] * names["gradient_accumulation_steps"] == 64
+    expected = {"max_iters": 16, "lr_decay_iters": 16, "warmup_iters": 2, "learning_rate": 6e-4, "min_lr": 0.0}
+    expected |= {
+        "dtype": "bfloat16",
+        "compile": True,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "weight_decay": 0.1,
+        "grad_clip": 1.0,
+    }
+    assert {key: names[key] for key in expected} == expected
+    assert "warmup_stable_decay cannot be said in nanoGPT" in text
+
+
+def test_a_gradient_that_is_never_clipped_is_so_everywhere() -> None:
+    r = recommendation(optimizer=recommendation()["optimizer"] | {"max_gradient_norm": None})
+    assert hf_arguments(export(r, "hf"))["max_grad_norm"] == 0.0
+    assert lightning(r)[0]["gradient_clip_val"] is None
+    assert json.loads(export(r, "deepspeed"))["gradient_clipping"] == 0.0
+    assert run(export(r, "nanogpt"), {})["grad_clip"] == 0.0

@@ -1,0 +1,76 @@
+"""Three run directories that version 0.1.0 left, as this version reads them: nothing that they say has changed.
+
+`quickstart` ran all five stages; `every_end` has a trial of every final state but failed, and what an earlier study measured;
+`every_state` was killed while one trial ran, and holds failed, paused and waiting ones.
+"""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study, read_yaml
+from orchestrator.output.recommendation import recommend
+from orchestrator.output.report.page import render_report
+from orchestrator.output.status import status_values
+from orchestrator.study.journal import replay
+from orchestrator.study.state import Study, TrialState
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RUNS = sorted(path.name for path in GOLDEN.iterdir())
+
+
+def read(run: str) -> tuple[StudyConfig, Study]:
+    file = GOLDEN / run / "study.yaml"
+    config = parse_study(read_yaml(file), str(file))
+    return config, replay(GOLDEN / run / "journal.jsonl", config.name)
+
+
+class _Text(HTMLParser):
+    """What a person reads of a page, a line for each piece."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._in_style = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self._in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self._in_style:
+            self.lines.append(" ".join(data.split()))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_status_says_what_it_said(run: str) -> None:
+    said = json.loads(json.dumps(status_values(*read(run))))
+    assert said == json.loads((GOLDEN / run / "status.json").read_text())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_recommendation_is_what_it_was(run: str) -> None:
+    file = GOLDEN / run / "recommendation.json"
+    expected = json.loads(file.read_text()) if file.exists() else None
+    assert json.loads(json.dumps(recommend(*read(run)))) == expected
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_report_reads_as_it_did(run: str) -> None:
+    config, study = read(run)
+    page = render_report(config, study, recommend(config, study))
+    assert _Text(page).lines == (GOLDEN / run / "report.txt").read_text().splitlines()
+
+
+def test_the_three_hold_every_state_that_a_trial_can_be_in() -> None:
+    states = {trial.state for run in RUNS for trial in read(run)[1].trials.values()}
+    assert states == set(TrialState)
+    assert any(trial.reused for trial in read("every_end")[1].trials.values())

@@ -1,0 +1,132 @@
+"""From a study to what to type into a trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.output.recommendation import recommend, write_recommendation
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.state import Study
+from tests.support.lane_player import Player, director_of, know, study_of
+from tests.support.worlds import FRONTIER, KNOWN, curves, with_accidents
+from trainers.config import TrialConfig
+
+STAGES = [{"type": "train", "pruner": {"type": "asha", "min_samples": 64}}, {"type": "learning_rate"}]
+LIMIT = {"limit_bytes": 10 * 2**20}
+
+
+def learning_rates(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """The rule's centre is best: farther is worse."""
+    centre = 1e-3 * (config.effective_batch_size / 8) ** 0.5
+    off = abs(config.learning_rate / centre - 1)
+    return curves(config.model_copy(update={"learning_rate": centre}), samples) | (
+        {"val_loss": 3.2 + off} if off > 0.01 else {}
+    )
+
+
+def whole_study(path: Path, train_world: Any = with_accidents) -> tuple[Any, Study]:
+    config = study_of(stages=STAGES)
+    with Journal(path, config.name) as journal:
+        journal.append("run", token="first")
+        know(journal, frontier=FRONTIER | LIMIT, throughput=KNOWN["throughput"])
+        for stage, world in (("train", train_world), ("learning_rate", learning_rates)):
+            Player(director_of(config, journal, stage), world).play()
+        return config, journal.study
+
+
+def test_the_recommendation_has_every_promised_key_and_its_numbers_agree(tmp_path: Path) -> None:
+    config, study = whole_study(tmp_path / "journal.jsonl")
+    found = recommend(config, study)
+    assert found is not None
+    assert {
+        "micro_batch_size", "gradient_accumulation_steps", "world_size", "effective_batch_size",
+        "activation_checkpointing", "compile", "precision", "learning_rate", "warmup_samples", "verdict", "evidence",
+        "alternatives", "ruled_out",
+    } <= found.keys()  # fmt: skip
+    product = found["micro_batch_size"] * found["gradient_accumulation_steps"] * found["world_size"]
+    assert (found["micro_batch_size"], found["gradient_accumulation_steps"]) == (8, 2)
+    assert found["effective_batch_size"] == product == 16
+    assert found["learning_rate"] == pytest.approx(1e-3 * 2**0.5)
+    assert found["complete"]
+
+
+def test_the_verdict_is_one_sentence_with_the_margin_over_the_baseline(tmp_path: Path) -> None:
+    config, study = whole_study(tmp_path / "journal.jsonl")
+    found = recommend(config, study)
+    assert found["verdict"] == (
+        "Train with micro-batch 8, 2 accumulation steps (effective batch 16), activation checkpointing none and learning "
+        "rate 0.00141: val loss 3.212 against the baseline's 4.012 at equal samples, at 1.00 x its tokens/s."
+    )
+
+
+def test_evidence_names_the_trial_the_memory_left_and_what_every_stage_found(tmp_path: Path) -> None:
+    config, study = whole_study(tmp_path / "journal.jsonl")
+    evidence = recommend(config, study)["evidence"]
+    assert evidence["trial"] == "train-m8k2"
+    assert evidence["memory_margin_bytes"] == 9 * 2**20
+    assert evidence["memory"] == "1 MiB of 10 MiB, 9 MiB left"
+    assert set(evidence["stages"]) == {"frontier", "throughput", "train", "learning_rate"}
+
+
+def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) -> None:
+    config, study = whole_study(tmp_path / "journal.jsonl")
+    found = recommend(config, study)
+    ended_badly = {t.id for t in study.trials.values() if str(t.state) in ("pruned", "failed", "out_of_memory")}
+    assert {one["trial"] for one in found["ruled_out"]} == ended_badly != set()
+    assert all(one["reason"] for one in found["ruled_out"])
+    complete = {t.id for t in study.trials.values() if str(t.state) == "complete"}
+    assert {one["trial"] for one in found["alternatives"]} == complete - {"train-m8k2"}
+    losses = [one["val_loss"] for one in found["alternatives"]]
+    assert losses == sorted(losses)
+
+
+def test_accumulate_1_the_batch_is_not_your_bottleneck(tmp_path: Path) -> None:
+    def small_is_best(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return curves(config, samples) | {"val_loss": 3.0 + 0.1 * config.effective_batch_size}
+
+    config, study = whole_study(tmp_path / "journal.jsonl", small_is_best)
+    found = recommend(config, study)
+    assert (found["micro_batch_size"], found["gradient_accumulation_steps"]) == (1, 1)
+    assert "the batch is not your bottleneck" in found["verdict"]
+
+
+def test_undetermined_recommends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    def nobody(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return {"outcome": "failed", "reason": "failed: it"}
+
+    config = study_of(stages=STAGES[:1])
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        study = Player(director_of(config, journal, "train"), nobody).play()
+    assert recommend(config, study) is None
+    write_recommendation(tmp_path / "recommendation.json", None)
+    assert not (tmp_path / "recommendation.json").exists()
+
+
+def test_the_file_is_json_and_the_same_again_from_the_journal(tmp_path: Path) -> None:
+    config, study = whole_study(tmp_path / "journal.jsonl")
+    write_recommendation(tmp_path / "recommendation.json", recommend(config, study))
+    first = (tmp_path / "recommendation.json").read_bytes()
+    write_recommendation(
+        tmp_path / "recommendation.json", recommend(config, replay(tmp_path / "journal.jsonl", "played"))
+    )
+    assert (tmp_path / "recommendation.json").read_bytes() == first
+    json.loads(first, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "recommendation.json"}
+
+
+def test_it_can_be_asked_at_every_moment_of_a_study(tmp_path: Path) -> None:
+    """While it runs it says so: complete is false until every stage has ended."""
+    config, _ = whole_study(tmp_path / "journal.jsonl")
+    lines = (tmp_path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    found = []
+    for kept in range(len(lines) + 1):
+        (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:kept]))
+        found.append(recommend(config, replay(tmp_path / "cut.jsonl", "played")))
+    assert found[0] is None
+    complete = [one["complete"] for one in found if one]
+    assert complete == sorted(complete)
+    assert set(complete) == {False, True}

@@ -1,0 +1,266 @@
+"""The report says what the study knows, whatever that is, and nothing in it is taken for markup."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import apply_override, parse_study
+from orchestrator.config.trial import base_trial
+from orchestrator.output.plots import Axis, Mark, Series, number_text, plot, spread
+from orchestrator.output.report.page import paste_text, render_report, write_report
+from orchestrator.study.state import Study
+from tests.support.example_study import add_trial, end_trial, example_config, example_recommendation, example_study
+
+STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
+VOID = ("meta",)
+
+
+class Page(HTMLParser):
+    """What a browser would find: sections, the elements and the text in each; unbalanced tags are an error."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str | None]] = []
+        self.texts: dict[str | None, str] = {}
+        self.tags: dict[str | None, list[str]] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    @property
+    def section(self) -> str | None:
+        return next((name for tag, name in reversed(self.open) if tag == "section"), None)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append((tag, dict(attrs).get("id")))
+        self.tags.setdefault(self.section, []).append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self.section] = self.texts.get(self.section, "") + data
+
+
+@pytest.fixture(scope="module")
+def config() -> StudyConfig:
+    return example_config()
+
+
+@pytest.fixture(scope="module")
+def study(config: StudyConfig) -> Study:
+    return example_study(config)
+
+
+@pytest.fixture(scope="module")
+def html(config: StudyConfig, study: Study) -> str:
+    return render_report(config, study, example_recommendation())
+
+
+def svgs(html: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
+
+
+def test_every_stage_has_its_question_its_conclusion_a_plot_and_its_trials(html: str, study: Study) -> None:
+    page = Page(html)
+    for stage in STAGES:
+        text = page.texts[stage]
+        assert study.conclusions[stage].reason in text
+        assert "?" in text
+        assert "svg" in page.tags[stage]
+        for trial in study.of_stage(stage):
+            assert trial.id in text
+            assert trial.reason in text
+
+
+def test_the_recommendation_comes_first_and_whole(html: str) -> None:
+    text = Page(html).texts["recommendation"]
+    rendered = ("Train with micro-batch 16", "0.0006", "rho is at most 1.9e-05", "35,300", "4.1 GiB")
+    for part in (*rendered, "second largest", "rung: place 5 of 6 at 16384"):
+        assert part in text
+    assert html.index('id="recommendation"') < html.index('id="frontier"')
+
+
+def test_every_plot_is_well_formed_and_draws_inside_its_box(html: str) -> None:
+    charts = svgs(html)
+    assert len(charts) >= 1 + 4 + 1 + 2 + 1
+    for chart in charts:
+        width, height = (float(side) for side in chart.attrib["viewBox"].split()[2:])
+        for node in chart.iter():
+            for key, limit in (
+                ("x", width),
+                ("cx", width),
+                ("x1", width),
+                ("x2", width),
+                ("y", height),
+                ("cy", height),
+            ):
+                assert -1 <= float(node.attrib.get(key, 0)) <= limit + 1, (node.tag, node.attrib)
+            for point in node.attrib.get("points", "").split():
+                x, y = map(float, point.split(","))
+                assert -1 <= x <= width + 1
+                assert -1 <= y <= height + 1
+
+
+def test_the_page_loads_nothing(html: str) -> None:
+    page = Page(html)
+    loading = ("src", "href", "xlink:href", "data", "action", "srcset")
+    assert [pair for pair in page.attributes if pair[0] in loading] == []
+    assert not re.search(r"url\(|@import|https?://", html)
+    assert {"script", "link", "img", "iframe"}.isdisjoint({tag for tags in page.tags.values() for tag in tags})
+
+
+def test_text_from_the_data_is_never_markup(config: StudyConfig) -> None:
+    hostile = "<script>alert('x')</script> & \"quoted\" \ud800"
+    study = Study(config.name)
+    add_trial(study, config, "train-<b>m1</b>", role=hostile)
+    end_trial(study, "train-<b>m1</b>", 1.0, {}, "failed", hostile)
+    record = {"stage": "train", "ok": False, "reason": hostile, "values": {"winner": hostile}, "notes": [hostile]}
+    study.apply({"kind": "conclusion", **record})
+    recommendation = example_recommendation() | {"verdict": hostile, "evidence": [{hostile: hostile}]}
+    page = Page(render_report(config, study, recommendation))
+    tags = [tag for tags in page.tags.values() for tag in tags]
+    assert "script" not in tags
+    assert page.texts["train"].count(hostile) == 4
+    assert page.texts["recommendation"].count(hostile) == 3
+    assert "train-<b>m1</b>" in page.texts["train"]
+
+
+def test_a_study_without_trials_renders_and_says_what_is_open(config: StudyConfig) -> None:
+    page = Page(render_report(config, Study(config.name), None))
+    for stage in STAGES:
+        assert "Has not begun" in page.texts[stage]
+        assert "svg" in page.tags[stage]
+    assert "Unfinished" in page.texts["recommendation"]
+    assert "frontier, throughput, equivalence, train, learning_rate" in page.texts["recommendation"]
+
+
+def test_without_a_recommendation_it_says_what_is_known(config: StudyConfig, study: Study) -> None:
+    text = Page(render_report(config, study, None)).texts["recommendation"]
+    assert "Undetermined" in text
+    assert study.conclusions["throughput"].reason in text
+
+
+def test_a_recommendation_before_the_end_is_called_provisional(config: StudyConfig, html: str) -> None:
+    study = example_study(config)
+    del study.conclusions["learning_rate"]
+    text = Page(render_report(config, study, example_recommendation())).texts["recommendation"]
+    assert "learning_rate still open" in text
+    assert "still open" not in html
+
+
+def test_waiting_trials_and_a_grid_stage_render() -> None:
+    config = example_config(stages=[{"type": "grid", "micro_batch_size": [4, 8]}])
+    study = Study(config.name)
+    add_trial(study, config, "grid-m4", micro_batch_size=4)
+    add_trial(study, config, "grid-m8", micro_batch_size=8)
+    page = Page(render_report(config, study, None))
+    assert "0 of 2 trials so far have ended" in page.texts["grid"]
+    assert "grid-m8" in page.texts["grid"]
+    assert "frontier" not in page.texts
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf])
+def test_metrics_that_are_no_numbers_render_as_a_dash(config: StudyConfig, bad: float | None) -> None:
+    study = Study(config.name)
+    keys = ("tokens_per_second", "peak_memory_bytes", "rho", "val_loss", "noise_scale", "coherence", "train_seconds")
+    for stage in STAGES:
+        for name, value in (("a", bad), ("b", 2.0)):
+            add_trial(study, config, f"{stage}-{name}")
+            metrics = dict.fromkeys(keys, value) | {"samples_seen": 8}
+            study.apply({"kind": "result", "id": f"{stage}-{name}", "metrics": metrics, "rungs": {}})
+            end_trial(study, f"{stage}-{name}", 2.0, metrics)
+    html = render_report(config, study, None)
+    assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL))
+    assert '<td class="number">-</td>' in html
+    assert "not available" in Page(html).texts["throughput"]
+    assert len(svgs(html)) >= 9
+
+
+def test_time_adds_up(html: str, study: Study) -> None:
+    text = Page(html).texts["time"]
+    seconds = round(sum(trial.seconds for trial in study.trials.values()))
+    assert f"{seconds // 60} min {seconds % 60} s of lane time" in text
+
+
+def test_what_is_pasted_into_the_study_file_is_the_recommendation(config: StudyConfig) -> None:
+    recommendation = example_recommendation() | {"learning_rate": 5e-5}
+    recommendation |= {"gradient_accumulation_steps": 4, "effective_batch_size": 64}  # twice the reference batch
+    keys, _, command = paste_text(recommendation).partition("\n\n")
+    tree = config.model_dump(mode="json", exclude={"stages", "optimizer", "batch"}) | yaml.safe_load(keys)
+    pasted = parse_study(tree, "pasted")
+    assert pasted.stage_named("grid").activation_checkpointing == ("selective",)
+    assert pasted.stage_named("grid").effective_batch_size == (64,)
+    overridden = config.model_dump(mode="json")
+    for setting in re.findall(r"--set (\S+)", command):
+        apply_override(overridden, setting)
+    for parsed in (pasted, parse_study(overridden, "set")):
+        trial = base_trial(parsed, None)
+        for key in ("micro_batch_size", "gradient_accumulation_steps", "world_size", "precision", "warmup_samples"):
+            assert getattr(trial, key) == recommendation[key]
+        assert trial.learning_rate == pytest.approx(5e-5)
+        assert trial.effective_batch_size == recommendation["effective_batch_size"]
+
+
+def test_text_that_is_no_unicode_is_still_written(tmp_path, config: StudyConfig, study: Study) -> None:
+    verdict = {"verdict": "a torn \ud800 character"}
+    write_report(tmp_path / "report.html", config, study, example_recommendation() | verdict)
+    assert "a torn ? character" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_is_replaced_whole(tmp_path, config: StudyConfig, study: Study, html: str) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    before = os.stat(path).st_ino
+    write_report(path, config, study, example_recommendation())
+    assert path.read_text() == html
+    assert os.stat(path).st_ino != before
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234, "1.23k"), (999_999, "1M"), (40_000, "40k"), (3.4e6, "3.4M"), (6e-4, "6e-4"), (0.25, "0.25")],
+)
+def test_numbers_as_people_read_them(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_labels_keep_their_distance_and_their_order() -> None:
+    places = spread([10, 11, 12, 99, 100], 13, 10, 100)
+    assert all(later - earlier >= 13 for earlier, later in itertools.pairwise(places))
+    assert min(places) >= 10
+    assert max(places) <= 100
+    assert spread([10, 50, 90], 13, 0, 100) == [10, 50, 90]
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("points", [[(1, 1)], [(1, 5), (2, 5)], [(1e-9, 1e-9), (1e9, 1e9)]])
+def test_a_plot_of_any_range_has_finite_coordinates(points: list[tuple[float, float]], log: bool) -> None:
+    series = [Series("a", tuple(Mark(x, y) for x, y in points))]
+    chart = plot(Axis("x", log=log), Axis("y", log=log), series)
+    text = ElementTree.tostring(chart, encoding="unicode")
+    assert not re.search(r"nan|inf", text)
+    assert text.count('class="dot"') == len(points)
+
+
+@pytest.mark.parametrize(
+    ("y", "axis"),
+    [(math.nan, Axis("y")), (math.inf, Axis("y")), (-1.0, Axis("y", log=True)), (11.0, Axis("y", top=10.0))],
+)
+def test_a_plot_leaves_out_what_its_axis_cannot_show(y: float, axis: Axis) -> None:
+    marks = (Mark(1.0, 1.0), Mark(2.0, 5.0), Mark(3.0, y))
+    chart = plot(Axis("x"), axis, [Series("a", marks)])
+    assert ElementTree.tostring(chart, encoding="unicode").count('class="dot"') == 2

@@ -1,0 +1,193 @@
+"""W&B offline, for real: what was logged is read back from the files that `wandb sync` would send."""
+
+import json
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.keys import Tracking
+from orchestrator.output.tracking import NoTracker, open_tracker, run_id
+from orchestrator.study.state import Trial, TrialState
+from trainers.config import DataConfig, ModelConfig, TrialConfig
+
+BLOCK = 32768
+
+
+@pytest.fixture
+def tracker(tmp_path):
+    tracker = open_tracker(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+    yield tracker
+    tracker.close()
+
+
+def trial(trial_id="train-m2", **fields):
+    config = TrialConfig(
+        model=ModelConfig(target="gpt"),
+        data=DataConfig(target="python_stdlib"),
+        micro_batch_size=2,
+        learning_rate=1e-3,
+        sample_budget=64,
+    )
+    return Trial(id=trial_id, stage="train", config=config, state=TrialState.RUNNING, **fields)
+
+
+def records(file: Path):
+    """The records of a .wandb file: protobufs in a LevelDB log."""
+    from wandb.proto import wandb_internal_pb2
+
+    record_type: Any = vars(wandb_internal_pb2)["Record"]  # made at import, so no checker finds it
+    content, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            yield record_type.FromString(whole)
+            whole = b""
+
+
+def finished_records(file: Path) -> list[Any]:
+    """All records, the exit among them: finish() returns shortly before W&B's own process has written the file out."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found = list(records(file))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{file} has no exit record: the run was never finished")
+
+
+def read_run(run_dir: Path, trial_id: str):
+    """Of each segment of a trial's run, in order: its run record, history rows, summary and exit code."""
+    found = []
+    for file in sorted(run_dir.glob(f"wandb/offline-run-*-my-study-{trial_id}-*/run-*.wandb")):
+        run, rows, summary, code = None, [], {}, None
+        for record in finished_records(file):
+            kind = record.WhichOneof("record_type")
+            if kind == "run" and run is None:
+                run = record.run
+            elif kind == "history":
+                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                rows.append({key: json.loads(value) for key, value in items.items()})
+            elif kind == "summary":
+                summary |= {item.key: json.loads(item.value_json) for item in record.summary.update}
+            elif kind == "exit":
+                code = record.exit.exit_code
+        found.append((run, rows, summary, code))
+    return found
+
+
+def test_a_complete_trial_is_one_run_of_the_group(tracker, tmp_path):
+    tracker.started(trial())
+    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    tracker.result("train-m2", {"samples_seen": 16, "val_loss": 2.5})
+    tracker.ended(replace(trial(metrics={"val_loss": 2.5}), state=TrialState.COMPLETE))
+    ((run, rows, summary, code),) = read_run(tmp_path, "train-m2")
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (run.run_group, run.display_name, run.project) == ("my-study", "train-m2", "tests")
+    assert config["micro_batch_size"] == 2
+    assert config["model"]["target"] == "gpt"
+    assert [(row["_step"], row["samples_seen"], row["val_loss"]) for row in rows] == [(8, 8, 3.0), (16, 16, 2.5)]
+    assert (summary["state"], summary["val_loss"], code) == ("complete", 2.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(TrialState.PRUNED, 0), (TrialState.OUT_OF_MEMORY, 0), (TrialState.FAILED, 1)]
+)
+def test_every_end_finishes_its_run(tracker, tmp_path, state, code):
+    tracker.started(trial())
+    tracker.ended(replace(trial(), state=state, reason="rung: place 2 of 2"))
+    ((_, _, summary, exit_code),) = read_run(tmp_path, "train-m2")
+    assert (summary["state"], summary["reason"], exit_code) == (state, "rung: place 2 of 2", code)
+
+
+def test_a_trial_pruned_while_paused_is_finished_by_a_driver_that_never_started_it(tracker, tmp_path):
+    tracker.ended(replace(trial(), state=TrialState.PRUNED, reason="rung: place 2 of 2"))
+    assert [code for _, _, _, code in read_run(tmp_path, "train-m2")] == [0]
+
+
+def test_two_runs_open_at_once_keep_their_rows_apart(tracker, tmp_path):
+    for name in ("a", "b"):
+        tracker.started(trial(name))
+    for samples in (8, 16):
+        tracker.result("a", {"samples_seen": samples, "val_loss": 1.0})
+        tracker.result("b", {"samples_seen": samples, "val_loss": 2.0})
+    for name in ("a", "b"):
+        tracker.ended(replace(trial(name), state=TrialState.COMPLETE))
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+        ((_, rows, _, _),) = read_run(tmp_path, name)
+        assert [row["val_loss"] for row in rows] == [loss, loss]
+
+
+def test_a_promoted_trial_goes_on_in_its_open_run(tracker, tmp_path):
+    tracker.started(trial())
+    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    tracker.started(trial(promoted=frozenset({8})))
+    tracker.result("train-m2", {"samples_seen": 16, "val_loss": 2.0})
+    tracker.ended(replace(trial(), state=TrialState.COMPLETE))
+    ((_, rows, _, _),) = read_run(tmp_path, "train-m2")
+    assert [row["samples_seen"] for row in rows] == [8, 16]
+
+
+def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(tracker, tmp_path, capfd):
+    tracker.started(trial())
+    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    tracker.close()
+    time.sleep(1.1)  # W&B names its folders by the second
+    again = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path)
+    again.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
+    again.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    again.result("train-m2", {"samples_seen": 16, "val_loss": 2.0})
+    again.ended(replace(trial(), state=TrialState.COMPLETE))
+    (first, rows, cut_off, code), (second, more, _, final) = read_run(tmp_path, "train-m2")
+    assert first.run_id == second.run_id
+    assert [row["_step"] for row in (*rows, *more)] == [8, 16]
+    assert (cut_off["state"], code, final) == ("waiting", 1, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path):
+    ids = set()
+    for name in ("here", "there"):
+        tracker = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path / name)
+        tracker.started(trial())
+        tracker.close()
+        ids.add(read_run(tmp_path / name, "train-m2")[0][0].run_id)
+    assert len(ids) == 2
+
+
+def test_run_ids_hold_only_what_wandb_takes_and_stay_different():
+    assert run_id("s", "train-m2", "abc") == "s-train-m2-abc"
+    odd = {run_id("s", name, "abc") for name in ("a/b", "a:b", "a-b", "x" * 300 + "1", "x" * 300 + "2")}
+    assert len(odd) == 5
+    assert all(len(name) <= 128 and not set("/:#?%\\") & set(name) for name in odd)
+
+
+def test_off_does_nothing_and_imports_no_wandb(tmp_path):
+    assert isinstance(open_tracker(Tracking(), "my-study", tmp_path), NoTracker)
+    code = "import sys, orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [(None, "there is no W&B API key"), ("too-short", "refused this login: .*API key must have")]
+)
+def test_online_without_a_login_is_refused_before_anything_starts(tmp_path, monkeypatch, key, says):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    with pytest.raises(ValueError, match=f"(?s){says}.*wandb login.*tracking.wandb: offline"):
+        open_tracker(Tracking(wandb="online"), "my-study", tmp_path)
+    assert not (tmp_path / "wandb").exists()

@@ -1,0 +1,340 @@
+"""The frontier stage in worlds of known memory and speed: what it tries, what it chooses, what it says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.decisions.director import Director
+from orchestrator.stages.context import Setting
+from orchestrator.stages.frontier.pareto import Point, fastest, knee, pareto_front
+from orchestrator.stages.frontier.propose import ladder
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.reuse import Measurements
+from orchestrator.study.state import Conclusion, Proposal, Study
+from tests.support.known_stage import Known
+from tests.support.lane_player import NoListener, know, study_of
+from trainers.config import TrialConfig
+
+MIB = 2**20
+LIMIT = 100
+
+
+@dataclass
+class World:
+    """What a trial would measure. base, slope: MiB of each mode, and for every sample; rate: tokens/s of its best size."""
+
+    base: dict[str, float] = field(default_factory=lambda: {"none": 20.0, "full": 15.0})
+    slope: dict[str, float] = field(default_factory=lambda: {"none": 4.0, "full": 1.0})
+    rate: dict[str, float] = field(default_factory=lambda: {"none": 1000.0, "full": 500.0})
+    half_rate_size: float = 20.0
+    noise: Callable[[Proposal], float] = lambda proposal: 1.0
+    more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
+    chunked: tuple[float, float] = (0.5, 1.0)
+    """Of cross-entropy in chunks: times the rate, times the memory."""
+
+    def peak(self, config: TrialConfig) -> float:
+        mode = str(config.activation_checkpointing)
+        memory = self.chunked[1] if config.model.kwargs.get("cross_entropy") == "chunked" else 1.0
+        longer = config.data.kwargs.get("seq_len", 1)
+        return self.base[mode] + memory * self.slope[mode] * config.micro_batch_size * longer
+
+    def speed(self, config: TrialConfig) -> float:
+        speed = self.chunked[0] if config.model.kwargs.get("cross_entropy") == "chunked" else 1.0
+        size = config.micro_batch_size
+        return self.rate[str(config.activation_checkpointing)] * speed * size / (size + self.half_rate_size)
+
+    def message(self, config: TrialConfig) -> Message:
+        """Its last word."""
+        rate, peak = self.speed(config), self.peak(config)
+        if peak > LIMIT:
+            return Message(outcome="out_of_memory", reason="out_of_memory: x")
+        return Message({"tokens_per_second": rate, "peak_memory_bytes": peak * MIB}, outcome="complete")
+
+    def end(self, known: Known, proposal: Proposal) -> None:
+        peak = self.peak(proposal.config) + self.more_memory(proposal)
+        if peak > LIMIT:
+            known.end(proposal.id, "out_of_memory", "out_of_memory: x")
+            return
+        rate = self.speed(proposal.config) * self.noise(proposal)
+        known.end(
+            proposal.id,
+            tokens_per_second=rate,
+            step_seconds=2 * proposal.config.micro_batch_size / rate,
+            peak_memory_bytes=peak * MIB,
+        )
+
+
+def played(world: World, facts: dict[str, Any] | None = None, **stage: Any) -> tuple[Known, Conclusion]:
+    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom."""
+    modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
+    known = Known(modes | stage, facts, memory_limit=f"{LIMIT}MiB")
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        world.end(known, waiting[0])
+    return known, known.conclude()
+
+
+def directed(path: Path, measurements: Measurements) -> tuple[Study, list[str]]:
+    """The stage as a Director runs it, and the ids of the trials that it started."""
+    world, config = (
+        World(),
+        study_of(
+            stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}], memory_limit=f"{LIMIT}MiB"
+        ),
+    )
+    with Journal(path, config.name) as journal:
+        know(journal, facts={"num_train_samples": 1000})
+        setting = Setting(config, "/run")
+        director = Director(config.stages[0], setting, journal, NoListener(), 1, measurements=measurements)
+        started = []
+        while trial := director.next_trial():
+            started.append(trial.id)
+            director.on_started(trial.id)
+            director.on_message(trial.id, world.message(trial.config))
+        director.conclude()
+    return journal.study, started
+
+
+def test_a_second_study_measures_nothing_that_the_first_did_and_finds_the_same(tmp_path: Path) -> None:
+    def known(name: str, *, fresh: bool = False) -> Measurements:
+        return Measurements(tmp_path / "measurements.jsonl", {"device": "x"}, f"/runs/{name}", fresh=fresh)
+
+    first, measured = directed(tmp_path / "first.jsonl", known("first"))
+    assert len(measured) > 5
+    second, started = directed(tmp_path / "second.jsonl", known("second"))
+    assert not started
+    assert all(trial.reused for trial in second.trials.values())
+    assert second.conclusions["frontier"].values == first.conclusions["frontier"].values
+    assert f"{len(measured)} of {len(measured)} trials were measured in earlier studies" in "".join(
+        second.conclusions["frontier"].notes
+    )
+    assert directed(tmp_path / "third.jsonl", known("third", fresh=True))[1] == measured
+
+
+def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said() -> None:
+    known, found = played(World())
+    assert found.ok
+    assert found.values["activation_checkpointing"] == "none"
+    assert found.values["micro_batch_size"] == 18, "20 + 4 x 18 = 92 of 95 MiB"
+    assert found.values["margin_bytes"] == 8 * MIB
+    assert found.values["largest"]["micro_batch_size"] >= 0.98 * 80
+    assert found.values["largest"]["activation_checkpointing"] == "full"
+    assert found.values["baseline_micro_batch_size"] == 1
+    assert found.values["baseline_mode"]["activation_checkpointing"] == "none"
+    assert found.reason.startswith(
+        "micro-batch 18 with activation checkpointing none is fastest inside the limit: 474 tokens/s, 92 MiB of 100 MiB; "
+        "the largest that fits, micro-batch 80 with activation checkpointing full, reaches 400"
+    )
+    assert found.notes[0] == "none: micro-batch 18 fits, 19 does not (5 probes)"
+    assert known.study.trials["frontier-none-m18-verified"].fresh
+    assert sum(trial.fresh for trial in known.study.trials.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_any_world_the_choice_fits_is_verified_and_nobody_was_truly_faster_by_more_than_a_tie(seed: int) -> None:
+    draw = random.Random(seed)
+    modes = ["none", "full"]
+    world = World(
+        base={mode: draw.uniform(1, 60) for mode in modes},
+        slope={mode: draw.uniform(0.4, 12) for mode in modes},
+        rate={mode: draw.uniform(500, 1500) for mode in modes},
+        half_rate_size=draw.uniform(0, 30),
+        noise=lambda proposal: random.Random(proposal.id).uniform(0.995, 1.005),
+    )
+    _, found = played(world)
+    edges = {mode: int((0.95 * LIMIT - world.base[mode]) / world.slope[mode]) for mode in modes}
+    if max(edges.values()) < 1:
+        assert not found.ok
+        return
+    assert found.values["peak_memory_bytes"] <= 0.95 * LIMIT * MIB
+    assert found.values["margin_bytes"] == LIMIT * MIB - found.values["peak_memory_bytes"]
+    best = max(
+        world.rate[mode] * size / (size + world.half_rate_size)
+        for mode, edge in edges.items()
+        for size in range(1, edge + 1)
+    )
+    assert found.values["tokens_per_second"] >= 0.96 * best  # a tie's width, and what the search leaves
+    assert found.values["largest"]["micro_batch_size"] >= 0.98 * max(edges.values()) - 1
+
+
+def test_finalists_are_timed_in_turns_with_static_shapes() -> None:
+    known, _ = played(World(), rounds=3, finalists=2)
+    timed = [(name, trial.config) for name, trial in known.study.trials.items() if "-round" in name]
+    names = [name for name, _ in timed]
+    assert [name[-6:] for name in names] == ["round1", "round1", "round2", "round2", "round3", "round3"]
+    assert len({name[:-7] for name in names}) == 2
+    assert names[::2] == [names[0][:-1] + turn for turn in "123"]
+    assert not any(config.dynamic_micro_batch for _, config in timed)
+
+
+def test_a_tie_goes_to_the_smaller_memory_and_noise_in_single_rounds_makes_one() -> None:
+    flat = World(half_rate_size=0.0, noise=lambda p: random.Random(p.id).uniform(0.7, 1.3))
+    known, found = played(flat, activation_checkpointing=["none"])
+    timed = {name.rsplit("-", 1)[0] for name in known.study.trials if "-round" in name}
+    assert found.values["micro_batch_size"] == min(int(name.rsplit("-m", 1)[1]) for name in timed)
+
+
+def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> None:
+    world = World(more_memory=lambda p: 10.0 if p.id == "frontier-none-m18-verified" else 0.0)
+    known, found = played(world)
+    assert found.ok
+    assert (found.values["activation_checkpointing"], found.values["micro_batch_size"]) != ("none", 18)
+    assert next(name for name, trial in known.study.trials.items() if trial.fresh) == "frontier-none-m18-verified"
+    nothing = World(more_memory=lambda p: 10.0 * p.fresh, base={"none": 90.0}, slope={"none": 1.0}, rate={"none": 9e3})
+    _, found = played(nothing)
+    assert not found.ok
+    assert "of 4 sizes that fitted, none did so again when it was timed or in a fresh process" in found.reason
+
+
+def test_a_size_whose_step_would_take_too_long_is_not_tried_and_the_evidence_says_so() -> None:
+    world = World(half_rate_size=0.0, base={"full": 5.0}, slope={"full": 0.1}, rate={"full": 2.0})
+    known, found = played(world, max_step_seconds=30)
+    assert max(trial.config.micro_batch_size for trial in known.study.trials.values()) == 30
+    assert found.notes[0].startswith(
+        "full: micro-batch 30 is the largest asked for, and fits: a step would take max_step_seconds (30)"
+    )
+
+
+@pytest.mark.parametrize("reason", ["too_slow: x", "thrashing: x"])
+def test_a_size_that_thrashes_or_crawls_bounds_the_search_like_one_that_does_not_fit(reason: str) -> None:
+    world = World(base={"none": 20.0}, slope={"none": 4.0}, rate={"none": 1000.0})
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        if waiting[0].config.micro_batch_size > 11:
+            known.end(waiting[0].id, "pruned", reason, peak_memory_bytes=50 * MIB)
+        else:
+            world.end(known, waiting[0])
+    found = known.conclude()
+    assert found.values["largest"]["micro_batch_size"] == 11
+    assert "none: micro-batch 11 fits, 12 does not" in found.notes[0]
+
+
+def test_a_longer_context_is_priced_and_never_chosen() -> None:
+    world = World(base={"none": 20.0}, slope={"none": 1.0}, rate={"none": 1000.0})
+    known, found = played(world, seq_len=[4])
+    assert found.values["micro_batch_size"] in (72, 75)
+    assert "seq_len" not in {**found.values["largest"]}
+    assert found.values["other_lengths"]["4"]["largest"] == 18
+    known.concluded(frontier=found.values)
+    assert "seq_len" not in known.setting.trial(known.study, 4, 2).data.kwargs, "later stages run the data's own"
+    assert any(note.startswith("samples of 4: 474 tokens/s at micro-batch 18 with") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("chunked", "kind", "said"),
+    [
+        ((1.0, 0.5), "chunked", "in chunks pays here: 1.00 x the tokens/s at 6"),
+        ((0.8, 0.5), "whole", "in chunks does not pay here: 0.80 x the tokens/s at 6"),
+    ],
+)
+def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pays(
+    chunked: tuple[float, float], kind: str, said: str
+) -> None:
+    world = World(chunked=chunked)
+    known, found = played(world, {"chunked_cross_entropy": True})
+    assert found.values.get("cross_entropy", "whole") == kind
+    assert any(said in note for note in found.notes), found.notes
+    known.concluded(frontier=found.values)
+    kwargs = known.setting.trial(known.study, 4, 2).model.kwargs
+    assert kwargs.get("cross_entropy", "whole") == kind
+    assert not any("chunk" in note for note in played(world)[1].notes), "where torch has none, nothing is said"
+
+
+def test_the_same_journal_gives_the_same_proposals_at_every_point_of_the_stage() -> None:
+    known, _ = played(World())
+    order = list(known.study.trials)
+    again = Known({"type": "frontier", "activation_checkpointing": ["none", "full"]}, memory_limit=f"{LIMIT}MiB")
+    for name in order:
+        assert name in again.ids()
+        World().end(again, next(p for p in again.propose() if p.id == name))
+    assert again.ids() == known.ids()
+
+
+def test_where_nothing_fits_the_limit_and_the_remedy_are_named() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none", "full"]}, memory_limit="30MiB")
+    for mode in ("none", "full"):
+        known.end(f"frontier-{mode}-m1", "out_of_memory", "out_of_memory: x")
+    found = known.conclude()
+    assert not found.ok
+    assert found.values["bad_input"]
+    assert found.reason == (
+        "not even micro-batch 1 fits into memory_limit (30 MiB) in any mode; "
+        "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage"
+    )
+
+
+def test_where_only_the_headroom_does_not_fit_the_least_that_was_measured_is_named() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
+    known.end("frontier-none-m1", tokens_per_second=10.0, peak_memory_bytes=99.0 * MIB)
+    assert "the least measured was 99 MiB, and headroom (5%) must stay free" in known.conclude().reason
+
+
+def test_a_probe_that_failed_is_not_called_out_of_memory() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]})
+    known.end("frontier-none-m1", "failed", "failed: ArithmeticError: oh")
+    assert known.ids() == ["frontier-none-m1"], "no larger one is tried"
+    found = known.conclude()
+    assert not found.ok
+    assert "frontier-none-m1: failed: ArithmeticError: oh" in found.reason
+    assert "bad_input" not in found.values
+
+
+def test_every_mode_of_the_product_is_probed() -> None:
+    stage = {"type": "frontier", "activation_checkpointing": ["none", 0.5], "compile": [True, False]}
+    stage |= {"cross_entropy": ["whole", "chunked"], "seq_len": [64]}
+    names = Known(stage).ids()
+    assert len(names) == 16
+    assert names[:3] == ["frontier-none-m1", "frontier-none-chunked-m1", "frontier-none-eager-m1"]
+    assert names[-1] == "frontier-0.5-eager-chunked-T64-m1"
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 29, 64, 100, 1000])
+def test_a_ladder_doubles_up_to_the_largest_and_has_the_round_numbers_below_it(largest: int) -> None:
+    sizes = ladder(1, largest)
+    assert sizes[0] == 1
+    assert sizes[-1] == largest
+    assert all(b <= 2 * a for a, b in itertools.pairwise(sizes))
+    assert len(sizes) <= largest.bit_length() + 7
+    assert {size for size in (28, 96, 992) if 0.9 * largest < size <= largest} <= set(sizes)
+
+
+def random_points(seed: int) -> list[Point]:
+    draw = random.Random(seed)
+    return [Point(str(i), draw.uniform(1, 9), draw.uniform(1, 9)) for i in range(draw.randrange(1, 30))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(seed: int) -> None:
+    points = random_points(seed)
+    front = pareto_front(points)
+
+    def beats(a: Point, b: Point) -> bool:
+        return a != b and a.tokens_per_second >= b.tokens_per_second and a.peak_memory_bytes <= b.peak_memory_bytes
+
+    assert {p for p in points if not any(beats(q, p) for q in points)} == set(front)
+    assert knee(front) is None or knee(front) in front
+
+
+def test_the_knee_is_where_more_memory_stops_paying() -> None:
+    front = [Point("a", 10.0, 1.0), Point("b", 90.0, 2.0), Point("c", 95.0, 6.0), Point("d", 100.0, 9.0)]
+    assert knee(front) == front[1]
+    assert knee(front[:2]) is None
+    straight = [Point(str(i), 10.0 * i, float(i)) for i in range(1, 5)]
+    assert knee(straight) is None
+
+
+def test_a_slower_one_is_no_tie_however_noisy_the_machine_if_every_round_agrees() -> None:
+    slow_rounds = [1.0, 0.3, 2.0, 1.1, 0.9]
+    rounds = {"a": slow_rounds, "b": [0.9 * rate for rate in slow_rounds], "c": [0.99 * rate for rate in slow_rounds]}
+    assert fastest(rounds) == ["a", "c"]
+    turned = {"a": [1.0, 1.0, 1.0, 1.0, 1.0], "b": [0.9, 1.1, 0.9, 1.1, 0.9]}
+    assert fastest(turned) == ["a", "b"]
+    assert statistics.median(turned["b"]) < 0.95

@@ -1,0 +1,259 @@
+"""The journal is the truth: its replay is the study, however its writer ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.trial import base_trial
+from orchestrator.study.journal import Journal, read_records, replay
+from orchestrator.study.state import Halted, Study, TrialState
+from tests.support.lane_player import play_stage, study_of
+from tests.support.tiny import in_fresh_process
+from tests.support.worlds import FRONTIER, KNOWN, memory_world, train_config, with_accidents
+
+CONFIG = base_trial(study_of(), None).model_dump(mode="json")
+TRIAL = {
+    "id": "train-a",
+    "stage": "train",
+    "role": "baseline",
+    "protected": True,
+    "fresh": False,
+    "expected": {},
+    "config": CONFIG,
+}
+
+
+def a_whole_stage(folder: Path) -> tuple[Path, Study]:
+    """A journal with pauses, promotions, prunings, divergence, out of memory and a conclusion, and its live study."""
+    path = folder / "journal.jsonl"
+    study = play_stage(path, train_config(seeds=[0, 1]), "train", with_accidents, 2, **KNOWN)
+    with Journal(path, "played") as journal:
+        journal.append("run", token="second")
+        journal.append("ready", token="second", seconds=3.5)
+        study = journal.study
+    return path, study
+
+
+def test_the_replay_is_the_live_study(tmp_path: Path) -> None:
+    path, live = a_whole_stage(tmp_path)
+    assert replay(path, "played") == live
+    kinds = {record["kind"] for record in read_records(path)[0]}
+    assert kinds == {
+        "run", "ready", "stage", "trial", "started", "result", "paused", "promoted", "ended", "conclusion"
+    }  # fmt: skip
+
+
+def test_records_that_come_twice_change_nothing(tmp_path: Path) -> None:
+    """Each record twice in a row, and every prefix of the journal once more after itself."""
+    path, _ = a_whole_stage(tmp_path)
+    records = read_records(path)[0]
+    for end in range(1, len(records) + 1):
+        once, twice = Study("played"), Study("played")
+        for record in records[:end]:
+            once.apply(record)
+            twice.apply(record)
+            twice.apply(record)
+        assert once == twice
+        for record in records[:end]:
+            twice.apply(record)
+        assert once == twice, records[end - 1]
+
+
+def test_what_has_ended_never_changes(tmp_path: Path) -> None:
+    _, study = a_whole_stage(tmp_path)
+    before = deepcopy(study.trials)
+    ended = [trial.id for trial in study.trials.values() if trial.state.ended]
+    assert ended
+    for trial_id in ended:
+        study.apply({"kind": "started", "id": trial_id})
+        study.apply({"kind": "paused", "id": trial_id, "rung": 7, "reason": "x", "seconds": 1.0})
+        study.apply({"kind": "promoted", "id": trial_id, "rung": 7, "reason": "x"})
+        study.apply({"kind": "ended", "id": trial_id, "state": "complete", "reason": "", "metrics": {}, "seconds": 1.0})
+    assert study.trials == before
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on_from_there(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append("facts", facts={"a": 1})
+    whole = path.read_bytes()
+    with Journal(path, "s") as journal:
+        journal.append("facts", facts={"b": 2})
+    path.write_bytes(path.read_bytes()[: len(whole) + cut])
+    assert replay(path, "s").facts == {"a": 1}
+    with Journal(path, "s") as journal:
+        assert path.read_bytes() == whole
+        journal.append("facts", facts={"c": 3})
+    assert replay(path, "s").facts == {"a": 1, "c": 3}
+
+
+@pytest.mark.parametrize("damage", [b'{"kind": "fac', b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", b"7\n"])
+def test_a_torn_middle_line_is_an_error_that_names_the_line(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        for value in range(5):
+            journal.append("facts", facts={"a": value})
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = damage if damage.endswith(b"\n") else damage + b"\n"
+    path.write_bytes(b"".join(lines))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"line 3 of .*journal.jsonl is damaged, and 2 more follow it; .* remove that"):
+        replay(path, "s")
+    with pytest.raises(ValueError, match="line 3 of"):
+        Journal(path, "s")
+    assert path.read_bytes() == before, "a damaged journal is left as it is"
+
+
+def test_a_journal_that_could_not_be_read_is_not_locked_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"not json\n" * 3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="line 1 of"):
+            Journal(path, "s")
+
+
+def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
+    assert replay(tmp_path / "journal.jsonl", "s") == Study("s")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from orchestrator.study.journal import Journal
+with Journal(Path(sys.argv[1]), "s") as journal:
+    print("open", flush=True)
+    if sys.argv[2] == "hold":
+        sys.stdin.read()
+    if sys.argv[2] == "once":
+        journal.append("facts", facts={"key0": 1})
+        print(1, flush=True)
+        sys.stdin.read()
+    number = 0
+    while sys.argv[2] == "write":
+        journal.append("facts", facts={f"key{number}": "x" * 5000})
+        number += 1
+        print(number, flush=True)
+"""
+
+
+def writer(path: Path, what: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "hold") as first:
+        with pytest.raises(ValueError, match=r"another process is running the study in .*; wait for it, end it, or"):
+            Journal(path, "s")
+        assert replay(path, "s") == Study("s"), "reading is not writing"
+        first.communicate("")
+    Journal(path, "s").close()
+
+
+def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "once") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert replay(path, "s").facts == {"key0": 1}
+
+
+@pytest.mark.parametrize("written", [1, 7, 40])
+def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(tmp_path: Path, written: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "write") as process:
+        assert process.stdout is not None
+        while int(process.stdout.readline()) < written:
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with Journal(path, "s") as journal:
+        count = len(journal.study.facts)
+        assert count >= written
+        assert list(journal.study.facts) == [f"key{i}" for i in range(count)]
+        journal.append("facts", facts={"after": 1})
+    assert replay(path, "s").facts["after"] == 1
+
+
+def test_nan_and_infinity_never_reach_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    metrics: dict[str, Any] = {"loss": math.nan, "noise_scale_high": math.inf, "samples_seen": 8}
+    with Journal(path, "s") as journal:
+        journal.append("trial", **TRIAL)
+        journal.append("result", id="train-a", metrics=metrics, rungs={64: -math.inf})
+        journal.append("conclusion", stage="train", ok=True, reason="", values={"rho": (math.nan, 1.0)}, notes=[])
+        live = journal.study
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert live.trials["train-a"].metrics == {"loss": None, "noise_scale_high": None, "samples_seen": 8}
+    assert live.conclusions["train"].values == {"rho": [None, 1.0]}
+    assert replay(path, "s") == live
+
+
+def test_what_ran_when_the_driver_died_waits_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append("trial", **TRIAL)
+        journal.append("started", id="train-a")
+        assert journal.study.trials["train-a"].state is TrialState.RUNNING
+    with Journal(path, "s") as journal:
+        journal.append("run", token="second")
+        assert journal.study.trials["train-a"].state is TrialState.WAITING
+
+
+def test_every_line_is_one_object_with_its_kind_and_time(tmp_path: Path) -> None:
+    world = memory_world({"none": 6, "full": 12, "selective": 8})
+    config = study_of(stages=[{"type": "frontier"}])
+    play_stage(tmp_path / "journal.jsonl", config, "frontier", world, throughput=FRONTIER)
+    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert all({"kind", "time"} <= record.keys() for record in records)
+    assert [record["time"] for record in records] == sorted(record["time"] for record in records)
+
+
+def fill_up(path: str) -> tuple[list[str], int]:
+    """What a journal says whose file may grow no further, and how many appends were true before."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    said, appended = [], 0
+    with Journal(Path(path), "played") as journal:
+        for _ in range(100):
+            try:
+                journal.append("facts", facts={"a": "x" * 100})
+                appended += 1
+            except Halted as error:
+                said.append(str(error))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return said, appended
+
+
+def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    said, appended = in_fresh_process(fill_up, str(path))
+    assert 5 < appended < 20
+    assert len(said) == 100 - appended, (
+        "room that comes back later is for the next writer: this one's study is not the file's"
+    )
+    assert set(said) == {f"{path} could not be written: File too large"}
+    assert len(read_records(path)[0]) == appended
+    assert read_records(path)[1] == path.stat().st_size

@@ -1,0 +1,160 @@
+"""What was measured once is found again by whom it says something, and by nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.study.messages import HOST_RAN_OUT
+from orchestrator.study.reuse import Measurements, identity, source_digest
+from orchestrator.study.state import Proposal, Trial, TrialState
+from tests.support.lane_player import study_of
+from trainers.config import TrialConfig
+
+IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
+METRICS = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_memory_bytes": 4e6}
+
+
+def proposal(trial_id: str = "frontier-none-m4", predicted: float = 4e6, **changes: Any) -> Proposal:
+    fields = {"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}, "micro_batch_size": 4}
+    config = TrialConfig.model_validate(fields | {"learning_rate": 1e-3, "sample_budget": 64} | changes)
+    return Proposal(trial_id, "frontier", config, expected={"predicted_memory_bytes": predicted})
+
+
+def ended(state: TrialState = TrialState.COMPLETE, reason: str = "") -> Trial:
+    wanted = proposal()
+    return Trial(wanted.id, wanted.stage, wanted.config, state=state, reason=reason, metrics=METRICS)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """What a first study left."""
+    path = tmp_path / "cache" / "measurements.jsonl"
+    Measurements(path, IDENTITY, "/runs/first").remember(ended())
+    return path
+
+
+def test_another_study_finds_it_and_says_where_it_comes_from(file: Path) -> None:
+    found = Measurements(file, IDENTITY, "/runs/second").find([proposal()]).get(proposal().id)
+    assert found is not None
+    assert found.state is TrialState.COMPLETE
+    assert found.metrics == METRICS
+    assert found.reason.startswith("reused: measured on 20")
+    assert found.reason.endswith(" in /runs/first")
+
+
+def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:
+    first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first")
+    first.remember(ended(TrialState.OUT_OF_MEMORY, "out_of_memory: 6 MiB more did not fit"))
+    found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id)
+    assert found is not None
+    assert found.reason.startswith("out_of_memory: 6 MiB more did not fit; reused: ")
+
+
+def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Path) -> None:
+    assert Measurements(file, IDENTITY, "/runs/second").find([proposal(learning_rate=1e-2, seed=5)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        proposal(micro_batch_size=8),
+        proposal(precision="bfloat16"),
+        proposal(activation_checkpointing="full"),
+        proposal(memory_limit_bytes=10**9),
+        proposal(model={"target": "gpt", "kwargs": {"num_layers": 3}}),
+        proposal(data={"target": "python_stdlib", "kwargs": {"seq_len": 64}}),
+        proposal(trial_id="frontier-none-m4-round2"),
+        proposal(predicted=4.1e6),
+    ],
+    ids=["size", "precision", "mode", "limit", "model", "data", "round", "prediction"],
+)
+def test_what_decides_on_the_outcome_makes_it_another_measurement(file: Path, other: Proposal) -> None:
+    assert Measurements(file, IDENTITY, "/runs/second").find([other]) == {}
+
+
+@pytest.mark.parametrize("change", [{"device": "a GPU, 40 GB"}, {"torch": "2.12.0"}])
+def test_on_another_machine_it_is_measured_again(file: Path, change: dict[str, str]) -> None:
+    assert Measurements(file, IDENTITY | change, "/runs/second").find([proposal()]).get(proposal().id) is None
+
+
+def test_fresh_takes_nothing(file: Path) -> None:
+    assert Measurements(file, IDENTITY, "/runs/second", fresh=True).find([proposal()]).get(proposal().id) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (TrialState.FAILED, "failed: KeyError"),
+        (TrialState.WAITING, ""),
+        (TrialState.PRUNED, "diverged: the loss is nan in step 1"),
+        (TrialState.OUT_OF_MEMORY, f"{HOST_RAN_OUT} and ended its process"),
+    ],
+)
+def test_what_would_end_otherwise_another_day_is_not_kept(tmp_path: Path, state: TrialState, reason: str) -> None:
+    Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first").remember(ended(state, reason))
+    assert Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is None
+
+
+def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path) -> None:
+    names = [f"frontier-{mode}-m4-round{turn}" for turn in (1, 2) for mode in ("none", "full")]
+
+    def remember(run_dir: str, *names: str) -> None:
+        study = Measurements(tmp_path / "m.jsonl", IDENTITY, run_dir)
+        for name in names:
+            study.remember(replace(ended(), id=name))
+
+    def found() -> set[str]:
+        study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/third")
+        return set(study.find([proposal(), *(proposal(name) for name in names)]))
+
+    remember("/runs/first", proposal().id, *names[:3])
+    assert found() == {proposal().id}
+    remember("/runs/second", names[3])
+    assert found() == {proposal().id}
+    remember("/runs/second", *names)
+    assert found() == {proposal().id, *names}
+
+
+def test_a_line_that_was_cut_off_costs_that_measurement_alone(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write('[1]\n"key"\n{"key": "ab')
+    assert Measurements(file, IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is not None
+
+
+def test_the_newest_of_two_counts(file: Path) -> None:
+    Measurements(file, IDENTITY, "/runs/second", fresh=True).remember(
+        ended(TrialState.OUT_OF_MEMORY, "out_of_memory: x")
+    )
+    found = Measurements(file, IDENTITY, "/runs/third").find([proposal()]).get(proposal().id)
+    assert found is not None
+    assert found.state is TrialState.OUT_OF_MEMORY
+
+
+def test_a_changed_line_of_the_users_source_makes_another_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "measured_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "layers.py").write_text("width = 1\n")
+    config = study_of(model={"target": "measured_package.model:Model"})
+    before = identity(config, {}, "a GPU")
+    assert identity(config, {}, "a GPU") == before
+    (package / "layers.py").write_text("width = 2\n")
+    assert identity(config, {}, "a GPU") != before
+
+
+def test_a_single_module_counts_and_one_that_is_nowhere_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "measured_module.py").write_text("width = 1\n")
+    before = source_digest(["measured_module:Model"])
+    (tmp_path / "measured_module.py").write_text("width = 2\n")
+    assert source_digest(["measured_module:Model"]) != before
+    assert source_digest(["no_such_module:Model"]) == source_digest(["gpt"])

@@ -1,0 +1,137 @@
+"""Plays Tune, the lanes and the training runs for a Director, in one thread and without Ray.
+
+A run here does what `trainers.loop.train` does: it saves a checkpoint before it reports a milestone, waits there for the
+verdict, and when started again goes on from its checkpoint and repeats the report that was saved with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study
+from orchestrator.decisions.director import Director
+from orchestrator.stages.context import Setting
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.state import Study, Trial
+from trainers.config import TrialConfig
+
+KEYS: dict[str, Any] = {
+    "name": "played",
+    "model": {"target": "gpt"},
+    "data": {"target": "python_stdlib"},
+    "optimizer": {"lr": 1e-3, "reference_batch_size": 8},
+    "sample_budget": 512,
+}
+
+
+def study_of(**changes: Any) -> StudyConfig:
+    return parse_study(KEYS | changes, "the test's study")
+
+
+class NoListener:
+    def started(self, trial: Trial) -> None: ...
+    def result(self, trial_id: str, metrics: dict[str, float]) -> None: ...
+    def ended(self, trial: Trial) -> None: ...
+
+
+World = Callable[[TrialConfig, int], dict[str, Any]]
+"""(trial, samples seen) -> its metrics there; "outcome" and "reason" among them end the run."""
+
+
+@dataclass
+class Player:
+    """Lanes that run the Director's trials one message at a time, in turn."""
+
+    director: Director
+    world: World
+    num_lanes: int = 1
+    disk: dict[str, tuple[int, Message | None]] = field(default_factory=dict)
+    """What outlives the driver: of each trial the samples of its checkpoint and the report saved with it."""
+    before_message: Callable[[], None] = lambda: None
+    sent: int = 0
+    stop_after: int | None = None
+    """Leave the stage as it is after so many messages."""
+
+    def __post_init__(self) -> None:
+        self.running: dict[str, Iterator[Message]] = {}
+
+    def play(self) -> Study:
+        """Until the stage has nothing left to run; its conclusion is journaled."""
+        for _ in range(100_000):
+            while (trial := self.director.next_trial()) is not None:
+                assert trial.id not in self.running, "started twice"
+                self.director.on_started(trial.id)
+                self.running[trial.id] = self._run(trial.id, trial.config)
+                wanted = [one for one in self.running if not self.director.journal.study.trials[one].state.ended]
+                assert len(wanted) <= self.num_lanes
+            if not self.running:
+                break
+            self._one_message()
+            if self.sent == self.stop_after:
+                return self.director.journal.study
+        assert self.director.finished(), {t.id: str(t.state) for t in self.director.journal.study.trials.values()}
+        self.director.conclude()
+        return self.director.journal.study
+
+    def _one_message(self) -> None:
+        trial_id, run = next(iter(self.running.items()))
+        del self.running[trial_id]
+        message = next(run)
+        self.before_message()
+        self.sent += 1
+        decision = self.director.on_message(trial_id, message)
+        if message.outcome is None and decision.action == "go on":
+            self.running[trial_id] = run  # at the end: every run has its turn
+
+    def _run(self, trial_id: str, config: TrialConfig) -> Iterator[Message]:
+        samples, unheard = self.disk.get(trial_id, (0, None))
+        if unheard is not None:
+            yield unheard
+        heard_to, losses = samples, []
+        for milestone in sorted({*config.rungs, *config.evaluations, config.sample_budget}):
+            if milestone <= samples and milestone < config.sample_budget:
+                continue
+            while samples < milestone:
+                samples += config.effective_batch_size
+                point = self.world(config, samples)
+                if "outcome" in point:
+                    yield Message(outcome=point["outcome"], reason=point["reason"])
+                losses.append(point["loss"])
+            rungs = tuple(rung for rung in config.rungs if heard_to < rung <= samples)
+            metrics = {"samples_seen": samples, **self.world(config, samples)}
+            if samples >= config.sample_budget:
+                break
+            said = Message(metrics, rungs, evaluated=True)
+            self.disk[trial_id], heard_to = (samples, said), samples
+            yield Message(metrics, rungs, tuple(losses), evaluated=True)
+            losses = []
+        self.disk[trial_id] = (samples, None)
+        yield Message({"samples_seen": samples, **self.world(config, samples)}, (), tuple(losses), outcome="complete")
+
+
+def director_of(
+    config: StudyConfig, journal: Journal, stage: str, num_lanes: int = 1, run_dir: str = "/run"
+) -> Director:
+    return Director(config.stage_named(stage), Setting(config, run_dir), journal, NoListener(), num_lanes)
+
+
+def play_stage(path: Path, config: StudyConfig, stage: str, world: World, num_lanes: int = 1, **known: Any) -> Study:
+    """A stage from its start to its conclusion, with a journal in `path`; `known` are earlier stages' conclusions."""
+    with Journal(path, config.name) as journal:
+        journal.append("run", token="first")
+        know(journal, **known)
+        return Player(director_of(config, journal, stage, num_lanes), world, num_lanes).play()
+
+
+def know(journal: Journal, **known: Any) -> None:
+    """Facts, and what earlier stages concluded."""
+    for name, values in known.items():
+        if name == "facts":
+            journal.append("facts", facts=values)
+        else:
+            journal.append("conclusion", stage=name, ok=True, reason="", values=values, notes=[])

@@ -1,0 +1,120 @@
+"""Tiny learnable data and models, and ways to run code where it matters: in a fresh process, or on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor
+
+from trainers.config import TrialConfig
+from trainers.memory import MALLOC_ENVIRONMENT
+from trainers.parallel import whole
+from trainers.run import Run
+
+ROOT = Path(__file__).parents[2]
+
+torch.set_num_threads(1)  # for tensors this small a second thread only waits, and sums are the same on every machine
+
+
+class Samples(list[dict[str, Tensor]]):
+    vocab_size: int
+    seq_len: int
+
+
+def data(
+    *, num_train: int = 64, num_val: int = 16, seq_len: int = 12, vocab_size: int = 24, padded: bool = False
+) -> tuple[Samples, Samples]:
+    """Token chains whose next token is mostly a function of the last; `padded` leaves 0 to seq_len targets a sample."""
+    sets = (_samples(num_train, seq_len, vocab_size, padded, 1), _samples(num_val, seq_len, vocab_size, padded, 2))
+    for samples in sets:
+        samples.vocab_size, samples.seq_len = vocab_size, seq_len
+    return sets
+
+
+def _samples(num_samples: int, seq_len: int, vocab_size: int, padded: bool, seed: int) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocab_size, (num_samples, seq_len + 1), generator=generator)
+    surprising = torch.rand((num_samples, seq_len + 1), generator=generator) < 0.1
+    for place in range(1, seq_len + 1):
+        expected = (5 * tokens[:, place - 1] + 3) % vocab_size
+        tokens[:, place] = torch.where(surprising[:, place], tokens[:, place], expected)
+    inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    if padded:
+        lengths = torch.randint(seq_len + 1, (num_samples, 1), generator=generator)
+        targets[torch.arange(seq_len) >= lengths] = -100
+    return Samples({"input_ids": i, "targets": t} for i, t in zip(inputs, targets, strict=True))
+
+
+def config(*, padded: bool = False, dropout: float = 0.0, **changes: Any) -> TrialConfig:
+    """An eager run of a two-block GPT; `changes` are TrialConfig's fields."""
+    model = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "dropout": dropout}
+    fields: dict[str, Any] = {
+        "model": {"target": "gpt", "kwargs": model},
+        "data": {"target": "tests.support.tiny:data", "kwargs": {"padded": padded}},
+        "micro_batch_size": 4,
+        "compile": False,
+        "learning_rate": 1e-2,
+        "sample_budget": 64,
+        "evaluation_samples": 16,
+    }
+    return TrialConfig.model_validate(fields | changes)
+
+
+def cpu_run(trial: TrialConfig) -> Run:
+    return Run(trial, torch.device("cpu"))
+
+
+def gradient_of_step(run: Run) -> Tensor:
+    """Take one step and return the whole gradient, flat, as the optimizer was given it."""
+    seen: list[Tensor] = []
+    hook = run.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(
+            torch.cat([whole(p.grad).flatten().double() for p in run.parameters if p.grad is not None])
+        )
+    )
+    run.step()
+    hook.remove()
+    return seen[0]
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args) in a process of its own that starts as a lane does; arguments and result go through JSON."""
+    code = (
+        "import importlib, json, sys\n"
+        "module, name, args = json.loads(sys.argv[1])\n"
+        "print(json.dumps(getattr(importlib.import_module(module), name)(*args)))"
+    )
+    call = json.dumps([function.__module__, function.__name__, list(args)])
+    environment = {**os.environ, **MALLOC_ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", code, call], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def on_two_ranks(function: Callable[..., Any], directory: Path, *args: Any) -> list[Any]:
+    """[what function(*args) returns on rank 0, on rank 1] of a gloo group; results go through torch.save."""
+    torch.multiprocessing.spawn(_rank, (function, str(directory), args), nprocs=2)
+    return [torch.load(directory / f"result-{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def _rank(rank: int, function: Callable[..., Any], directory: str, args: tuple[Any, ...]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+    try:
+        result = function(*args)
+        dist.barrier()  # a rank that leaves early would break the connection under one that still talks
+        torch.save(result, Path(directory) / f"result-{rank}.pt")
+    finally:
+        dist.destroy_process_group()

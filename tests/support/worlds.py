@@ -1,0 +1,72 @@
+"""Worlds that a played stage lives in: what memory holds, and how losses fall."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from tests.support.lane_player import World, study_of
+from trainers.config import TrialConfig
+
+MIB = 2**20
+
+
+def memory_world(edges: dict[str, int]) -> World:
+    """Every activation checkpointing mode holds micro-batches up to its edge."""
+
+    def point(config: TrialConfig, samples: int) -> dict[str, Any]:
+        size, edge = config.micro_batch_size, edges[str(config.activation_checkpointing)]
+        if size > edge:
+            return {"outcome": "out_of_memory", "reason": "out_of_memory: too large"}
+        return {"loss": 5.0, "peak_memory_bytes": size * MIB, "tokens_per_second": 1000.0 * size / (size + 4)}
+
+    return point
+
+
+FRONTIER = {
+    "micro_batch_size": 8, "activation_checkpointing": "none", "compile": True, "precision": "float32",
+    "baseline_micro_batch_size": 1,
+    "baseline_mode": {"activation_checkpointing": "none", "compile": True, "precision": "float32"},
+    "largest": {"micro_batch_size": 16, "activation_checkpointing": "full", "compile": True, "precision": "float32"},
+    "second_largest": {"micro_batch_size": 12, "activation_checkpointing": "none", "compile": True, "precision": "float32"},
+}  # fmt: skip
+THROUGHPUT = {
+    "best_tokens_per_second": {"micro_batch_size": 8, "gradient_accumulation_steps": 4},
+    "best_goodput": {"micro_batch_size": 8, "gradient_accumulation_steps": 2},
+}
+KNOWN = {"frontier": FRONTIER, "throughput": THROUGHPUT}
+# Where each candidate's curve ends, by (effective batch, learning rate is the rule's); 32 diverges, 12 is lost.
+FLOORS = {(1, True): 3.9, (16, True): 3.1, (12, True): 3.3, (32, True): 3.2, (16, False): 3.4}
+
+
+def curves(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """A falling curve per candidate, the same however often it is asked."""
+    batch = config.micro_batch_size * config.gradient_accumulation_steps
+    scaled = math.isclose(config.learning_rate, 1e-3 * (batch / 8) ** 0.5)
+    floor = FLOORS.get((batch, scaled), 3.5) + 0.01 * config.seed + 0.05 * (config.micro_batch_size == 16)
+    loss = floor + 2 * math.exp(-samples / 100)
+    return {
+        "loss": loss, "val_loss": loss + 0.1, "tokens_per_second": 1000.0, "train_seconds": samples / 100,
+        "peak_memory_bytes": MIB,
+    }  # fmt: skip
+
+
+def with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
+    point = curves(config, samples)
+    if config.gradient_accumulation_steps == 4 and samples > 300:
+        return point | {"loss": math.nan, "val_loss": math.nan}
+    if config.micro_batch_size == 12 and samples > 130:
+        return {"outcome": "out_of_memory", "reason": "out_of_memory: too large"}
+    return point
+
+
+def train_config(**changes: Any):
+    pruner = {"type": "asha", "min_samples": 64} | changes.pop("pruner", {})
+    return study_of(stages=[{"type": "train", "pruner": pruner}], **changes)
+
+
+def by_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Every learning rate ends elsewhere, in no order."""
+    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 100)
+    return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}

@@ -1,0 +1,210 @@
+"""A run that was stopped ends bit by bit as the run that was not, and no damaged or foreign file is in its way."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny import config, cpu_run, in_fresh_process, on_two_ranks
+from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from trainers.files import StorageLost
+from trainers.loop import train
+from trainers.memory import held_to
+
+BUDGET = 96
+STOPPABLE = {
+    "dropout": 0.2,
+    "padded": True,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "sample_budget": BUDGET,
+    "rungs": (24, 48),
+    "evaluations": (BUDGET,),
+}
+
+
+def final_state(directory: Path) -> dict:
+    found = load_newest(directory / "checkpoints")
+    assert found is not None
+    _, state = found
+    assert state["num_steps"] * state["effective_batch_size"] == BUDGET
+    return state
+
+
+def assert_equal_bit_by_bit(a: dict, b: dict) -> None:
+    assert a["model"].keys() == b["model"].keys()
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    for first, second in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
+        assert all(torch.equal(first[key], second[key]) for key in first)
+    assert a["noise_steps"] == b["noise_steps"]
+    assert torch.equal(a["random"][0]["cpu"], b["random"][0]["cpu"])
+
+
+def stop_at(*rungs: int):
+    """A listener that stops the run at each of these rungs, once."""
+    left = set(rungs)
+
+    def report(said):
+        stopped = left & set(said.rungs)
+        left.difference_update(stopped)
+        return "stop" if stopped else "go on"
+
+    return report
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("never-stopped")
+    assert train(config(**STOPPABLE), lambda report: None, directory) == "go on"
+    return final_state(directory)
+
+
+@pytest.mark.parametrize("optimizer", [{"type": "adamw"}, {"type": "sgd"}])
+def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_path, optimizer):
+    trial = config(optimizer=optimizer, **STOPPABLE)
+    train(trial, lambda report: None, tmp_path / "whole")
+    report, verdicts = stop_at(24, 48), []
+    while not verdicts or verdicts[-1] == "stop":
+        torch.manual_seed(len(verdicts) + 1000)  # what else the process draws is of no consequence
+        verdicts.append(train(trial, report, tmp_path / "parts"))
+    assert verdicts == ["stop", "stop", "go on"]
+    assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
+
+
+def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_path, never_stopped):
+    def die_at_48(report):
+        if report.samples_seen == 48:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config(**STOPPABLE), die_at_48, tmp_path)
+    train(config(**STOPPABLE), lambda report: None, tmp_path)
+    assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
+
+
+def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int):
+    """The same effective batch, without the dropout that differs between ranks."""
+    return config(
+        **STOPPABLE
+        | {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
+        | {"gradient_accumulation_steps": gradient_accumulation_steps}
+    )
+
+
+def as_ranks(directory: str, *rungs: int) -> str:
+    return train(split(2, 2, 2), stop_at(*rungs), Path(directory))
+
+
+@pytest.mark.parametrize("ranks_first", [True, False])
+@pytest.mark.parametrize("one_rank", [(1, 2, 4), (1, 8, 1)])
+def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp_path, one_rank, ranks_first):
+    alone, whole, parts = split(*one_rank), tmp_path / "whole", tmp_path / "parts"
+    train(split(1, 4, 2), lambda report: None, whole)
+    if ranks_first:
+        assert on_two_ranks(as_ranks, tmp_path, str(parts), 48) == ["stop", "stop"]
+        assert train(alone, lambda report: None, parts) == "go on"
+    else:
+        assert train(alone, stop_at(48), parts) == "stop"
+        assert on_two_ranks(as_ranks, tmp_path, str(parts)) == ["go on", "go on"]
+    ours, theirs = final_state(parts)["model"], final_state(whole)["model"]
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped):
+    trial = config(**STOPPABLE, keep_checkpoints=2)
+    assert train(trial, stop_at(48), tmp_path) == "stop"
+    newest = max((tmp_path / "checkpoints").glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    with pytest.warns(UserWarning, match=f"checkpoint {newest} is damaged .*; going on from the one before it"):
+        assert train(trial, lambda report: None, tmp_path) == "go on"
+    assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
+
+
+DAMAGES = {"empty": b"", "text": b"not a checkpoint", "zeros": bytes(4096), "pickle": b"\x80\x02}q\x00."}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "half"])
+def test_every_kind_of_damage_is_passed_over(tmp_path, damage):
+    save_checkpoint(tmp_path, "a", 8, {"number": torch.tensor(8)}, keep=2)
+    newest = save_checkpoint(tmp_path, "a", 16, {"number": torch.tensor(16)}, keep=2)
+    whole = newest.read_bytes()
+    newest.write_bytes(DAMAGES.get(damage, whole[: len(whole) // 2]))
+    with pytest.warns(UserWarning, match="is damaged"):
+        found = load_newest(tmp_path)
+    assert found[1] == {"number": torch.tensor(8)}
+
+
+def test_running_out_of_memory_while_loading_is_no_damage(tmp_path):
+    save_checkpoint(tmp_path, "a", 8, {"weights": torch.zeros(40 * 2**20 // 4)}, keep=2)
+    with held_to(10 * 2**20, torch.device("cpu")), pytest.raises(RuntimeError, match="can't allocate memory"):
+        load_newest(tmp_path)
+
+
+def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
+    assert load_newest(tmp_path / "absent") is None
+    path = save_checkpoint(tmp_path, "a", 8, {}, keep=1)
+    path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert load_newest(tmp_path) is None
+
+
+def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path):
+    run = cpu_run(config())
+    save_checkpoint(tmp_path / "checkpoints", "a", 4, run.state(None) | {"parallel": "fsdp"}, keep=1)
+    with pytest.raises(ValueError, match=r"was made with parallel: fsdp, and this run has ddp; go on with what it was"):
+        run.resume(tmp_path)
+
+
+def test_a_half_written_file_is_not_a_checkpoint(tmp_path):
+    save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
+    (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
+    assert load_newest(tmp_path)[1] == {"number": 8}
+    save_checkpoint(tmp_path, "a", 16, {"number": 16}, keep=1)
+    assert load_newest(tmp_path)[1] == {"number": 16}
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    before = save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
+    with pytest.raises(AttributeError, match="pickle"):
+        save_checkpoint(tmp_path, "a", 16, {"number": lambda: 16}, keep=1)
+    assert list(tmp_path.iterdir()) == [before]
+
+
+def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path):
+    theirs = [save_checkpoint(tmp_path, "theirs", samples, {}, keep=9) for samples in (8, 16)]
+    for samples in (24, 32, 40):
+        save_checkpoint(tmp_path, "ours", samples, {}, keep=2)
+    ours = [tmp_path / f"{samples:012d}-ours.pt" for samples in (32, 40)]
+    assert sorted(tmp_path.iterdir()) == [*theirs, *ours]
+
+
+def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path):
+    save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
+    save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
+    assert load_newest(tmp_path)[1] == {"samples": 10_000}
+
+
+def test_random_numbers_go_on_where_they_were():
+    state = random_state(torch.device("cpu"))
+    drawn = torch.rand(3)
+    set_random_state(state, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:
+    folder, state = Path(directory), {"w": torch.zeros(100_000)}
+    save_checkpoint(folder, "a", 4, {"w": torch.ones(10)}, keep=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    with pytest.raises(StorageLost) as raised:
+        save_checkpoint(folder, "a", 8, state, keep=1)
+    return str(raised.value), sorted(path.name for path in folder.iterdir())
+
+
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path):
+    said, names = in_fresh_process(save_on_a_full_disk, str(tmp_path))
+    assert said == f"{tmp_path}/000000000008-a.pt could not be written: File too large"
+    assert names == ["000000000004-a.pt"]

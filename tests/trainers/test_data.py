@@ -1,0 +1,521 @@
+"""Every split of an effective batch sees the same samples; packing loses no token; the cache is built once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections import Counter, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.support.tiny import in_fresh_process
+from trainers import data
+from trainers.config import DataConfig
+from trainers.data import SampleOrder, TokenSamples, cut, fetch, load_data, micro_batch_numbers, move
+from trainers.files import StorageLost
+
+ROOT = Path(__file__).parents[2]
+WIKITEXT = ROOT / "../shared/data/wikitext-2"
+LINES = "".join(f"line {i} of a text, {i * i} long\n" for i in range(400))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text(LINES)
+    return path
+
+
+def load(target: str, **kwargs):
+    return load_data(DataConfig(target=target, kwargs=kwargs))
+
+
+def load_text(path, **kwargs):
+    return load("text", **{"train": str(path), "seq_len": 16, "tokenizer": "bytes", **kwargs})
+
+
+def stream(samples: TokenSamples) -> np.ndarray:
+    """The token stream that the rows were cut from, without its dropped tail."""
+    rows = samples.__getitems__(list(range(len(samples))))
+    return np.concatenate([rows[0]["input_ids"][:1].numpy(), *(row["targets"].numpy() for row in rows)])
+
+
+@pytest.mark.parametrize("split", [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6, 4), (4, 3, 2)])
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, step):
+    micro_batch_size, accumulation, world_size = split
+    sizes = {
+        "micro_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "world_size": world_size,
+    }
+    micro_batches = [
+        micro_batch_numbers(step, micro_step, rank, **sizes)
+        for micro_step in range(accumulation)
+        for rank in range(world_size)
+    ]
+    assert [len(numbers) for numbers in micro_batches] == [micro_batch_size] * (accumulation * world_size)
+    assert sorted(n for numbers in micro_batches for n in numbers) == list(range(step * 24, (step + 1) * 24))
+
+
+def test_micro_batches_are_strided_not_contiguous():
+    sizes = {"micro_batch_size": 3, "gradient_accumulation_steps": 2, "world_size": 2}
+    assert list(micro_batch_numbers(1, 0, 1, **sizes)) == [13, 17, 21]
+    assert list(micro_batch_numbers(1, 1, 0, **sizes)) == [14, 18, 22]
+
+
+def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own():
+    order = SampleOrder(101, seed=3)
+    passes = [tuple(order.indices(range(p * 101, (p + 1) * 101))) for p in range(4)]
+    assert all(sorted(indices) == list(range(101)) for indices in passes)
+    assert len(set(passes)) == 4
+
+
+def test_across_a_pass_boundary_the_order_does_not_depend_on_how_it_is_asked_for():
+    whole = SampleOrder(10, seed=0).indices(range(45))
+    order = SampleOrder(10, seed=0)
+    assert [order.indices([n])[0] for n in (44, 9, 10, 0, 25)] == [whole[n] for n in (44, 9, 10, 0, 25)]
+    assert order.indices(range(8, 13)) == whole[8:13]
+    assert all(count == 1 for count in Counter(whole[10:20]).values())
+
+
+def test_seeds_give_orders_that_share_no_pass():
+    orders = {tuple(SampleOrder(50, seed).indices(range(p * 50, p * 50 + 50))) for seed in range(4) for p in range(4)}
+    assert len(orders) == 16
+
+
+def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch):
+    drawn = []
+    draw = data.permutation
+    monkeypatch.setattr(data, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
+    order = SampleOrder(10, seed=0)
+    for start in range(4):
+        order.indices(range(6 + start, 14 + start, 4))
+    assert drawn == [(10, 0, 0), (10, 0, 1)]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 6, 8, 9, 10, 57])
+def test_rows_put_together_are_the_token_stream(num_tokens):
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    rows, rest = cut(tokens, 4)
+    assert rows.shape == (max(0, (num_tokens - 1) // 4), 5)
+    assert np.array_equal(rows[1:, 0], rows[:-1, -1])  # a row begins where the one before it ended
+    assert np.array_equal(np.concatenate([rows[:, :-1].reshape(-1), rest]), tokens)
+    assert len(rest) <= 4
+
+
+def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file):
+    train, val = load_text(text_file, val=str(text_file))
+    sample = train[3]
+    assert sample["input_ids"].dtype == sample["targets"].dtype == torch.int64
+    assert sample["input_ids"].shape == sample["targets"].shape == (16,)
+    assert torch.equal(sample["input_ids"][1:], sample["targets"][:-1])
+    tokens = np.frombuffer((LINES + "\n").encode(), np.uint8)
+    assert len(train) == len(val) == (len(tokens) - 1) // 16
+    assert np.array_equal(stream(train), tokens[: len(train) * 16 + 1])
+
+
+def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path):
+    long = "".join(f"{i}\n" for i in range(12_000)) + "x" * 40_000  # many pieces, and a line longer than a piece
+    texts = {"a.txt": "first", "b.txt": long, "c.txt": "", "d.txt": "\n\nlast\n"}
+    for name, content in texts.items():
+        (tmp_path / name).write_text(content)
+    train, _ = load_text(tmp_path / "*.txt", val=str(tmp_path / "b.txt"), seq_len=7)
+    tokens = np.frombuffer("".join(f"{content}\n" for content in texts.values()).encode(), np.uint8)
+    assert np.array_equal(stream(train), tokens[: len(train) * 7 + 1])
+    assert len(tokens) - (len(train) * 7 + 1) < 7
+
+
+def test_without_val_the_last_samples_are_held_out(text_file):
+    whole, _ = load_text(text_file, val=str(text_file))
+    train, val = load_text(text_file, val_fraction=0.25)
+    assert len(val) == round(0.25 * len(whole))
+    assert len(train) + len(val) == len(whole)
+    assert torch.equal(train[len(train) - 1]["targets"], whole[len(train) - 1]["targets"])
+    assert torch.equal(val[0]["input_ids"], whole[len(train)]["input_ids"])
+
+
+def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file):
+    train, _ = load_text(text_file)
+    assert (train.rows.shape, train.rows.dtype) == ((len(train), 17), np.uint16)
+    assert isinstance(train.rows, np.memmap)
+
+
+def test_samples_survive_pickling_and_fetching_in_batches(text_file):
+    train, _ = load_text(text_file)
+    pickled = pickle.dumps(train)
+    assert len(pickled) < 1_000, "the file's name, not what is in it"
+    again = pickle.loads(pickled)
+    assert (again.vocab_size, again.seq_len, len(again)) == (256, 16, len(train))
+    batch = fetch(again, [5, 0, 5])
+    assert batch["input_ids"].shape == (3, 16)
+    for name in ("input_ids", "targets"):
+        assert torch.equal(batch[name], torch.stack([train[i][name] for i in (5, 0, 5)]))
+
+
+def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache, tmp_path, monkeypatch):
+    kwargs = {"val": str(text_file), "tokenizer": {"train_bpe": 300}}
+    train, _ = load_text(text_file, **kwargs)
+    assert train.vocab_size == 300
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    assert (LINES + "\n").startswith(Tokenizer.from_file(str(saved)).decode(stream(train).tolist()))
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "another"))
+    assert np.array_equal(stream(load_text(text_file, **kwargs)[0]), stream(train))
+
+
+def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file, cache):
+    trained, _ = load_text(text_file, tokenizer={"train_bpe": 300})
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    loaded, _ = load_text(text_file, tokenizer=str(saved))
+    assert loaded.vocab_size == 300
+    assert np.array_equal(stream(loaded), stream(trained))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (7, "data.kwargs.tokenizer is 7; use bytes, {train_bpe: 8192}, the path of a tokenizer.json, or"),
+        ("", "data.kwargs.tokenizer is ''; use bytes"),
+        ({"bpe": 300}, "data.kwargs.tokenizer is {'bpe': 300}; use bytes"),
+        ({"train_bpe": "300"}, "data.kwargs.tokenizer is {'train_bpe': '300'}; use bytes"),
+        ({"train_bpe": 300, "more": 1}, "data.kwargs.tokenizer is {'train_bpe': 300, 'more': 1}; use bytes"),
+        ({"train_bpe": 100}, "data.kwargs.tokenizer asks for train_bpe: 100; it starts from 256 bytes, give more"),
+        ("none/tokenizer.json", "names 'none/tokenizer.json', which does not exist; use bytes"),
+        ("a/b/c", "'a/b/c' could not be loaded: .*; give the path .* or train one on the data with .*train_bpe: 8192}"),
+    ],
+)
+def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file, tokenizer, message):
+    with pytest.raises(ValueError, match=message):
+        load_text(text_file, tokenizer=tokenizer)
+
+
+def snapshot(cache: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in cache.rglob("*")}
+
+
+def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capfd):
+    first, _ = load_text(text_file)
+    written = snapshot(cache)
+    second, _ = load_text(text_file)
+    assert snapshot(cache) == written
+    assert np.array_equal(stream(first), stream(second))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file):
+    import datasets
+
+    datasets.enable_progress_bars()
+    load_text(text_file)
+    assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize("change", [{"seq_len": 8}, {"tokenizer": {"train_bpe": 300}}, {"val_fraction": 0.5}])
+def test_what_changes_the_samples_gets_an_entry_of_its_own(text_file, cache, change):
+    load_text(text_file)
+    load_text(text_file, **change)
+    assert len(list((cache / "data").iterdir())) == 2
+
+
+def test_a_changed_text_is_packed_again(text_file):
+    load_text(text_file)
+    text_file.write_text(LINES.upper())
+    train, _ = load_text(text_file)
+    assert bytes(stream(train)[:4].tolist()) == b"LINE"
+
+
+def test_a_failed_build_leaves_nothing_behind(text_file, cache):
+    with pytest.raises(ValueError, match="sample"):
+        load_text(text_file, seq_len=1_000_000)
+    assert list((cache / "data").iterdir()) == []
+
+
+def test_processes_that_race_leave_one_valid_entry(text_file, cache):
+    program = (
+        "import sys; from trainers import data; from trainers.config import DataConfig\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"kwargs = dict(train={str(text_file)!r}, seq_len=16, tokenizer=dict(train_bpe=300))\n"
+        "train, val = data.load_data(DataConfig(target='text', kwargs=kwargs))\n"
+        "print(len(train), len(val), sum(int(train[i]['targets'].sum()) for i in range(len(train))))\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    racers = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(2)]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 2
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outputs = [racer.communicate() for racer in racers]
+    train, val = load_text(text_file, tokenizer={"train_bpe": 300})
+    total = sum(int(train[i]["targets"].sum()) for i in range(len(train)))
+    assert outputs == [(f"{len(train)} {len(val)} {total}\n", "")] * 2
+    assert len(list((cache / "data").iterdir())) == 1
+
+
+def tokenize_on_a_full_disk() -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    kwargs = {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}
+    with pytest.raises(StorageLost) as raised:
+        data.load_data(DataConfig(target="python_stdlib", kwargs=kwargs))
+    return str(raised.value)
+
+
+def test_a_full_disk_is_named_and_no_half_entry_left(cache):
+    said = in_fresh_process(tokenize_on_a_full_disk)
+    assert said.startswith(f"{cache}/data/")
+    assert said.endswith(" could not be written: File too large")
+    assert list((cache / "data").iterdir()) == []
+
+
+def test_the_loser_of_a_race_takes_the_winners_entry(cache):
+    def build(directory):
+        (directory / "mine").touch()
+        winner = cache / "data" / "key"
+        winner.mkdir()
+        (winner / "theirs").touch()
+
+    entry = data._cached("key", build)
+    assert [path.name for path in entry.iterdir()] == ["theirs"]
+    assert list((cache / "data").iterdir()) == [entry]
+
+
+def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("BATCHSCOUT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.cache_directory() == tmp_path / "batchscout"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data.cache_directory() == tmp_path / ".cache" / "batchscout"
+
+
+def test_the_standard_library_is_split_by_whole_files():
+    train, val = load("python_stdlib", max_text_bytes=300_000, seq_len=32, tokenizer="bytes")
+    assert 300_000 <= 32 * (len(train) + len(val)) + 400 < 301_000
+    assert 0.05 * len(train) < len(val) < 0.5 * len(train)
+    assert {train.vocab_size, train.seq_len} == {256, 32}
+
+
+def test_the_standard_library_comes_without_tests_and_packages_and_mixed():
+    files = data._stdlib_files()
+    assert files == data._stdlib_files()
+    assert not any({"test", "tests", "idle_test", "site-packages"} & set(path.parts[-4:-1]) for path in files)
+    assert len(files) > 200
+    assert files != sorted(files)
+
+
+def test_patterns_and_lists_name_files(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name * 100)
+    by_pattern, _ = load_text(tmp_path / "*.txt")
+    by_list, _ = load("text", train=[str(tmp_path / f"{n}.txt") for n in "ab"], seq_len=16, tokenizer="bytes")
+    assert np.array_equal(stream(by_pattern), stream(by_list))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"train": "x.txt"},
+            "data.kwargs.train names 'x.txt', which does not exist; relative paths start at .*pattern",
+        ),
+        ({"val": "v*.txt"}, "data.kwargs.val names 'v.\\.txt', which does not exist"),
+        ({"train": "."}, "data.kwargs.train names '.', which is a folder; write './\\*.txt'"),
+        ({"train": 3}, "data.kwargs.train is 3; give a file name or a list of them"),
+        ({"train": [3]}, "data.kwargs.train is \\[3\\]; give a file name or a list of them"),
+        ({"train": []}, "data.kwargs.train names \\[\\], which hold no text; name files that are not empty"),
+        ({"train": "empty.txt"}, "data.kwargs.train names \\['empty.txt'\\], which hold no text"),
+        ({"train": "binary.txt"}, "'binary.txt', which is not UTF-8 \\(byte 2\\); convert it to UTF-8"),
+        ({"seq_len": "256"}, "data.kwargs.seq_len is '256'; give a whole number of at least 1"),
+        ({"seq_len": 0}, "data.kwargs.seq_len is 0; give a whole number"),
+        ({"val_fraction": "5%"}, "data.kwargs.val_fraction is '5%'; give a number between 0 and 1, such as 0.05"),
+        ({"val_fraction": 1.0}, "data.kwargs.val_fraction is 1.0; give a number between 0 and 1"),
+        (
+            {"train": "short.txt", "val": "train.txt", "seq_len": 256},
+            "the train text has 120 tokens, one sample needs seq_len \\+ 1 = 257; "
+            "give more text or lower data.kwargs.seq_len",
+        ),
+        ({"val": "short.txt", "seq_len": 256}, "the val text has 120 tokens, one sample needs seq_len \\+ 1 = 257"),
+        (
+            {"train": "short.txt", "seq_len": 100},
+            "the train text has 1 sample\\(s\\) of seq_len \\+ 1 = 101 tokens, and val takes 1; "
+            "give more text, data.kwargs.val, or lower data.kwargs.seq_len",
+        ),
+        ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),
+    ],
+)
+def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwargs, message):
+    monkeypatch.chdir(text_file.parent)
+    Path("short.txt").write_text("x" * 119)
+    Path("empty.txt").touch()
+    Path("binary.txt").write_bytes(b"ab\xff")
+    with pytest.raises(ValueError, match=message):
+        load_text("train.txt", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_text_bytes": "8MB"}, "data.kwargs.max_text_bytes is '8MB'; give a whole number of at least 1"),
+        ({"max_text_bytes": 100}, "the train text has 0 tokens, one sample needs seq_len \\+ 1 = 257"),
+    ],
+)
+def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        load("python_stdlib", **kwargs)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    texts = {"train": LINES.splitlines(), "validation": ["some text", None, "", "more of it" * 9]}
+    splits = {split: Dataset.from_dict({"text": lines, "n": [0] * len(lines)}) for split, lines in texts.items()}
+    with data._no_progress_bars():
+        DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd):
+    train, val = load("hf", path=str(saved), seq_len=16, tokenizer="bytes")
+    same, _ = load_text(text_file, val=str(text_file))
+    assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
+    assert bytes(stream(val).tolist()).startswith(b"some text\n\n\nmore of it")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_single_saved_split_is_train(saved):
+    with pytest.raises(ValueError, match=r"data.kwargs.val_split 'validation' is not in the data set; .* of: train$"):
+        load("hf", path=str(saved / "train"))
+
+
+def test_another_data_set_at_the_same_path_is_packed_again(tmp_path):
+    from datasets import Dataset
+
+    for letter in "ab":
+        with data._no_progress_bars():
+            Dataset.from_dict({"text": [letter * 100]}).save_to_disk(str(tmp_path / letter))
+    os.rename(tmp_path / "a", tmp_path / "set")
+    kwargs = {"path": str(tmp_path / "set"), "val_split": "train", "seq_len": 16, "tokenizer": "bytes"}
+    assert set(stream(load("hf", **kwargs)[0])) == {ord("a")}
+    os.rename(tmp_path / "set", tmp_path / "a")
+    os.rename(tmp_path / "b", tmp_path / "set")
+    assert set(stream(load("hf", **kwargs)[0])) == {ord("b")}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"text_column": "body"}, "data.kwargs.text_column 'body' is not in the data set; choose one of: text, n"),
+        ({"text_column": "n"}, "data.kwargs.text_column 'n' holds int64, not text; choose a column of strings"),
+        (
+            {"train_split": "tr"},
+            "data.kwargs.train_split 'tr' is not in the data set; choose one of: train, validation",
+        ),
+        ({"val_split": "dev"}, "data.kwargs.val_split 'dev' is not in the data set; choose one of: train, validation"),
+    ],
+)
+def test_a_wrong_column_or_split_is_refused_with_those_there_are(saved, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        load("hf", path=str(saved), **kwargs)
+
+
+def test_a_path_without_data_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"data.kwargs.path .* could not be loaded: .*; check the name and the network"
+    ):
+        load("hf", path=str(tmp_path))
+
+
+class Squares:
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise RuntimeError("disk on fire")
+        return {"x": torch.tensor(index * index), "name": f"n{index}"}
+
+
+class Stream:
+    def __iter__(self):
+        return iter([])
+
+
+def own(found="pair"):
+    return {"pair": (Squares(), Squares()), "one": Squares(), "stream": (Squares(), Stream()), "empty": ([], [1, 2])}[
+        found
+    ]
+
+
+NOT_CALLABLE = 3
+
+
+def test_an_import_path_gives_the_users_own_sets():
+    train, _ = load(f"{__name__}:own")
+    batch = fetch(train, [3, 0])
+    assert batch["x"].tolist() == [9, 0]
+    assert batch["name"] == ["n3", "n0"]
+
+
+def test_an_exception_of_the_users_set_comes_through_unchanged():
+    train, _ = load(f"{__name__}:own")
+    with pytest.raises(RuntimeError, match=r"^disk on fire$"):
+        fetch(train, [0, 4])
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "message"),
+    [
+        (
+            "wikitext",
+            {},
+            "data.target 'wikitext' is not built in; use python_stdlib, text, hf or .* package.module:call",
+        ),
+        (f"{__name__}:nothing", {}, f"'{__name__}' has no 'nothing'"),
+        (f"{__name__}:NOT_CALLABLE", {}, "is a int; name a callable that returns \\(train, val\\)"),
+        (f"{__name__}:own", {"find": 1}, "data.kwargs do not fit: .*'find'; it takes: found"),
+        (f"{__name__}:own", {"found": "one"}, "returned a Squares; return a pair \\(train, val\\)"),
+        (f"{__name__}:own", {"found": "stream"}, "returned a Stream as its val set; return a map-style data set"),
+        (f"{__name__}:own", {"found": "empty"}, "returned 0 train and 2 val samples; each needs at least one"),
+    ],
+)
+def test_a_wrong_target_is_refused_in_the_users_words(target, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        load(target, **kwargs)
+
+
+def test_moving_a_batch_keeps_its_structure():
+    Pair = namedtuple("Pair", "a b")
+    one = torch.ones(2)
+    batch = {"x": one, "nested": [Pair(one, "name"), (one, 3)]}
+    moved = move(batch, torch.device("meta"))
+    assert moved["x"].is_meta
+    assert moved["nested"][0].a.is_meta
+    assert moved["nested"][1][0].is_meta
+    assert (moved["nested"][0].b, moved["nested"][1][1]) == ("name", 3)
+    assert isinstance(moved["nested"][0], Pair)
+
+
+@pytest.mark.skipif(not WIKITEXT.is_dir(), reason="wikitext-2 is not on this machine")
+def test_wikitext_is_packed_and_decodes_to_itself(cache):
+    files = {"train": str(WIKITEXT / "valid.txt"), "val": str(WIKITEXT / "test.txt")}
+    train, val = load("text", **files, seq_len=256, tokenizer={"train_bpe": 1024})
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    decoded = Tokenizer.from_file(str(saved)).decode(stream(val).tolist())
+    original = (WIKITEXT / "test.txt").read_text()
+    assert decoded.rstrip("\ufffd") == original[: len(decoded.rstrip("\ufffd"))]
+    assert len(decoded) > 0.99 * len(original)
+    assert train.vocab_size == 1024

@@ -1,0 +1,123 @@
+"""rho is 0 for equal runs, tiny for equal mathematics, large for another experiment; the byte-set similarity is not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny import config, cpu_run
+from trainers.config import TrialConfig
+from trainers.equivalence import rho, save_weights, weights_of
+from trainers.gpt import GPT
+from trainers.loop import train
+from trainers.models import num_batch_norms
+
+WHOLE = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
+SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}
+WITH_BATCH_NORM = {"model": {"target": "tests.support.studies:BatchNormModel"}}
+
+
+def ten_steps(**changes: Any) -> TrialConfig:
+    return config(sample_budget=160, evaluation_samples=0, **changes)
+
+
+@pytest.fixture
+def rho_between(tmp_path):
+    """rho of a run against a reference run, through the file that a run leaves behind."""
+
+    def measure(trial: TrialConfig, reference: TrialConfig) -> float:
+        ends: list[dict[str, float]] = []
+        train(reference.model_copy(update={"save_weights": True}), lambda report: None, tmp_path / "reference")
+        weights = str(tmp_path / "reference" / "weights.pt")
+        compared = trial.model_copy(update={"reference_weights": weights})
+        train(compared, lambda report: ends.append(report.metrics), tmp_path / "compared")
+        return ends[-1]["rho"]
+
+    return measure
+
+
+def byte_set_similarity(a: bytes, b: bytes) -> float:
+    """The Jaccard similarity of the sets of byte values, which is sometimes used to compare weights."""
+    return len(set(a) & set(b)) / len(set(a) | set(b))
+
+
+def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobytes_long():
+    """A random file shows all 256 byte values after some 1,600 bytes, so it compares two full sets."""
+    one, other = (
+        weights_of(GPT(vocab_size=64, seq_len=16, num_layers=1, num_heads=2, hidden_dim=64)) for _ in range(2)
+    )
+    weights = [b"".join(value.numpy().tobytes() for value in w.values()) for w in (one, other)]
+    noise = random.Random(0).randbytes(len(weights[0]))
+    assert byte_set_similarity(weights[0], weights[1]) == 1.0
+    assert byte_set_similarity(weights[0], noise) == 1.0
+    one, other = ({name: value for name, value in w.items() if value.dim() > 1} for w in (one, other))
+    nothing = {name: torch.zeros_like(value) for name, value in one.items()}
+    assert rho(other, one, nothing) == pytest.approx(2**0.5, rel=0.05), "while rho calls unrelated weights unrelated"
+
+
+def test_a_run_is_at_distance_0_from_itself(rho_between):
+    assert rho_between(ten_steps(**SPLIT), ten_steps(**SPLIT)) == 0.0
+
+
+def test_two_splits_in_float32_end_at_the_same_weights(rho_between):
+    """Padded targets included; AdamW."""
+    assert 0 < rho_between(ten_steps(padded=True, **SPLIT), ten_steps(padded=True, **WHOLE)) <= 1e-4
+
+
+def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between):
+    low = {"padded": True, "precision": "bfloat16"}
+    between_splits = rho_between(ten_steps(**SPLIT, **low), ten_steps(**WHOLE, **low))
+    of_the_precision = rho_between(ten_steps(padded=True, **SPLIT), ten_steps(**SPLIT, **low))
+    assert 0 < between_splits < of_the_precision < 0.1
+
+
+def test_another_seed_is_another_experiment(rho_between):
+    assert rho_between(ten_steps(seed=1, **WHOLE), ten_steps(**WHOLE)) > 1.0
+
+
+def test_dropout_makes_a_split_another_experiment(rho_between):
+    assert rho_between(ten_steps(dropout=0.2, **SPLIT), ten_steps(dropout=0.2, **WHOLE)) > 0.05
+
+
+def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between):
+    whole, split = ten_steps(**WHOLE, **WITH_BATCH_NORM), ten_steps(**SPLIT, **WITH_BATCH_NORM)
+    assert rho_between(split, whole) > 0.02
+    run = cpu_run(whole)
+    assert num_batch_norms(run.module) == run.metrics()["num_batch_norms"] == 1
+
+
+def test_rho_is_the_distance_in_units_of_the_way_travelled():
+    initial = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([1.0])}
+    reference = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([5.0])}
+    final = {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([5.0])}
+    assert rho(final, reference, initial) == pytest.approx(0.1)
+
+
+def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_path):
+    trial = ten_steps(**SPLIT, save_weights=True)
+    began = weights_of(cpu_run(trial).module)
+    train(trial, lambda report: None, tmp_path)
+    saved = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert saved["initial"].keys() == saved["final"].keys() == began.keys()
+    assert all(torch.equal(saved["initial"][name], began[name]) for name in began)
+
+
+def test_running_statistics_are_compared_and_counters_are_not():
+    names = weights_of(cpu_run(ten_steps(**WHOLE, **WITH_BATCH_NORM)).module).keys()
+    assert "norm.running_mean" in names
+    assert "norm.num_batches_tracked" not in names
+
+
+def test_runs_that_cannot_be_compared_are_refused(tmp_path):
+    a, b = {"a": torch.ones(2)}, {"b": torch.ones(2)}
+    with pytest.raises(
+        ValueError, match="different parameters and cannot be compared; use the same model configuration"
+    ):
+        rho(a, b, b)
+    with pytest.raises(ValueError, match="moved no weight, so rho has no scale; raise the learning rate"):
+        rho(a, a, a)
+    save_weights(tmp_path / "new" / "weights.pt", a, a)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["weights.pt"]

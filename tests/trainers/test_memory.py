@@ -1,0 +1,192 @@
+"""A memory limit is real, running out is recognised, and the process is as good as new afterwards."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.tiny import config, in_fresh_process
+from trainers.config import TrialConfig
+from trainers.memory import PeakMeter, give_back, held_to, is_out_of_memory, status_bytes
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+FITS, FAR_TOO_LARGE = 4, 512
+
+
+def sized(micro_batch_size: int, limit_bytes: int | None) -> TrialConfig:
+    """A run of two steps that needs about a MiB per sample beside some 10 MiB of weights and Adam's state."""
+    return config(
+        model={"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 96}},
+        data={"target": "tests.support.tiny:data", "kwargs": {"num_train": 1024, "seq_len": 48}},
+        micro_batch_size=micro_batch_size,
+        sample_budget=2 * micro_batch_size,
+        evaluation_samples=0,
+        memory_limit_bytes=limit_bytes,
+    )
+
+
+def how_it_ends(trial: TrialConfig) -> str:
+    """As a lane runs a trial: no exception outlives this frame."""
+    from trainers.loop import train
+
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            return train(trial, lambda report: None, Path(directory))
+    except Exception as error:
+        return "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+
+
+def out_of_memory_and_on() -> dict[str, Any]:
+    ended: list[str] = []
+    growth: list[float] = []
+    ended.append(how_it_ends(sized(FITS, None)))  # a warm process: threads, kernels, caches
+    limits_before = resource.getrlimit(resource.RLIMIT_DATA)
+    idle = status_bytes("VmData")
+    for _ in range(2):
+        ended.append(how_it_ends(sized(FAR_TOO_LARGE, 64 * MIB)))
+        give_back()
+        growth.append((status_bytes("VmData") - idle) / MIB)
+        for _ in range(3):
+            ended.append(how_it_ends(sized(FITS, 64 * MIB)))
+            give_back()
+            growth.append((status_bytes("VmData") - idle) / MIB)
+    lifted = resource.getrlimit(resource.RLIMIT_DATA) == limits_before
+    return {"ended": ended, "growth": growth, "lifted": lifted}
+
+
+def test_after_running_out_of_memory_the_process_runs_what_fits():
+    found = in_fresh_process(out_of_memory_and_on)
+    assert found["ended"] == ["go on", *["out of memory", "go on", "go on", "go on"] * 2]
+    assert max(found["growth"]) <= 64, found["growth"]
+    assert found["lifted"]
+
+
+def ends_under_rising_limits() -> list[str]:
+    how_it_ends(sized(FITS, None))
+    return [how_it_ends(sized(48, mebibytes * MIB)) for mebibytes in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 512)]
+
+
+def test_wherever_memory_runs_out_it_is_recognised():
+    """In the model's weights, the forward, the backward or the optimizer: by how much the limit leaves."""
+    ended = in_fresh_process(ends_under_rising_limits)
+    assert set(ended) == {"out of memory", "go on"}
+    assert ended == sorted(ended, reverse=True)
+    assert ended.count("out of memory") >= 5
+
+
+def measured(num_bytes: int) -> list[int]:
+    """Peaks above idle while a tensor of that size is alive, after it, and of a fresh meter after it."""
+    meter = PeakMeter(CPU)
+    nothing = meter.peak_bytes()
+    tensor = torch.ones(num_bytes, dtype=torch.uint8)
+    peaks = [nothing, meter.peak_bytes()]
+    del tensor
+    give_back()
+    return [*peaks, meter.peak_bytes(), PeakMeter(CPU).peak_bytes()]
+
+
+@pytest.mark.parametrize("num_bytes", [50 * MIB, 200 * MIB])
+def test_the_meter_measures_a_known_allocation(num_bytes):
+    nothing, alive, afterwards, of_a_fresh_meter = in_fresh_process(measured, num_bytes)
+    assert nothing <= 0.1 * num_bytes
+    assert alive == pytest.approx(num_bytes, rel=0.1)
+    assert afterwards == pytest.approx(num_bytes, rel=0.1)
+    assert of_a_fresh_meter <= 0.1 * num_bytes
+
+
+def peak_of_reading_a_mapped_file() -> float:
+    """MiB."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x" * 100 * MIB)
+        file.flush()
+        samples, meter = np.memmap(file.name, mode="r"), PeakMeter(CPU)
+        samples.sum()
+        return meter.peak_bytes() / MIB
+
+
+def test_pages_of_a_file_are_no_memory_that_could_run_out():
+    assert in_fresh_process(peak_of_reading_a_mapped_file) < 5
+
+
+def peaks_of_a_run() -> list[float]:
+    """(measured, in a run that needs so much more) MiB."""
+    from trainers.run import Run
+
+    peaks = []
+    for micro_batch_size in (16, 16, 64, 16):
+        run = Run(sized(micro_batch_size, None), CPU)
+        for _ in range(2):
+            run.step()
+        peaks.append(run.meter.peak.peak_bytes() / MIB)
+        del run
+        give_back()
+    return peaks
+
+
+def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before():
+    _, small, large, small_again = in_fresh_process(peaks_of_a_run)
+    assert large > 2 * small
+    assert small_again == pytest.approx(small, rel=0.1)
+
+
+def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it():
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    with held_to(2048 * MIB, CPU):
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] <= status_bytes("VmData") + 2048 * MIB
+        with pytest.raises(RuntimeError, match="allocate memory") as caught:
+            torch.empty(4096 * MIB, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    with pytest.raises(ArithmeticError), held_to(512 * MIB, CPU):
+        raise ArithmeticError
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    with held_to(None, CPU):
+        assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes do not fit"), ValueError("std::bad_alloc"), KeyboardInterrupt()]
+)
+def test_other_errors_are_not_out_of_memory(error):
+    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")],
+)
+def test_the_other_ways_to_run_out_are_recognised(error):
+    assert is_out_of_memory(error)
+
+
+def bytes_of_threads(count: int) -> int:
+    """By how much VmData grows while so many threads that do nothing are alive."""
+    before, done = status_bytes("VmData"), threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    grown = status_bytes("VmData") - before
+    done.set()
+    for thread in threads:
+        thread.join()
+    return grown
+
+
+def growth_of_threads() -> tuple[int, int]:
+    with held_to(64 * MIB, CPU):
+        inside = bytes_of_threads(4)
+    return inside, bytes_of_threads(8)
+
+
+def test_a_librarys_new_threads_do_not_use_up_the_limit():
+    inside, after = in_fresh_process(growth_of_threads)
+    assert inside < 4 * 1.2 * MIB
+    assert after > 4 * 4 * MIB, "of eight at most four got a small stack that was left"

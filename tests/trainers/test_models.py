@@ -1,0 +1,229 @@
+"""What counts as a model, and which of its parts repeat."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.tiny import config, cpu_run, data
+from trainers.config import ModelConfig
+from trainers.data import fetch
+from trainers.gpt import GPT, summed_cross_entropy
+from trainers.models import (
+    build_model,
+    find_blocks,
+    loss_function,
+    num_batch_norms,
+    with_synced_batch_norm,
+)
+
+TINY_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+
+
+class Bigram(nn.Module):
+    """A user's module, whose size comes from the data."""
+
+    def __init__(self, *, vocab_size: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.table, self.scale = nn.Embedding(vocab_size, vocab_size), scale
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return summed_cross_entropy(self.scale * self.table(batch["input_ids"]), batch["targets"])
+
+
+class LogitsOnly(Bigram):
+    """A user's module that knows nothing of this project."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.table(input_ids)
+
+
+def loss_of_logits(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return summed_cross_entropy(module(batch["input_ids"]), batch["targets"])
+
+
+def not_a_module(**kwargs: object) -> str:
+    return "not a module"
+
+
+NUMBER = 3
+
+
+def build(target: str, **kwargs) -> nn.Module:
+    return build_model(ModelConfig(target=target, kwargs=kwargs), data()[0])
+
+
+@pytest.fixture
+def batch():
+    return fetch(data(padded=True)[0], range(8))
+
+
+def test_a_users_module_takes_its_size_from_the_data():
+    model = build("tests.trainers.test_models:Bigram", scale=2.0)
+    assert (model.table.num_embeddings, model.scale) == (24, 2.0)
+    assert build("tests.trainers.test_models:Bigram", vocab_size=99).table.num_embeddings == 99
+
+
+def test_a_users_loss_leaves_the_module_untouched(batch):
+    loss = loss_function("tests.trainers.test_models:loss_of_logits")
+    torch.manual_seed(0)
+    foreign = loss(build("tests.trainers.test_models:LogitsOnly"), batch)
+    torch.manual_seed(0)
+    own = loss_function(None)(build("tests.trainers.test_models:Bigram"), batch)
+    assert [value.item() for value in foreign] == [value.item() for value in own]
+    trial = config(
+        model={"target": "tests.trainers.test_models:LogitsOnly"}, loss="tests.trainers.test_models:loss_of_logits"
+    )
+    run = cpu_run(trial)
+    run.step()
+    assert run.read()[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gtp", "model.target 'gtp' is not built in; use gpt, hf or an import path package.module:callable"),
+        ("tests.absent:Model", "'tests.absent:Model' does not resolve: no module named 'tests.absent'"),
+        ("tests.trainers.test_models:Absent", "'tests.trainers.test_models' has no 'Absent'; check its spelling"),
+        (
+            "tests.trainers.test_models:",
+            "'tests.trainers.test_models:' is not an import path; write it as package.module:callable",
+        ),
+        ("tests.trainers.test_models:not_a_module", "returned a str, not an nn.Module; return the module itself"),
+        (
+            "tests.trainers.test_models:NUMBER",
+            "model.target 'tests.trainers.test_models:NUMBER' is a int; name a callable",
+        ),
+    ],
+)
+def test_a_target_that_is_no_model_is_refused_by_name(target, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(target)
+
+
+def test_kwargs_that_do_not_fit_are_refused_with_those_that_do():
+    with pytest.raises(ValueError, match=r"model\.kwargs do not fit: .*'layers'; it takes: .*num_layers"):
+        build("gpt", layers=3)
+    with pytest.raises(
+        ValueError, match=r"hidden_dim \(10\) is not a multiple of num_heads \(4\); choose a multiple of 4"
+    ):
+        build("gpt", hidden_dim=10)
+
+
+def layers(count: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
+
+
+def test_blocks_are_the_longest_uniform_list_or_the_one_named():
+    model = nn.Module()
+    model.short, model.inside = layers(2), nn.Module()
+    model.inside.long = layers(3)
+    model.mixed = nn.ModuleList([nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()])
+    model.empty = nn.ModuleList()
+    assert find_blocks(model) is model.inside.long
+    assert find_blocks(model, "short") is model.short
+    assert find_blocks(nn.Linear(2, 2)) is None
+    expected = (
+        "model.blocks names 'inside', which is no ModuleList of this model; it has: short, inside.long, mixed, empty"
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        find_blocks(model, "inside")
+
+
+def test_targets_of_minus_100_do_not_count():
+    logits = torch.randn(2, 3, 5)
+    targets = torch.tensor([[1, -100, 2], [-100, -100, 4]])
+    loss_sum, num_targets = summed_cross_entropy(logits, targets)
+    log_p = logits.log_softmax(-1)
+    assert num_targets.item() == 3
+    assert loss_sum.item() == pytest.approx(-(log_p[0, 0, 1] + log_p[0, 2, 2] + log_p[1, 2, 4]).item(), rel=1e-5)
+
+
+def test_gpt_cannot_see_the_token_it_predicts(batch):
+    model = GPT(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16)
+    changed = {**batch, "input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][:, 6:] = 0
+    for ids in (batch, changed):
+        ids["targets"] = ids["targets"].clone()
+        ids["targets"][:, 6:] = -100
+    assert model(batch)[0].item() == pytest.approx(model(changed)[0].item(), rel=1e-6)
+
+
+def test_gpt_ties_its_head_to_its_embedding():
+    model = GPT(vocab_size=24, seq_len=12, num_layers=1, num_heads=2, hidden_dim=16)
+    assert model.head.weight is model.token_embedding.weight
+
+
+@pytest.fixture
+def gpt2():
+    return build("hf", model_type="gpt2", config=TINY_GPT2).eval()
+
+
+def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2):
+    input_ids = fetch(data()[0], range(4))["input_ids"]
+    targets = torch.cat([input_ids[:, 1:], torch.full((4, 1), -100)], dim=1)
+    loss_sum, num_targets = gpt2({"input_ids": input_ids, "targets": targets})
+    theirs = gpt2.inner(input_ids=input_ids, labels=input_ids).loss
+    assert gpt2.inner.config.vocab_size == 24
+    assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says():
+    model = build("hf", model_type="gpt2", config=TINY_GPT2 | {"dtype": "bfloat16"})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_transformers_models_blocks_are_found(gpt2):
+    assert find_blocks(gpt2) is gpt2.inner.transformer.h
+
+
+def test_a_transformers_model_trains_checkpointed():
+    model = {"target": "hf", "kwargs": {"model_type": "gpt2", "config": TINY_GPT2}}
+    losses = {}
+    for mode in ("none", "selective", "full"):
+        run = cpu_run(config(model=model, activation_checkpointing=mode))
+        for _ in range(3):
+            run.step()
+        losses[mode] = run.read()
+    assert losses["none"] == losses["full"] == pytest.approx(losses["selective"], rel=1e-6)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"name": "gpt2", "model_type": "gpt2"}])
+def test_a_transformers_model_needs_a_name_or_a_type(kwargs):
+    with pytest.raises(ValueError, match="need either name or model_type; give one of the two"):
+        build("hf", **kwargs)
+
+
+def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu():
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match=r"sync_batch_norm needs GPUs.*; use world_size: 1, or GroupNorm"):
+        with_synced_batch_norm(module, torch.device("cpu"))
+    assert isinstance(with_synced_batch_norm(module, torch.device("cuda"))[1], nn.SyncBatchNorm)
+    assert num_batch_norms(module) == 1
+    without = nn.Linear(2, 2)
+    assert with_synced_batch_norm(without, torch.device("cpu")) is without
+
+
+def test_shards_of_one_rank_are_refused():
+    with pytest.raises(
+        ValueError, match="parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or"
+    ):
+        config(parallel="fsdp")
+
+
+def born_in_evaluation(vocab_size: int) -> nn.Module:
+    return Bigram(vocab_size=vocab_size).eval()
+
+
+def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode():
+    assert cpu_run(config(model={"target": "tests.trainers.test_models:born_in_evaluation"})).module.training
+
+
+def test_a_memory_budget_needs_blocks():
+    with pytest.raises(ValueError, match=r"activation_checkpointing '0\.5' needs repeated blocks"):
+        cpu_run(
+            config(model={"target": "tests.trainers.test_models:Bigram"}, activation_checkpointing=0.5, compile=True)
+        )
