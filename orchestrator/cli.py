@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="batchscout",
         description="Which micro-batch size, accumulation, activation checkpointing and learning rate to train with, and why.",
     )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version that is installed, and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in (plan, run, trial):
         command = _verb(verbs, verb, "study", "STUDY.yaml", "the study file")
@@ -60,6 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--to", required=True, choices=EXPORTS)
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Like argparse's own, which would have the metadata read for every verb."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('batchscout')}")
+        parser.exit()
 
 
 def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argparse.ArgumentParser:
