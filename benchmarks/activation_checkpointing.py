@@ -1,8 +1,8 @@
-"""Peak memory and seconds of a step in every activation checkpointing mode, compiled and eager, each in fresh processes.
+"""Peak memory and seconds of a step in every activation checkpointing mode, compiled and eager.
 
     python benchmarks/activation_checkpointing.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
-The modes have their turns in rounds; the peak is that of a process that runs this mode alone.
+The modes take turns, round after round. Each peak is that of a process that runs this mode alone.
 """
 
 from __future__ import annotations

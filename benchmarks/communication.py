@@ -53,7 +53,7 @@ def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
 
 
 def bytes_per_step(gpt: dict[str, Any], accumulation: int, steps: int = 5) -> tuple[float, int]:
-    """(all-reduced bytes per step, bytes of the whole gradient)"""
+    """Return (bytes all-reduced per step, bytes of the whole gradient)."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

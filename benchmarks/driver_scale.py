@@ -40,7 +40,7 @@ from orchestrator.study.state import Trial
 
 SIZES = (100, 1_000, 10_000)
 NUM_LANES = 4
-# Of the Ray cluster, whatever the machine has: one for every lane.
+# The Ray cluster has one CPU for every lane, however many the machine has.
 NUM_CPUS = NUM_LANES
 EDGE = 100
 STUDY: dict[str, Any] = {
@@ -49,7 +49,7 @@ STUDY: dict[str, Any] = {
     "data": {"target": "python_stdlib", "kwargs": {"seq_len": 32, "tokenizer": "bytes"}},
     "sample_budget": 8,
 }
-# As many figures as a trial reports that has trained.
+# A trial that has trained reports as many figures.
 METRICS = {f"figure_{i}": i / 7 for i in range(20)} | {"samples_seen": 8.0, "val_loss": 3.0, "tokens_per_second": 1e4}
 
 
@@ -62,7 +62,7 @@ class Course:
     """When each trial ended."""
     cpu_started: float = field(default_factory=time.process_time)
     cpu_ends: list[float] = field(default_factory=list)
-    """The driver's CPU seconds by then: whatever else the machine does, they are its own."""
+    """How many CPU seconds the driver had used by then. Other work on the machine does not count."""
     resident_bytes: int = 0
     resume_seconds: float = 0.0
 
@@ -82,7 +82,7 @@ class Course:
 
 
 def pace(ends: list[float]) -> float:
-    """Seconds from one end to the next."""
+    """Return the mean seconds from one end to the next."""
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
@@ -102,7 +102,7 @@ def study_of(num_trials: int) -> StudyConfig:
 
 
 def run(num_trials: int, run_dir: Path) -> Course:
-    """The study from its first trial to its last, and once more as far as going on with it needs."""
+    """Run the study from its first trial to its last, then open it again to time how long resuming takes."""
     config, course = study_of(num_trials), Course()
     run_dir.mkdir()
     with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as switchboard:
@@ -145,7 +145,7 @@ def lanes() -> Iterator[str]:
 
 
 def _answer_at_once(board: Any) -> None:
-    """All lanes, each a thread. Their first trials end together, when the relays of all have started."""
+    """Serve all lanes, each from a thread. Their first trials end together, once the relays of all have started."""
     import threading
 
     import ray
@@ -170,7 +170,7 @@ def _answer_at_once(board: Any) -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process, the driver."""
+    """Return the resident memory of this process, which is the driver."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

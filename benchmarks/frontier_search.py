@@ -1,16 +1,16 @@
-"""The largest micro-batch that fits: probes, out-of-memory events, seconds and capacity left unused, finder against finder.
+"""The largest micro-batch that fits: probes, out-of-memory events, seconds and unused capacity of every finder.
 
     python benchmarks/frontier_search.py [--quick]
 
-Ours, Accelerate's find_executable_batch_size, Lightning's batch-size finder (both modes), and doubling then bisecting, in
-every case (model, activation checkpointing, limit). Each has a fresh process of one thread, in which every probe is held
-by RLIMIT_DATA to the limit above what the process needs when idle; then its answer is trained for 200 steps more, which
-must not run out of memory. A probe is the same work for all: optimizer state, 3 optimizer steps of 2 accumulation steps,
-clipping, an evaluation batch; Lightning does it in its own loop, as its guide shows. The true limit of a case is bisected
-with a fresh process for every size. A finder that dies leaves everything unused. What a run needs differs from one time
-to the next by up to 0.5 MiB, whatever its size: the interpreter's heap. So limits are large beside that, and ours leaves
-1 % of them free, `headroom: 1%`, which counts as unused; the others have no such thing. Its seconds include predicting
-the peaks with fake tensors, a fixed cost, large beside probes as small as these.
+Ours, Accelerate's find_executable_batch_size, Lightning's batch-size finder (both modes), and doubling then bisecting,
+in every case (model, activation checkpointing, limit). Each has a fresh process of one thread, in which every probe is
+held by RLIMIT_DATA to the limit above what the process needs when idle; then its answer is trained for 200 steps more,
+which must not run out of memory. A probe is the same work for all: optimizer state, 3 optimizer steps of 2 accumulation
+steps, clipping, an evaluation batch; Lightning does it in its own loop, as its guide shows. The true limit of a case is
+bisected with a fresh process for every size. A finder that dies leaves everything unused. What a run needs differs from
+one time to the next by up to 0.5 MiB, whatever its size: the interpreter's heap. So limits are large beside that, and
+ours leaves 1 % of them free, `headroom: 1%`, which counts as unused; the others have no such thing. Its seconds include
+predicting the peaks with fake tensors, a fixed cost, large beside probes as small as these.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Search:
     fitted: list[int] = field(default_factory=list)
     answer: int | None = None
     seconds: float = 0.0
-    """Of its one thread, so that other work on the machine does not count."""
+    """CPU seconds of its one thread. Other work on the machine does not count."""
     died: str = ""
     later: str = ""
     """How training the answer went on: "fine", "out of memory" or the error."""
@@ -111,7 +111,10 @@ def main() -> None:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args) in a process forked from one that has only imported; a RuntimeError says how it died."""
+    """Return function(*args), called in a process forked from one that has only imported.
+
+    Raise RuntimeError if that process dies.
+    """
     from trainers.memory import MALLOC_ENVIRONMENT
 
     os.environ.update(MALLOC_ENVIRONMENT, OMP_NUM_THREADS="1")
@@ -178,7 +181,7 @@ def config(case: Case, micro_batch_size: int) -> Any:
 
 
 def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Within it, this process cannot take more than the case's limit; taken_bytes of that are taken already."""
+    """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already."""
     import torch
 
     from trainers.memory import held_to
@@ -187,7 +190,7 @@ def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[
 
 
 def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
-    """The measured peak in bytes of so many steps and an evaluation; the allocator's error where they do not fit."""
+    """Return the peak in bytes of so many steps and an evaluation; raise the allocator's error if they do not fit."""
     import torch
 
     from trainers.evaluation import evaluate
@@ -203,7 +206,7 @@ def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
 
 
 def peak_or_none(case: Case, micro_batch_size: int) -> float | None:
-    """None where it runs out of memory; nothing is left of it then."""
+    """Return None if it runs out of memory, after everything that it held was freed."""
     from trainers.memory import give_back, is_out_of_memory
 
     peak = None
@@ -229,7 +232,7 @@ def logged_probe(case: Case, micro_batch_size: int, search: Search) -> float | N
 
 
 def find_true_limit(case: Case) -> int:
-    """The largest size that fits, each tried in a process of its own."""
+    """Return the largest size that fits. Each size is tried in a process of its own."""
     fits, fails = 0, LARGEST
     while fails - fits > 1:
         size = (fits + fails) // 2
@@ -253,7 +256,7 @@ def first_peak_or_none(case: Case, micro_batch_size: int) -> float | None:
 
 
 def search_of(finder: str, case: Case) -> Search:
-    """The finder's search and 200 steps with its answer, in a process of its own."""
+    """Return the finder's search, after 200 steps with its answer, all in a process of its own."""
     prediction, seconds = in_fresh_process(predict, case) if finder == "ours" else (None, 0.0)
     try:
         search = in_fresh_process(search_here, finder, case, prediction)
@@ -354,7 +357,7 @@ def lightning_binsearch(case: Case, search: Search, _: Line | None) -> Finder:
 
 
 def lightning(case: Case, search: Search, mode: str) -> Finder:
-    """`Tuner.scale_batch_size` and then `fit`, as its guide has them; a probe is one run of the fit loop, and is held."""
+    """Call `Tuner.scale_batch_size` and then `fit`, as its guide does. A probe is one held run of the fit loop."""
     import lightning.pytorch as L  # pyright: ignore[reportMissingImports]  (an extra)
     from lightning.pytorch.tuner.tuning import Tuner  # pyright: ignore[reportMissingImports]  (an extra)
 
@@ -424,7 +427,7 @@ def lightning_module(case: Case, search: Search) -> Any:
 
 
 def bytes_of(model: Any, optimizer: Any) -> int:
-    """Of parameters and optimizer state: Lightning makes them before its loop starts, and keeps them from run to run."""
+    """Return the bytes of parameters and optimizer state: Lightning makes them before its loop and keeps them."""
     states = [value for state in optimizer.state.values() for value in state.values() if hasattr(value, "nbytes")]
     return sum(tensor.nbytes for tensor in [*model.parameters(), *states])
 
@@ -438,11 +441,11 @@ FINDERS: dict[str, Callable[[Case, Search, Line | None], Finder]] = {
 }
 
 
-# What is said
+# Tables
 
 
 def unused(search: Search, true_limit: int) -> float:
-    """Of the true limit; none where warm caches let it find a little more than a fresh process does."""
+    """Return the unused share of the true limit; 0 if warm caches let a finder find more than a fresh process does."""
     return max(0.0, 1 - (search.answer or 0) / true_limit)
 
 
@@ -454,7 +457,7 @@ def print_case(case: Case, true_limit: int, found: dict[str, Search]) -> None:
 
 
 def _marked(search: Search) -> list[str]:
-    """Sizes in the order they were tried, with a cross where memory ran out."""
+    """Return the sizes in the order in which they were tried, with a cross where memory ran out."""
     return [f"{size}{'' if size in search.fitted else 'x'}" for size in search.tried]
 
 

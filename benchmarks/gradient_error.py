@@ -2,9 +2,10 @@
 
     python benchmarks/gradient_error.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
-16 sequences of uneven length, 4 micro-batches of 4. Each side is written as its own guide writes accumulation: a mean loss
-per micro-batch, which it averages; transformers is told the number of targets of the whole batch, as its own models are.
-The gradient is what the optimizer has stepped with (Lightning computes the last part of it within the step).
+16 sequences of uneven length, 4 micro-batches of 4. Each side is written as its own guide writes accumulation: a mean
+loss per micro-batch, which it averages; transformers is told the number of targets of the whole batch, as its own
+models are. The gradient is what the optimizer has stepped with (Lightning computes the last part of it within the
+step).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def padded(num_samples: int = NUM_SAMPLES) -> tuple[Any, Any]:
-    """(train, val): tokens at random, of which the first 1 to T of each sample are targets."""
+    """Return (train, val): random tokens. The first 1 to T of each sample are targets, T drawn anew for each."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +76,7 @@ def error_of(side: str, device: str, gpt: dict[str, Any]) -> float:
 
 
 def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
-    """(model, optimizer, data loader, where the gradient of the first step will be)"""
+    """Return (model, optimizer, data loader, the list that will hold the gradient of the first step)."""
     import torch
     from torch.utils.data import DataLoader
 

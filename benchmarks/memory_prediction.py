@@ -2,8 +2,8 @@
 
     python benchmarks/memory_prediction.py [--device cpu|cuda] [--quick]
 
-Each model and mode is measured in a process of its own, one micro-batch size after the other as a lane does it. A compiled
-mode is predicted as eager code, then corrected by its first measurement (`calibrated`, of the sizes after it).
+Each model and mode is measured in a process of its own, one micro-batch size after the other as a lane does it. A
+compiled mode is predicted as eager code, then corrected by its first measurement (`calibrated`, of the sizes after it).
 """
 
 from __future__ import annotations

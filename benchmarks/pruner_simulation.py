@@ -2,12 +2,12 @@
 
     python benchmarks/pruner_simulation.py [--device cpu|cuda] [--quick]
 
-Discrete events, no training: the device makes no difference. In every world configurations learn along curves that are noisy
-and cross; all sides meet the same worlds, in the same order of arrival, with the same rungs and reduction factor.
-Ours is decided by orchestrator/decisions/pruners.py; Ray's by its own classes, told and asked as its TuneController does.
-The time to the best is that until any configuration that ends within 1 % of the best has been trained to its full budget;
-infinite where all of those were cut. Losers are the configurations that end further from the best.
-`knowing the law` shows how much there is to gain: it is told how these worlds are made, which nobody is.
+Discrete events, no training: the device makes no difference. In every world configurations learn along curves that are
+noisy and cross; all sides meet the same worlds, in the same order of arrival, with the same rungs and reduction factor.
+Ours is decided by orchestrator/decisions/pruners.py; Ray's by its own classes, told and asked as its TuneController
+does. The time to the best is that until any configuration that ends within 1 % of the best has been trained to its full
+budget; infinite where all of those were cut. Losers are the configurations that end further from the best. `knowing the
+law` shows how much there is to gain: it is told how these worlds are made, which nobody is.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ HEIGHT, EXPONENT = 0.5, 0.5
 CROSSING = (0.1, 0.4)
 NOISE = 0.01
 SPEEDS = (0.7, 1.3)
-# Of a full run, for every start of a trial: the first, and after a pause.
+# What every start of a trial costs, its first and those after a pause, as a share of a full run.
 START_COST = 0.005
 
-# How far above its end a curve is at each milestone, in heights.
+# How many heights a curve lies above its end at each milestone.
 FALLS = [(samples / SAMPLE_BUDGET) ** -EXPONENT - 1 for samples in MILESTONES]
 
 Verdict = Literal["go on", "pause", "stop"]
@@ -60,9 +60,9 @@ Verdict = Literal["go on", "pause", "stop"]
 @dataclass(frozen=True)
 class World:
     losses: list[list[float]]
-    """What is seen of each configuration: [configuration][milestone]."""
+    """The loss that is seen of each configuration: [configuration][milestone]."""
     ends: list[float]
-    """The loss of each at the full budget, without the noise."""
+    """The loss of each configuration at the full budget, without the noise."""
     speeds: list[float]
     """Full runs per unit of time, 1 on average."""
     crossing: float
@@ -87,14 +87,14 @@ def _curve(end: float, height: float, draw: random.Random) -> list[float]:
 
 
 class Side(Protocol):
-    """Who decides. Configurations are numbers, in the order of their arrival."""
+    """One side, which decides who runs. Configurations are numbers, in the order of their arrival."""
 
     def next(self) -> int | None:
-        """Which to start, or to go on with, on a GPU that is free."""
+        """Return which configuration a free GPU should start or go on with."""
         ...
 
     def heard(self, configuration: int, milestone: int, loss: float) -> Verdict:
-        """It has reached a milestone."""
+        """Take note that a configuration has reached a milestone."""
         ...
 
 
@@ -104,7 +104,7 @@ class Outcome:
 
     time_to_best: float
     regret: float
-    """How far from the best the configuration ends whose loss was seen lowest at the full budget, relative."""
+    """How far from the best, relative, the configuration ends whose seen loss was lowest at the full budget."""
     losers_share: float
     gpu_time: float
     end: float
@@ -226,8 +226,11 @@ class Ours:
 
 
 class KnowingTheLaw:
-    """Goes on with whoever is most likely to end within 1 % of the best, per time that it takes to know, by all that it has
-    seen and the very law that the curves are drawn from. The price that a newcomer must be beaten by was chosen for it."""
+    """Go on with whoever is most likely to end within 1 % of the best, per time that it takes to know.
+
+    It judges by all that it has seen and by the very law that the curves are drawn from. The price that a newcomer must
+    be beaten by was chosen for it.
+    """
 
     NEWCOMERS_PRICE = 0.05
 
@@ -399,7 +402,7 @@ def _ratio(pairs: Sequence[tuple[Outcome, Outcome]]) -> float:
 
 
 def _with_interval(figure: Callable[[Sequence[Any]], float], worlds: list[Any], rounds: int = 400) -> str:
-    """The figure, and where 95 % of those lie that come of drawing as many worlds again with replacement."""
+    """Return the figure with its 95 % interval, from drawing as many worlds again with replacement (the bootstrap)."""
     draw = random.Random(0)
     again = sorted(figure(draw.choices(worlds, k=len(worlds))) for _ in range(rounds))
     return f"{figure(worlds):.2f} [{again[round(0.025 * rounds)]:.2f}, {again[round(0.975 * rounds) - 1]:.2f}]"
@@ -418,7 +421,7 @@ def _last_line(large: Found, small: Found) -> dict[str, Any]:
 
 
 def _ratios(found: Found, side: str) -> dict[int, float | None]:
-    """None where one of them missed the best in most worlds."""
+    """Return None for a side if either it or Ray's ASHA missed the best in most worlds."""
     pairs = {gpus: list(zip(outcomes[side], outcomes["Ray ASHA"], strict=True)) for gpus, outcomes in found.items()}
     ratios = {gpus: _ratio(both) for gpus, both in pairs.items()}
     return {gpus: ratio if math.isfinite(ratio) else None for gpus, ratio in ratios.items()}

@@ -2,8 +2,9 @@
 
     python benchmarks/record.py NAME [--note TEXT] [the benchmark's own arguments]
 
-NAME is that of a file beside this one. Its output passes through; what it printed, its last line (one JSON object) and the
-machine, versions, date, commit and seconds go to benchmarks/results/NAME.json. `write_page.py` makes docs/benchmarks.md of them.
+NAME is that of a file beside this one. Its output passes through; what it printed, its last line (one JSON object) and
+the machine, versions, date, commit and seconds go to benchmarks/results/NAME.json. `write_page.py` makes
+docs/benchmarks.md of them.
 """
 
 from __future__ import annotations

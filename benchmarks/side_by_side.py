@@ -1,4 +1,4 @@
-"""What every benchmark here shares: its options, rounds in which each side has its turn, and ratios with their intervals."""
+"""What all benchmarks share: options, rounds in which each side has its turn, and ratios with their intervals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ GPT2_124M: dict[str, Any] = {
 
 
 def options(description: str | None, *, small: Mapping[str, Any] | None = None) -> argparse.Namespace:
-    """--device and --quick; without a GPU asked for, none is seen. With `small`, a trial's own model and data, --model too:
-    the chosen one of it and GPT-2 is `trial`."""
+    """Return the parsed --device and --quick. Unless --device is cuda, no GPU is visible.
+
+    A benchmark that passes `small`, its own model and data, gets --model too; `trial` is then `small` or GPT-2.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it runs, not to quote it")
@@ -40,7 +42,7 @@ def options(description: str | None, *, small: Mapping[str, Any] | None = None) 
 
 
 def interleaved(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each side measures, round after round: {side: one figure a round}. The order turns with every round."""
+    """Return {side: one figure a round}. The sides take turns in each round, and the order shifts with every round."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
@@ -53,13 +55,13 @@ def interleaved(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
 
 
 def ratio_by_round(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """(median, its interval) of ours / theirs within a round: what the machine did to both cancels."""
+    """Return (median, low, high) of ours / theirs within a round, where what the machine did to both cancels out."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return (statistics.median(ratios), *interval_of_median(ratios))
 
 
 def interval_of_median(values: list[float]) -> tuple[float, float]:
-    """The order statistics that hold the median with at least 95 %; of fewer than 6 values the lowest and highest."""
+    """Return the order statistics that hold the median with at least 95 %; the extremes of fewer than 6 values."""
     ordered, left_out = sorted(values), 0
     while 2 * _share_at_most(left_out, len(values)) <= 0.05:
         left_out += 1
@@ -68,12 +70,12 @@ def interval_of_median(values: list[float]) -> tuple[float, float]:
 
 
 def _share_at_most(count: int, tosses: int) -> float:
-    """Of fair tosses, the probability of so many heads or fewer."""
+    """Return the probability of at most `count` heads in so many tosses of a fair coin."""
     return sum(math.comb(tosses, k) for k in range(count + 1)) / 2**tosses
 
 
 def join_two_ranks(rank: int, device: str, folder: str) -> None:
-    """Two processes as one group; on a single GPU both use it, and gloo, as NCCL wants a GPU for each."""
+    """Join two processes into one group. They share a single GPU through gloo, since NCCL wants a GPU for each."""
     import torch
     import torch.distributed as dist
 
@@ -86,7 +88,7 @@ def join_two_ranks(rank: int, device: str, folder: str) -> None:
 
 
 def machine() -> str:
-    """One line for the head of a table."""
+    """Return one line for the head of a table."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPUs"

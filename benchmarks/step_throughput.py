@@ -2,10 +2,11 @@
 
     python benchmarks/step_throughput.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
-Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch, fused
-AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps. The windows of a round
-so lie seconds apart, and what else the machine does meets all sides alike. `ours` reports loss, norm and speed only;
-`ours, all statistics` everything that a run can report (of 50 steps it looks at the micro-gradients of ten, and at the update of one).
+Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch,
+fused AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps. The
+windows of a round so lie seconds apart, and what else the machine does meets all sides alike. `ours` reports loss, norm
+and speed only; `ours, all statistics` everything that a run can report (of 50 steps it looks at the micro-gradients of
+ten, and at the update of one).
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from typing import Any
 from side_by_side import interleaved, machine, options, ratio_by_round
 
 MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
-# A turn's first step finds the caches full of another side's data, and is not timed. What is looked at now and then is
-# looked at as often in every window: a median of shorter ones would not see it.
+# A turn's first step finds the caches full of another side's data, and is not timed. A window is so long that the
+# statistics that are taken now and then fall as often into each; a median of shorter windows would miss them.
 LEAD_IN, WINDOW = 1, 50
-# A heap that keeps what it has: one that gives it back takes 2,000 to 6,000 page faults a step, as it happens to lie, which
-# makes a process up to four percent slower for as long as it lives. The largest threshold that glibc knows, and 4 GiB.
+# These settings (glibc's largest threshold, and 4 GiB) make the heap keep its memory. A heap that gives memory back
+# takes 2,000 to 6,000 page faults a step, depending on where it lies, and slows a process by up to four percent for as
+# long as it lives.
 STEADY_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)}
-# What is left of where its memory comes to lie is left to chance: all are started anew this often.
+# Where a process's memory comes to lie is chance, so all processes are started anew this often.
 BLOCKS, ROUNDS, WARM_UP_TURNS = 5, 3, 1
 QUICK_BLOCKS, QUICK_ROUNDS = 1, 3
 SMALL = {
@@ -102,7 +104,7 @@ class Side:
         self._process.start()
 
     def take(self) -> float:
-        """Let it run for a turn: steps per second of the turn's window."""
+        """Let it run for a turn, and return the steps per second of the turn's window."""
         self._there.send("go on")
         return self._there.recv()
 
@@ -125,7 +127,7 @@ def run_side(driver: Connection, name: str, device: str, gpt: dict[str, Any]) ->
 
 
 class Turns:
-    """In a side's process: the turns that it is given."""
+    """The turns that a side's process is given, seen from within it."""
 
     def __init__(self, driver: Connection, device: str) -> None:
         import torch
@@ -136,7 +138,7 @@ class Turns:
         self.over = driver.recv() == "over"
 
     def step(self) -> None:
-        """After every optimizer step; returns in the next turn where this was the last of one."""
+        """Call after every optimizer step. After the last step of a turn, return only when the next turn begins."""
         self._steps += 1
         if self._steps == LEAD_IN:
             self._clock.read()
@@ -313,7 +315,7 @@ def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 
 
 def print_table(found: dict[str, list[float]], tokens: int) -> None:
-    """tokens: of one step."""
+    """Print a row for each side; `tokens` is how many one step trains on."""
     print(machine())
     print(
         f"tokens/s at {MICRO_BATCH_SIZE} x {ACCUMULATION} samples, {tokens:,} tokens a step; "

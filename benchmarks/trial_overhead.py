@@ -2,11 +2,11 @@
 
     python benchmarks/trial_overhead.py [--device cpu|cuda] [--quick]
 
-Both sides run the same training function on the same tiny model for a few optimizer steps, one trial at a time, in blocks
-that alternate within one run and one Ray cluster: 10 trials of ours (a lane starts once a study, so a block is a study),
-5 of the other side's (each starts everything anew, so their number does not matter). Seconds per trial are wall-clock over
-the whole block, start-up included; `steady` is the median trial of ours once its lane is warm, and a last study says what
-compiling adds to it.
+Both sides run the same training function on the same tiny model for a few optimizer steps, one trial at a time, in
+blocks that alternate within one run and one Ray cluster: 10 trials of ours (a lane starts once a study, so a block is a
+study), 5 of the other side's (each starts everything anew, so their number does not matter). Seconds per trial are
+wall-clock over the whole block, start-up included; `steady` is the median trial of ours once its lane is warm, and a
+last study says what compiling adds to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.run import run_study
 from orchestrator.study.journal import replay
 
 OUR_TRIALS = 10
-# Of the Ray cluster, whatever the machine has: a Tune trial of the naive side takes one beside those of its workers.
+# The Ray cluster's CPUs, however many the machine has: a naive Tune trial takes one besides its workers' own.
 NUM_CPUS = 4
 STUDY: dict[str, Any] = {
     "name": "overhead",
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _compare(ranks: int, blocks: int, naive_trials: int, folder: Path, device: str) -> dict[str, Any]:
-    """Blocks of ours and naive in turn: seconds per trial of each block, and the steady seconds of ours."""
+    """Run blocks of ours and naive in turn. Return each block's seconds per trial, and the steady seconds of ours."""
     ours, naive, steady = [], [], []
     for block in range(blocks):
         seconds, held = _ours(ranks, OUR_TRIALS, folder / f"ours-{ranks}-{block}")
@@ -73,7 +73,7 @@ def _compare(ranks: int, blocks: int, naive_trials: int, folder: Path, device: s
 
 @contextlib.contextmanager
 def _rays_defaults() -> Iterator[None]:
-    """Without the settings of Ray Train that lanes are started with: the other side is Ray as it comes."""
+    """Take away the Ray Train settings that lanes are started with, so that the other side is Ray as it comes."""
     ours = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith("RAY_TRAIN_")}
     try:
         yield
@@ -92,7 +92,7 @@ def _study(ranks: int, num_rates: int, *, compiled: bool, micro_batch_sizes: tup
 
 
 def _ours(ranks: int, trials: int, run_dir: Path) -> tuple[float, list[float]]:
-    """(wall-clock of the whole study, seconds that each trial held its lane)"""
+    """Return (wall-clock seconds of the whole study, the seconds that each trial held its lane)."""
     started = time.perf_counter()
     ending = run_study(_study(ranks, trials, compiled=False), run_dir, quiet=True)
     seconds = time.perf_counter() - started
@@ -101,7 +101,7 @@ def _ours(ranks: int, trials: int, run_dir: Path) -> tuple[float, list[float]]:
 
 
 def _naive(ranks: int, trials: int, folder: Path, device: str) -> float:
-    """Wall-clock of a Tuner whose function trainable fits a TorchTrainer, as in Ray's guide to tuning with Ray Train."""
+    """Return the wall-clock seconds of a Tuner whose function trainable fits a TorchTrainer, as Ray's guide has it."""
     from ray import train, tune
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
@@ -154,7 +154,7 @@ def _train_function(given: dict[str, Any]) -> None:
 
 
 def _compile_cost(folder: Path) -> dict[str, float]:
-    """Seconds that a trial holds a warm lane: one that compiles, and one that finds its code compiled."""
+    """Return the seconds that a trial holds a warm lane: one that compiles, and one that finds its code compiled."""
     run_dir = folder / "compiled"
     ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, quiet=True)
     assert ending.exit_code == 0, ending.message

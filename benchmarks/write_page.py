@@ -17,8 +17,8 @@ from record import ROOT, Result, load
 INTRODUCTION = """\
 # Measurements
 
-`benchmarks/write_page.py` writes this page from [benchmarks/results](../benchmarks/results), a file for each benchmark's last
-run, so edit neither by hand. To measure one again, on your machine too, and to see it here:
+`benchmarks/write_page.py` writes this page from [benchmarks/results](../benchmarks/results), a file for the last run of
+each benchmark, so edit neither by hand. To measure one again, on your machine too, and to see it here:
 
 ```sh
 pip install -e '.[benchmarks]'                                # the peers that some of them compare with
@@ -26,12 +26,13 @@ python benchmarks/record.py gradient_error                    # run it, and keep
 python benchmarks/write_page.py benchmarks/results            # write this page
 ```
 
-Timings want a quiet machine; `--device cuda` measures on a GPU, and `python benchmarks/NAME.py --help` says how each one measures.\
+Timings want a quiet machine; `--device cuda` measures on a GPU;
+`python benchmarks/NAME.py --help` says how each one measures.\
 """
 NO_GPU = "**Nothing was run on a GPU yet.** The CUDA path is complete, and every figure here is a CPU's."
 TRANSCRIBED = (
-    "*Copied by hand* in the table: the figures are those that the README quoted on or before that date. Their last lines, "
-    "commits and exact hours were not kept; the next recorded run replaces them."
+    "*Copied by hand* in the table: the figures are those that the README quoted by that date. "
+    "Their last lines and commits were not kept; the next recorded run replaces them."
 )
 # A figure's unit is a word of its name; the first that fits decides.
 UNITS: dict[str, Callable[[float], str]] = {
