@@ -145,7 +145,7 @@ def lanes() -> Iterator[str]:
 
 
 def _answer_at_once(board: Any) -> None:
-    """Serve all lanes, each from a thread. Their first trials end together, once the relays of all have started."""
+    """All lanes, each a thread. Their first trials end together, when the relays of all have started."""
     import threading
 
     import ray
