@@ -380,7 +380,7 @@ def lightning_module(case: Case, search: Search) -> Any:
     from torch.utils.data import DataLoader
 
     from trainers.activation_checkpointing import apply_to_blocks
-    from trainers.data import load_data
+    from trainers.data.samples import load_data
     from trainers.optim import build_optimizer
     from trainers.run import initial_module
 

@@ -177,7 +177,7 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any]:
     import torch
 
     from trainers.activation_checkpointing import apply_to_blocks
-    from trainers.data import load_data
+    from trainers.data.samples import load_data
     from trainers.optim import build_optimizer
     from trainers.run import initial_module
 

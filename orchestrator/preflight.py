@@ -30,7 +30,7 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
     Raises ValueError for bad input.
     """
     from trainers.contract import check_shapes
-    from trainers.data import load_data
+    from trainers.data.samples import load_data
     from trainers.gpt import HAS_CHUNKS
     from trainers.models import build_model, find_blocks, num_batch_norms
 
@@ -88,7 +88,7 @@ def _in_the_users_words(what: str) -> Iterator[None]:
 
 def check_trial(study: StudyConfig, config: TrialConfig) -> None:
     """The same for a single run in this process; what the user's own code raises stays as it is, for their debugger."""
-    from trainers.data import load_data
+    from trainers.data.samples import load_data
     from trainers.models import build_model
 
     check_compiler(config.compile)

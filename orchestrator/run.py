@@ -117,7 +117,7 @@ def _measurements(session: Session, lanes: Lanes) -> Measurements:
     """What earlier studies measured on the device that this one's lanes have."""
     import ray
 
-    from trainers.data import cache_directory
+    from trainers.data.cache import cache_directory
 
     device: Any = ray.get(lanes.switchboard.device.remote())
     shared = identity(session.config, session.journal.study.facts, device)

@@ -32,7 +32,9 @@ from orchestrator.execution.session import protect_local_cluster, start_ray, wor
 from orchestrator.study.journal import is_locked, read_records, replay
 from orchestrator.study.state import Study, TrialState
 from tests.support.studies import TINY, grid
-from trainers.data import SampleOrder, fetch, load_data
+from trainers.data.batches import fetch
+from trainers.data.order import SampleOrder
+from trainers.data.samples import load_data
 
 MICRO_BATCH_SIZE, SAMPLE_BUDGET, EVALUATIONS = 4, 768, 6
 STUDY: dict[str, Any] = TINY | {

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainers.config import TrialConfig
-from trainers.data import SampleSet, fetch, move
+from trainers.data.batches import fetch, move
+from trainers.data.samples import SampleSet
 from trainers.models import LossFunction, build_model, loss_function
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.

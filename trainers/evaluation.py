@@ -8,7 +8,8 @@ import math
 import torch
 
 from trainers.accumulation import over_all_ranks
-from trainers.data import fetch, longest, move
+from trainers.data.batches import fetch, move
+from trainers.data.order import longest
 from trainers.parallel import reshard
 from trainers.run import Run
 

@@ -32,7 +32,9 @@ from trainers.accumulation import accumulate_gradient, normalise_and_clip
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.config import TrialConfig
 from trainers.contract import fake_batch
-from trainers.data import fetch, load_data, longest
+from trainers.data.batches import fetch
+from trainers.data.order import longest
+from trainers.data.samples import load_data
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.models import build_model, loss_function
 from trainers.optim import build_optimizer

@@ -17,7 +17,9 @@ from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load, load_newest, random_state, set_random_state
 from trainers.config import DataConfig, TrialConfig
 from trainers.contract import check_first_loss
-from trainers.data import LongestAlways, SampleOrder, SampleSet, fetch, load_data, micro_batch_numbers, move
+from trainers.data.batches import fetch, move
+from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers
+from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.meter import Meter

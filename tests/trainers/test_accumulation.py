@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny import config, cpu_run, gradient_of_step, on_two_ranks, relative_error
 from trainers.accumulation import normalise_and_clip
-from trainers.data import fetch
+from trainers.data.batches import fetch
 from trainers.run import initial_module
 
 BATCH = 16

@@ -16,9 +16,15 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.support.tiny import in_fresh_process
-from trainers import data
 from trainers.config import DataConfig
-from trainers.data import SampleOrder, TokenSamples, cut, fetch, load_data, micro_batch_numbers, move
+from trainers.data import order as order_module
+from trainers.data.batches import fetch, move
+from trainers.data.cache import cache_directory, cached
+from trainers.data.corpus import no_progress_bars, stdlib_files
+from trainers.data.order import SampleOrder, micro_batch_numbers
+from trainers.data.packing import cut
+from trainers.data.samples import load_data
+from trainers.data.text import TokenSamples
 from trainers.files import StorageLost
 
 ROOT = Path(__file__).parents[2]
@@ -99,8 +105,8 @@ def test_seeds_give_orders_that_share_no_pass():
 
 def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch):
     drawn = []
-    draw = data.permutation
-    monkeypatch.setattr(data, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
+    draw = order_module.permutation
+    monkeypatch.setattr(order_module, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
     order = SampleOrder(10, seed=0)
     for start in range(4):
         order.indices(range(6 + start, 14 + start, 4))
@@ -245,10 +251,10 @@ def test_a_failed_build_leaves_nothing_behind(text_file, cache):
 
 def test_processes_that_race_leave_one_valid_entry(text_file, cache):
     program = (
-        "import sys; from trainers import data; from trainers.config import DataConfig\n"
+        "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         f"kwargs = dict(train={str(text_file)!r}, seq_len=16, tokenizer=dict(train_bpe=300))\n"
-        "train, val = data.load_data(DataConfig(target='text', kwargs=kwargs))\n"
+        "train, val = load_data(DataConfig(target='text', kwargs=kwargs))\n"
         "print(len(train), len(val), sum(int(train[i]['targets'].sum()) for i in range(len(train))))\n"
     )
     command = [sys.executable, "-W", "error", "-c", program]
@@ -269,7 +275,7 @@ def tokenize_on_a_full_disk() -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     kwargs = {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}
     with pytest.raises(StorageLost) as raised:
-        data.load_data(DataConfig(target="python_stdlib", kwargs=kwargs))
+        load_data(DataConfig(target="python_stdlib", kwargs=kwargs))
     return str(raised.value)
 
 
@@ -287,7 +293,7 @@ def test_the_loser_of_a_race_takes_the_winners_entry(cache):
         winner.mkdir()
         (winner / "theirs").touch()
 
-    entry = data._cached("key", build)
+    entry = cached("key", build)
     assert [path.name for path in entry.iterdir()] == ["theirs"]
     assert list((cache / "data").iterdir()) == [entry]
 
@@ -295,10 +301,10 @@ def test_the_loser_of_a_race_takes_the_winners_entry(cache):
 def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("BATCHSCOUT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data.cache_directory() == tmp_path / "batchscout"
+    assert cache_directory() == tmp_path / "batchscout"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.cache_directory() == tmp_path / ".cache" / "batchscout"
+    assert cache_directory() == tmp_path / ".cache" / "batchscout"
 
 
 def test_the_standard_library_is_split_by_whole_files():
@@ -309,8 +315,8 @@ def test_the_standard_library_is_split_by_whole_files():
 
 
 def test_the_standard_library_comes_without_tests_and_packages_and_mixed():
-    files = data._stdlib_files()
-    assert files == data._stdlib_files()
+    files = stdlib_files()
+    assert files == stdlib_files()
     assert not any({"test", "tests", "idle_test", "site-packages"} & set(path.parts[-4:-1]) for path in files)
     assert len(files) > 200
     assert files != sorted(files)
@@ -383,7 +389,7 @@ def saved(tmp_path):
 
     texts = {"train": LINES.splitlines(), "validation": ["some text", None, "", "more of it" * 9]}
     splits = {split: Dataset.from_dict({"text": lines, "n": [0] * len(lines)}) for split, lines in texts.items()}
-    with data._no_progress_bars():
+    with no_progress_bars():
         DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     return tmp_path / "saved"
 
@@ -405,7 +411,7 @@ def test_another_data_set_at_the_same_path_is_packed_again(tmp_path):
     from datasets import Dataset
 
     for letter in "ab":
-        with data._no_progress_bars():
+        with no_progress_bars():
             Dataset.from_dict({"text": [letter * 100]}).save_to_disk(str(tmp_path / letter))
     os.rename(tmp_path / "a", tmp_path / "set")
     kwargs = {"path": str(tmp_path / "set"), "val_split": "train", "seq_len": 16, "tokenizer": "bytes"}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.support.tiny import config, cpu_run, data
 from trainers.config import ModelConfig
-from trainers.data import fetch
+from trainers.data.batches import fetch
 from trainers.gpt import GPT, summed_cross_entropy
 from trainers.models import (
     build_model,

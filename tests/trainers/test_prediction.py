@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.tiny import config, data, in_fresh_process
 from trainers.config import TrialConfig
-from trainers.data import fetch
+from trainers.data.batches import fetch
 from trainers.memory import give_back
 from trainers.peak_memory import PeakMemory
 from trainers.prediction import PROCESS_BYTES, NotPredictable, _live_bytes, predict, predict_in_own_process

@@ -1,0 +1,75 @@
+"""Which samples a step takes: the order of a pass over the data, and the numbers of one micro-batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from trainers.data.samples import SampleSet
+
+
+class SampleOrder:
+    """Global sample number (0, 1, 2, ... over the whole run) -> index; every pass is a permutation of its own."""
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        self.num_samples, self.seed = num_samples, seed
+        self._passes: dict[int, Tensor] = {}
+
+    def indices(self, numbers: Iterable[int]) -> list[int]:
+        """The data indices of these global sample numbers."""
+        places = (divmod(number, self.num_samples) for number in numbers)
+        return [int(self._pass(number_of_pass)[place]) for number_of_pass, place in places]
+
+    def _pass(self, number: int) -> Tensor:
+        if number not in self._passes:
+            # The micro-batches of one step go back and forth over a pass boundary: keep the neighbour too.
+            self._passes = {kept: order for kept, order in self._passes.items() if abs(kept - number) == 1}
+            self._passes[number] = permutation(self.num_samples, self.seed, number)
+        return self._passes[number]
+
+
+def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
+    """Indices (num_samples,) in the order of that pass."""
+    digest = hashlib.sha256(
+        f"{seed} {number_of_pass}".encode()
+    ).digest()  # seed + pass would repeat other seeds' passes
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+    return torch.randperm(num_samples, generator=generator)
+
+
+class LongestAlways:
+    """The longest samples in every step: the optimizer's memory comes after the first, and shorter ones would hide it."""
+
+    def __init__(self, samples: SampleSet, effective_batch_size: int) -> None:
+        self._indices = longest(samples, effective_batch_size)
+
+    def indices(self, numbers: Iterable[int]) -> list[int]:
+        """The data indices of these global sample numbers."""
+        return [self._indices[number % len(self._indices)] for number in numbers]
+
+
+def longest(samples: SampleSet, count: int) -> list[int]:
+    """Indices of the `count` longest samples, where the set has `lengths`, one for each; else of the first."""
+    lengths = getattr(samples, "lengths", None)
+    if lengths is None:
+        return list(range(min(count, len(samples))))
+    return sorted(range(len(samples)), key=lambda index: -int(lengths[index]))[:count]
+
+
+def micro_batch_numbers(
+    step: int,
+    micro_step: int,
+    rank: int,
+    *,
+    micro_batch_size: int,
+    gradient_accumulation_steps: int,
+    world_size: int,
+) -> range:
+    """Global sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same set."""
+    num_micro_batches = gradient_accumulation_steps * world_size
+    effective_batch_size = micro_batch_size * num_micro_batches
+    first = step * effective_batch_size + micro_step * world_size + rank
+    return range(first, (step + 1) * effective_batch_size, num_micro_batches)

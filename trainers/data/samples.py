@@ -1,0 +1,53 @@
+"""`load_data` opens the two sets that `data.target` names; `SampleSet` is what such a set must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trainers.config import DataConfig, call_target, resolve
+from trainers.data.text import hf, python_stdlib, text
+
+
+class SampleSet(Protocol):
+    """A map-style data set. Where samples differ in length it pads in `__getitems__`, and says their `lengths`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
+    """The (train, val) sets that `data.target` names; neither is empty."""
+    found = call_target("data", _target(config.target), config.kwargs)
+    return _checked_pair(config.target, found)
+
+
+def _target(name: str) -> Callable[..., Any]:
+    built_in: dict[str, Callable[..., Any]] = {"python_stdlib": python_stdlib, "text": text, "hf": hf}
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ValueError(
+            f"data.target '{name}' is not built in; use {', '.join(built_in)} or an import path package.module:callable"
+        )
+    found = resolve(name)
+    if not callable(found):
+        raise ValueError(f"data.target '{name}' is a {type(found).__name__}; name a callable that returns (train, val)")
+    return found
+
+
+def _checked_pair(target: str, found: Any) -> tuple[SampleSet, SampleSet]:
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise ValueError(f"data.target '{target}' returned a {type(found).__name__}; return a pair (train, val)")
+    for name, samples in zip(("train", "val"), found, strict=True):
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise ValueError(
+                f"data.target '{target}' returned a {type(samples).__name__} as its {name} set; "
+                "return a map-style data set, with __len__ and __getitem__"
+            )
+    train, val = found
+    if not (len(train) and len(val)):
+        raise ValueError(
+            f"data.target '{target}' returned {len(train)} train and {len(val)} val samples; each needs at least one"
+        )
+    return train, val

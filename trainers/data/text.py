@@ -1,0 +1,145 @@
+"""The built-in data sets of text: `python_stdlib`, `text` and `hf`, the names that `data.target` may have.
+
+T is seq_len. Text is tokenised and packed once, into a cache that every rank and every trial maps into memory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from trainers.data.cache import cached, hash_of
+from trainers.data.corpus import (
+    Corpus,
+    corpus_of_contents,
+    corpus_of_files,
+    corpus_of_split,
+    hf_splits,
+    no_progress_bars,
+    num_files_in,
+    read_up_to,
+    stdlib_files,
+)
+from trainers.data.packing import pack, split_rows, write_rows
+from trainers.data.tokenizers import TokenizerSpec, encoder_of, tokenizer_identity
+
+FORMAT_VERSION = 2
+"""Part of every cache key; raise it when the same text would be packed differently."""
+
+
+def python_stdlib(
+    *,
+    seq_len: int = 256,
+    tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
+    max_text_bytes: int = 8_000_000,
+    val_fraction: float = 0.05,
+) -> tuple[TokenSamples, TokenSamples]:
+    """Source text of the running Python's standard library; whole files are held out as val."""
+    _check_whole("seq_len", seq_len)
+    _check_whole("max_text_bytes", max_text_bytes)
+    _check_fraction(val_fraction)
+    files = read_up_to(stdlib_files(), max_text_bytes)
+    num_val = num_files_in(files, val_fraction * sum(map(len, files)))
+    return _packed_sets(corpus_of_contents(files[num_val:]), corpus_of_contents(files[:num_val]), seq_len, tokenizer)
+
+
+def text(
+    *,
+    train: str | list[str],
+    val: str | list[str] | None = None,
+    seq_len: int = 256,
+    tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
+    val_fraction: float = 0.05,
+) -> tuple[TokenSamples, TokenSamples]:
+    """UTF-8 files, or patterns of them; without `val` the last `val_fraction` of the training samples is held out."""
+    _check_whole("seq_len", seq_len)
+    _check_fraction(val_fraction)
+    held_out = val_fraction if val is None else corpus_of_files("val", val)
+    return _packed_sets(corpus_of_files("train", train), held_out, seq_len, tokenizer)
+
+
+def hf(
+    *,
+    path: str,
+    name: str | None = None,
+    train_split: str = "train",
+    val_split: str = "validation",
+    text_column: str = "text",
+    seq_len: int = 256,
+    tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
+) -> tuple[TokenSamples, TokenSamples]:
+    """A data set of the `datasets` library: a name on the hub, or a folder that save_to_disk or load_dataset knows."""
+    _check_whole("seq_len", seq_len)
+    with no_progress_bars():
+        splits = hf_splits(path, name)
+    train = corpus_of_split(splits, "train_split", train_split, text_column)
+    val = corpus_of_split(splits, "val_split", val_split, text_column)
+    return _packed_sets(train, val, seq_len, tokenizer)
+
+
+def _check_whole(name: str, number: object) -> None:
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"data.kwargs.{name} is {number!r}; give a whole number of at least 1")
+
+
+def _check_fraction(val_fraction: object) -> None:
+    if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
+        raise ValueError(f"data.kwargs.val_fraction is {val_fraction!r}; give a number between 0 and 1, such as 0.05")
+
+
+class TokenSamples(Dataset[dict[str, Tensor]]):
+    """Packed text, mapped into memory. A sample is {input_ids (T,), targets (T,)}, the targets one token ahead."""
+
+    def __init__(self, file: Path, vocab_size: int, seq_len: int) -> None:
+        self.rows = np.load(file, mmap_mode="r")
+        self.file, self.vocab_size, self.seq_len = file, vocab_size, seq_len
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenSamples, (self.file, self.vocab_size, self.seq_len)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Tensor]]:
+        """The samples at `indices`, read at once."""
+        rows = torch.from_numpy(self.rows[indices].astype(np.int64))
+        return [{"input_ids": row[:-1], "targets": row[1:]} for row in rows]
+
+
+def _packed_sets(
+    train: Corpus, held_out: Corpus | float, seq_len: int, tokenizer: TokenizerSpec
+) -> tuple[TokenSamples, TokenSamples]:
+    """(train, val) from the cache, where they are put first if they are not there. A fraction holds out of `train`."""
+    held_out_identity = held_out.content_hash if isinstance(held_out, Corpus) else held_out
+    identity = [FORMAT_VERSION, train.content_hash, held_out_identity, seq_len, tokenizer_identity(tokenizer)]
+    key = hash_of([json.dumps(identity).encode()])
+    entry = cached(key, lambda directory: _build(directory, train, held_out, seq_len, tokenizer))
+    vocab_size = json.loads((entry / "about.json").read_text())["vocab_size"]
+    train_samples, val_samples = (TokenSamples(entry / f"{name}.npy", vocab_size, seq_len) for name in ("train", "val"))
+    return train_samples, val_samples
+
+
+def _build(directory: Path, train: Corpus, held_out: Corpus | float, seq_len: int, tokenizer: TokenizerSpec) -> None:
+    """Write train.npy, val.npy, (N, T + 1) each, and about.json."""
+    with no_progress_bars():
+        documents = train.documents()
+        encode, vocab_size = encoder_of(tokenizer, documents, directory)
+        train_rows = pack(documents, "train", encode, vocab_size, seq_len, directory)
+        if isinstance(held_out, Corpus):
+            val_rows = pack(held_out.documents(), "val", encode, vocab_size, seq_len, directory)
+        else:
+            train_rows, val_rows = split_rows(train_rows, held_out, seq_len)
+        write_rows(directory / "train.npy", train_rows, seq_len)
+        write_rows(directory / "val.npy", val_rows, seq_len)
+    for working_file in directory.glob("*.arrow"):
+        working_file.unlink()
+    (directory / "about.json").write_text(json.dumps({"vocab_size": vocab_size}))

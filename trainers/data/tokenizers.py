@@ -1,0 +1,90 @@
+"""Tokenizers: what `data.kwargs.tokenizer` may say, and how text becomes token numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainers.data.cache import hash_of_file
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow
+
+
+TOKENIZER_CHOICES = "use bytes, {train_bpe: 8192}, the path of a tokenizer.json, or a name on the Hugging Face hub"
+
+
+TokenizerSpec = str | dict[str, int]
+
+
+Encode = Callable[[Sequence[str]], np.ndarray]
+
+
+def tokenizer_identity(spec: TokenizerSpec) -> str:
+    """What decides the tokens. Raises ValueError where `data.kwargs.tokenizer` is none of the choices."""
+    match spec:
+        case {"train_bpe": int(vocab_size)} if len(spec) == 1 and not isinstance(vocab_size, bool):
+            if vocab_size < 256:
+                raise ValueError(
+                    f"data.kwargs.tokenizer asks for train_bpe: {vocab_size}; it starts from 256 bytes, give more"
+                )
+            return f"train_bpe {vocab_size}"
+        case "bytes":
+            return "bytes"
+        case str() if Path(spec).is_file():
+            return f"file {hash_of_file(Path(spec)).hex()}"
+        case str() if spec and not spec.endswith(".json"):
+            return f"hub {spec}"
+        case str() if spec:
+            raise ValueError(f"data.kwargs.tokenizer names '{spec}', which does not exist; {TOKENIZER_CHOICES}")
+    raise ValueError(f"data.kwargs.tokenizer is {spec!r}; {TOKENIZER_CHOICES}")
+
+
+def encoder_of(spec: TokenizerSpec, documents: datasets.Dataset, directory: Path) -> tuple[Encode, int]:
+    """(texts -> their tokens in one array, vocab_size); a tokenizer is left in `directory` as tokenizer.json."""
+    if spec == "bytes":
+        return lambda texts: np.frombuffer("".join(texts).encode(), np.uint8), 256
+    tokenizer = _loaded(spec) if isinstance(spec, str) else _trained_bpe(spec["train_bpe"], documents)
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
+
+    return encode, 1 + max(tokenizer.get_vocab().values())  # ids may have gaps
+
+
+def _loaded(spec: str) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(spec) if Path(spec).is_file() else Tokenizer.from_pretrained(spec)
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ValueError(
+            f"data.kwargs.tokenizer '{spec}' could not be loaded: {error}; "
+            "give the path of a tokenizer.json, or train one on the data with tokenizer: {train_bpe: 8192}"
+        ) from error
+
+
+def _trained_bpe(vocab_size: int, documents: datasets.Dataset) -> Any:
+    """A byte-level BPE of the documents; smaller than asked for where they hold fewer pairs."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    batches: Iterator[Any] = documents.with_format("arrow").iter(batch_size=256)
+    tokenizer.train_from_iterator(map(lines_of, batches), trainer)
+    return tokenizer
+
+
+def lines_of(texts: pyarrow.Table) -> list[str]:
+    """The table's texts, such that they can be put one after the other."""
+    return [f"{text or ''}\n" for text in texts.column(0).to_pylist()]
