@@ -138,7 +138,7 @@ def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainers.loop import pick_device
+    from trainers.device import pick_device
 
     join_two_ranks(rank, device, folder)
     gradient = first_gradient(config(gpt, world_size=2), pick_device())

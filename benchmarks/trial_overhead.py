@@ -140,8 +140,8 @@ def _train_function(given: dict[str, Any]) -> None:
     from ray import train
 
     from trainers.config import TrialConfig
-    from trainers.loop import Report
     from trainers.loop import train as train_one
+    from trainers.report import Report
 
     last: list[dict[str, float]] = [{}]
 

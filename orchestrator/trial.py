@@ -13,7 +13,7 @@ from orchestrator.config.trial import base_trial
 from orchestrator.output.progress import metrics_line
 
 if TYPE_CHECKING:
-    from trainers.loop import Report
+    from trainers.report import Report
 
 
 def run_trial(study: StudyConfig, run_dir: Path) -> int:

@@ -11,13 +11,13 @@ import contextlib
 import ctypes
 import errno
 import gc
-import os
-import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from trainers.device import device_bytes
 
 _ALLOCATOR_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -158,27 +158,7 @@ def device_metrics(device: torch.device) -> dict[str, float]:
     return found
 
 
-def device_bytes(device: torch.device) -> int | None:
-    """All memory of the GPU; None on a CPU host."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-
-
-def describe(device: torch.device) -> str:
-    """The device's name and memory; of a CPU host with the threads that torch has of it."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {device_bytes(device)} bytes"
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{name}, {torch.get_num_threads()} threads, {total} bytes"
-
-
 def memory_kills() -> int:
     """How many processes of this host the kernel has ended because memory had run out."""
     lines = Path("/proc/vmstat").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def on_cuda() -> bool:
-    """Whether runs in this process use a GPU."""
-    return torch.cuda.is_available()

@@ -26,7 +26,7 @@ from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
-from trainers.loop import Report
+from trainers.report import Report
 
 # What a CPU rank may still hold above its idle size after running out of memory before its processes are replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
@@ -88,8 +88,8 @@ def _freeze_what_is_imported() -> None:
 
 
 def _host() -> Host:
-    from trainers.loop import pick_device
-    from trainers.memory import describe, memory_kills
+    from trainers.device import describe, pick_device
+    from trainers.memory import memory_kills
 
     return Host(socket.gethostname(), describe(pick_device()), memory_kills())
 
@@ -130,7 +130,7 @@ def _common_name() -> str:
 def _run(assignment: Assignment, board: Any, lane: str, rank: int) -> bool:
     """Run one assignment and say how it ended; False where this process is not fit for another one."""
     from trainers import memory
-    from trainers.loop import pick_device
+    from trainers.device import pick_device
 
     device = pick_device()
     idle_bytes = memory.idle_bytes(device)
@@ -150,6 +150,7 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
     """(the trial's last word if this rank has it, whether the process may go on). No exception outlives this frame:
     it would keep the whole model alive."""
     from trainers import memory
+    from trainers.device import on_cuda
     from trainers.loop import train as train_one
 
     config = TrialConfig.model_validate(assignment.config)
@@ -160,7 +161,7 @@ def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | Non
         return Message(outcome="no_room", reason=str(error)), config.world_size == 1
     except Exception as error:
         if memory.is_out_of_memory(error):
-            alone_on_a_cpu = config.world_size == 1 and not memory.on_cuda()
+            alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
         _write_traceback(assignment, rank)
         if lost_a_peer(error):  # whoever has another reason says it; if nobody has, this one is the cause of death

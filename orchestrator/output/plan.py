@@ -79,7 +79,7 @@ ASSUMED_UTILISATION = 0.5
 
 def _estimate(config: StudyConfig, full_runs: int) -> str:
     """The seconds of the full runs, from FLOPs counted on fake tensors and this machine's rate of matrix products."""
-    from trainers.loop import pick_device
+    from trainers.device import pick_device
     from trainers.prediction import flops_per_sample
     from trainers.throughput import matmul_flops_per_second
 
@@ -143,8 +143,7 @@ def _memory(stage: Frontier, setting: Setting, study: Study) -> Group:
 
 def _limit(setting: Setting, study: Study) -> int | None:
     """The study's, else this machine's GPU; None where the study will take what is free on the host when it runs."""
-    from trainers.loop import pick_device
-    from trainers.memory import device_bytes
+    from trainers.device import device_bytes, pick_device
 
     return setting.memory_limit_bytes(study) or device_bytes(pick_device())
 

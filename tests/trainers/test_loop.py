@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
-from trainers import activation_checkpointing, loop
+from trainers import activation_checkpointing, loop, reporter
 from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
-from trainers.loop import Report, milestones, rungs_crossed, train
+from trainers.loop import milestones, train
+from trainers.report import Report
+from trainers.reporter import rungs_crossed
 
 
 class Listener:
@@ -38,14 +40,14 @@ class Listener:
 @pytest.fixture(autouse=True)
 def no_progress_reports(monkeypatch):
     """However slow the machine is."""
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_PROGRESS_REPORTS", math.inf)
+    monkeypatch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", math.inf)
 
 
 @pytest.fixture
 def every_interval(monkeypatch, no_progress_reports):
     """Progress is reported whenever it is read, however fast the machine is, and it is read often."""
     monkeypatch.setattr(loop, "STEPS_PER_INTERVAL", 5)
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_PROGRESS_REPORTS", 0.0)
+    monkeypatch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", 0.0)
 
 
 def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path):
@@ -315,7 +317,7 @@ def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path):
 
 def of_two_ranks(directory: str):
     """A run that is stopped at a rung and goes on; (verdicts, reports) of this rank."""
-    loop.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf
+    reporter.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf
     trial = config(padded=True, dropout=0.1, micro_batch_size=2, world_size=2, rungs=(16,), evaluations=(64,))
     listener = Listener(lambda report: bool(report.rungs))
     verdicts = [train(trial, listener, Path(directory) / "parts") for _ in range(2)]
