@@ -92,7 +92,7 @@ class TrialConfig(Strict):
     schedule: Schedule = Schedule()
     sample_budget: PositiveInt
     rungs: tuple[PositiveInt, ...] = ()
-    """Sample counts at which the run evaluates, saves a checkpoint and waits for a verdict; the budget is always the last."""
+    """Sample counts at which the run evaluates, saves a checkpoint and waits for an answer; the budget is always the last."""
     evaluations: tuple[PositiveInt, ...] = ()
     """Further sample counts at which the run evaluates and saves a checkpoint, without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256

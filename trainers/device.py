@@ -10,22 +10,22 @@ import torch
 
 
 def pick_device() -> torch.device:
-    """This rank's GPU where there is one, else the CPU."""
+    """Return this rank's GPU where there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def on_cuda() -> bool:
-    """Whether runs in this process use a GPU."""
+    """True if runs in this process use a GPU."""
     return torch.cuda.is_available()
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """All memory of the GPU; None on a CPU host."""
+    """Return all memory of the GPU, or None on a CPU host."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def describe(device: torch.device) -> str:
-    """The device's name and memory; of a CPU host with the threads that torch has of it."""
+    """Return the device's name and memory; for a CPU host also how many threads torch uses."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {device_bytes(device)} bytes"
     lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""One training run: `train()` is the loop; a newcomer starts there."""
+"""One training run: `train()` is the loop. Start reading the package here, then `Run.step` in run.py."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from trainers import memory
 from trainers.compilation import warm_up
 from trainers.config import TrialConfig
 from trainers.device import pick_device
-from trainers.report import ReportFunction, Verdict
+from trainers.report import Answer, ReportFunction
 from trainers.reporter import Reporter
 from trainers.run import STEPS_PER_INTERVAL, Run
 
 
-def train(config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local") -> Verdict:
-    """Train until the budget ("go on") or until `report` answers "stop"; a later call goes on from the checkpoint.
+def train(config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local") -> Answer:
+    """Train until the budget is reached (GO_ON) or until `report` returns STOP. A later call resumes from the checkpoint.
 
-    config: one trial, whose world_size is the process group's. report: called on rank 0 alone; anything but "stop"
-    means go on. directory: this trial's own. token: who writes, see `trainers.checkpoint`.
+    config: one trial, with the world_size of the process group. report: called on rank 0 alone.
+    directory: where this trial, and no other, saves its files. token: who writes them, see `trainers.checkpoint`.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
     device = pick_device()
     compile_seconds = warm_up(config, device)
     idle_bytes = memory.idle_bytes(device)
     run = Run(config, device, compile_seconds)
-    unheard = run.resume(directory)  # a checkpoint is in memory twice for a moment, which is no part of training
-    run.meter.peak.forget()
+    unanswered = run.resume(directory)
+    run.meter.peak.forget()  # while a checkpoint is loaded it is in memory twice, which is no part of training
     with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
         reporter = Reporter(run, report, directory, token)
-        if unheard and reporter.again(unheard) == "stop":
-            return "stop"
-        run.meter.clock.start()  # loading a checkpoint is no training either
+        if unanswered and reporter.repeat(unanswered) is Answer.STOP:
+            return Answer.STOP
+        run.meter.clock.start()  # the seconds of loading a checkpoint are no part of training either
         while ahead := milestones(config, run.samples_seen):
             while run.samples_seen < ahead[0]:
                 run.step()
-                # Not at the milestone: going on from a checkpoint saved there would leave its report out.
+                # Not at the milestone itself: a run that resumed from a checkpoint saved there would skip its report.
                 due = run.num_steps % STEPS_PER_INTERVAL == 0 and run.samples_seen < ahead[0]
-                if due and reporter.progress() == "stop":
-                    return "stop"
-            if run.samples_seen < config.sample_budget and reporter.milestone() == "stop":
-                return "stop"
-        last = reporter.last_metrics()
-    reporter.end(last)  # outside of the limit: copies of the weights are no part of training
-    return "go on"
+                if due and reporter.progress() is Answer.STOP:
+                    return Answer.STOP
+            if run.samples_seen < config.sample_budget and reporter.milestone() is Answer.STOP:
+                return Answer.STOP
+        last_metrics = reporter.last_metrics()
+    reporter.end(last_metrics)  # outside of the limit: its copies of the weights are no part of training
+    return Answer.GO_ON
 
 
 def milestones(config: TrialConfig, samples_seen: int) -> list[int]:
-    """The sample counts still ahead at which to evaluate and save; the budget is the last."""
+    """Return the sample counts still ahead at which the run evaluates and saves; the budget is the last."""
     counts = sorted({*config.rungs, *config.evaluations, config.sample_budget})
     return [count for count in counts if samples_seen < count <= config.sample_budget]

@@ -1,25 +1,39 @@
-"""What a run says while it trains, and what it is answered. Loads no torch: the driver reads these, too."""
+"""What a run says while it trains (`Report`), and how it is answered (`Answer`). The driver reads both: no torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
-Verdict = Literal["go on", "stop"]
+ReportKind = Literal["progress", "milestone", "end"]
+
+
+class Answer(StrEnum):
+    """Whether the run that reported trains on. It is its text, so the two words may also come from elsewhere."""
+
+    GO_ON = "go on"
+    STOP = "stop"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run says of itself. `milestone` reports carry an evaluation and a checkpoint; `end` is the last one."""
+    """The figures of a run at one moment.
 
-    kind: Literal["progress", "milestone", "end"]
+    A `progress` report carries what was measured since the last one; a `milestone` report comes with an evaluation and a
+    checkpoint; the `end` report is the last one of a run that has reached its budget.
+    """
+
+    kind: ReportKind
     samples_seen: int
+    """Training samples up to this report, over all ranks."""
     metrics: dict[str, float]
     rungs: tuple[int, ...] = ()
-    """The rungs that were crossed here; the run waits for the verdict on them."""
+    """The rungs that the run has crossed here. The run waits for the answer before it trains on."""
     step_losses: tuple[float, ...] = ()
-    """Of each step since the last report."""
+    """The mean loss of each step since the last report."""
 
 
 ReportFunction = Callable[[Report], object]
+"""Called with every report on rank 0. The run stops where it returns `Answer.STOP`, and goes on after anything else."""

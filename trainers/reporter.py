@@ -1,10 +1,10 @@
-"""When a run reports and saves, and how all of its ranks come to one verdict."""
+"""`Reporter` decides when a run reports and saves, and brings all of its ranks to one answer."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from trainers.config import TrialConfig
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
-from trainers.report import Report, ReportFunction, Verdict
+from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
@@ -22,64 +22,66 @@ SECONDS_BETWEEN_CHECKPOINTS = 120.0
 
 
 class Reporter:
-    """Reads the run once per interval, saves it, tells rank 0's listener, and brings all ranks to one verdict."""
+    """All ranks call the same methods at the same step; rank 0 alone reports, and the others learn its answer."""
 
     def __init__(self, run: Run, report: ReportFunction, directory: Path, token: str) -> None:
         self._run, self._report, self._directory, self._token = run, report, directory, token
-        self._step_losses: list[float] = []
-        self._reported_rungs_to = run.samples_seen
+        self._unreported_losses: list[float] = []
+        self._rungs_reported_to = run.samples_seen
         self._last_report = self._last_checkpoint = time.monotonic()
 
-    def progress(self) -> Verdict:
-        self._step_losses += self._run.read()
-        due = self._is_main and time.monotonic() - self._last_report >= SECONDS_BETWEEN_PROGRESS_REPORTS
-        verdict = self._tell("progress", self._run.metrics()) if due else "go on"
+    def progress(self) -> Answer:
+        """Read the interval that ends here, report it where a report is due, and save where that is due or the run stops."""
+        self._unreported_losses += self._run.read()
+        report_due = self._is_main and time.monotonic() - self._last_report >= SECONDS_BETWEEN_PROGRESS_REPORTS
+        answer = self._tell("progress", self._run.metrics()) if report_due else Answer.GO_ON
         save_due = time.monotonic() - self._last_checkpoint >= SECONDS_BETWEEN_CHECKPOINTS
-        stop, save = agree(verdict == "stop", save_due)
+        stop, save = as_rank_0(answer is Answer.STOP, save_due)
         if stop or save:
             self._save(None)
         self._run.meter.clock.start()
-        return "stop" if stop else "go on"
+        return Answer.STOP if stop else Answer.GO_ON
 
-    def milestone(self) -> Verdict:
-        self._step_losses += self._run.read()
+    def milestone(self) -> Answer:
+        """Evaluate, save, report, and wait for the answer."""
+        self._unreported_losses += self._run.read()
         metrics = self._run.metrics() | self._evaluation()
-        rungs = rungs_crossed(self._run.config, self._reported_rungs_to, self._run.samples_seen)
-        self._reported_rungs_to = self._run.samples_seen
+        rungs = rungs_crossed(self._run.config, self._rungs_reported_to, self._run.samples_seen)
+        self._rungs_reported_to = self._run.samples_seen
         self._save({"metrics": metrics, "rungs": rungs})
         return self._ask(metrics, rungs)
 
-    def again(self, unheard: dict[str, Any]) -> Verdict:
-        """Repeat the report that came with the checkpoint: it may have been lost with the process that made it."""
-        return self._ask(unheard["metrics"], tuple(unheard["rungs"]))
+    def repeat(self, unanswered: dict[str, Any]) -> Answer:
+        """Report once more what was saved with the checkpoint: it may have been lost with the process that made it."""
+        return self._ask(unanswered["metrics"], tuple(unanswered["rungs"]))
 
     def last_metrics(self) -> dict[str, float]:
+        """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last report."""
         losses = self._run.read()
-        self._step_losses += losses
-        final = {"final_loss": losses[-1]} if losses else {}  # `loss` is the mean since the last report
+        self._unreported_losses += losses
+        final = {"final_loss": losses[-1]} if losses else {}
         return self._run.metrics() | final | self._evaluation()
 
     def end(self, metrics: dict[str, float]) -> None:
+        """Save and report the end of the run."""
         metrics = metrics | self._weights()
         if self._run.config.evaluations:  # a short measurement is cheaper to repeat than to save
             self._save(None)
         self._tell("end", metrics)
 
-    def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Verdict:
-        verdict = self._tell("milestone", metrics, rungs)
-        (stop,) = agree(verdict == "stop")
+    def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Answer:
+        answer = self._tell("milestone", metrics, rungs)
+        (stop,) = as_rank_0(answer is Answer.STOP)
         self._run.meter.clock.start()
-        return "stop" if stop else "go on"
+        return Answer.STOP if stop else Answer.GO_ON
 
-    def _tell(
-        self, kind: Literal["progress", "milestone", "end"], metrics: dict[str, float], rungs: tuple[int, ...] = ()
-    ) -> Verdict:
+    def _tell(self, kind: ReportKind, metrics: dict[str, float], rungs: tuple[int, ...] = ()) -> Answer:
         if not self._is_main:
-            return "go on"
-        losses, self._step_losses = tuple(self._step_losses), []
+            return Answer.GO_ON
+        losses, self._unreported_losses = tuple(self._unreported_losses), []
         answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, losses))
         self._last_report = time.monotonic()
-        return "stop" if answer == "stop" else "go on"
+        return Answer.STOP if answer == Answer.STOP else Answer.GO_ON
 
     def _evaluation(self) -> dict[str, float]:
         return evaluate(self._run) if self._run.config.evaluation_samples else {}
@@ -96,15 +98,11 @@ class Reporter:
         return {}
 
     def _save(self, report: dict[str, Any] | None) -> None:
+        """Save a checkpoint, with the report that is still to be answered where there is one."""
         state = self._run.state(report)
         if self._is_main:
-            save_checkpoint(
-                self._directory / "checkpoints",
-                self._token,
-                self._run.samples_seen,
-                state,
-                self._run.config.keep_checkpoints,
-            )
+            keep = self._run.config.keep_checkpoints
+            save_checkpoint(self._directory / "checkpoints", self._token, self._run.samples_seen, state, keep)
         self._last_checkpoint = time.monotonic()
 
     @property
@@ -113,12 +111,12 @@ class Reporter:
 
 
 def rungs_crossed(config: TrialConfig, before: int, now: int) -> tuple[int, ...]:
-    """The rungs in (before, now], below the budget."""
+    """Return the rungs in (before, now], below the budget."""
     return tuple(rung for rung in sorted(config.rungs) if before < rung <= now and rung < config.sample_budget)
 
 
-def agree(*flags: bool) -> tuple[bool, ...]:
-    """Rank 0's flags, on every rank: all of them stop at the same step, or a collective would wait for ever."""
+def as_rank_0(*flags: bool) -> tuple[bool, ...]:
+    """Return rank 0's flags on every rank: if ranks stopped at different steps, a collective would wait for ever."""
     if not dist.is_initialized():
         return flags
     values = torch.tensor([float(flag) for flag in flags], device=pick_device())

@@ -13,6 +13,7 @@ from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_
 from trainers.files import StorageLost
 from trainers.loop import train
 from trainers.memory import held_to
+from trainers.report import Answer
 
 BUDGET = 96
 STOPPABLE = {
@@ -50,7 +51,7 @@ def stop_at(*rungs: int):
     def report(said):
         stopped = left & set(said.rungs)
         left.difference_update(stopped)
-        return "stop" if stopped else "go on"
+        return Answer.STOP if stopped else Answer.GO_ON
 
     return report
 
@@ -58,7 +59,7 @@ def stop_at(*rungs: int):
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
     directory = tmp_path_factory.mktemp("never-stopped")
-    assert train(config(**STOPPABLE), lambda report: None, directory) == "go on"
+    assert train(config(**STOPPABLE), lambda report: None, directory) == Answer.GO_ON
     return final_state(directory)
 
 
@@ -66,11 +67,11 @@ def never_stopped(tmp_path_factory):
 def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_path, optimizer):
     trial = config(optimizer=optimizer, **STOPPABLE)
     train(trial, lambda report: None, tmp_path / "whole")
-    report, verdicts = stop_at(24, 48), []
-    while not verdicts or verdicts[-1] == "stop":
-        torch.manual_seed(len(verdicts) + 1000)  # what else the process draws is of no consequence
-        verdicts.append(train(trial, report, tmp_path / "parts"))
-    assert verdicts == ["stop", "stop", "go on"]
+    report, answers = stop_at(24, 48), []
+    while not answers or answers[-1] == Answer.STOP:
+        torch.manual_seed(len(answers) + 1000)  # what else the process draws is of no consequence
+        answers.append(train(trial, report, tmp_path / "parts"))
+    assert answers == [Answer.STOP, Answer.STOP, Answer.GO_ON]
     assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
 
 
@@ -104,11 +105,11 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp
     alone, whole, parts = split(*one_rank), tmp_path / "whole", tmp_path / "parts"
     train(split(1, 4, 2), lambda report: None, whole)
     if ranks_first:
-        assert on_two_ranks(as_ranks, tmp_path, str(parts), 48) == ["stop", "stop"]
-        assert train(alone, lambda report: None, parts) == "go on"
+        assert on_two_ranks(as_ranks, tmp_path, str(parts), 48) == [Answer.STOP, Answer.STOP]
+        assert train(alone, lambda report: None, parts) == Answer.GO_ON
     else:
-        assert train(alone, stop_at(48), parts) == "stop"
-        assert on_two_ranks(as_ranks, tmp_path, str(parts)) == ["go on", "go on"]
+        assert train(alone, stop_at(48), parts) == Answer.STOP
+        assert on_two_ranks(as_ranks, tmp_path, str(parts)) == [Answer.GO_ON, Answer.GO_ON]
     ours, theirs = final_state(parts)["model"], final_state(whole)["model"]
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
@@ -116,11 +117,11 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped):
     trial = config(**STOPPABLE, keep_checkpoints=2)
-    assert train(trial, stop_at(48), tmp_path) == "stop"
+    assert train(trial, stop_at(48), tmp_path) == Answer.STOP
     newest = max((tmp_path / "checkpoints").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-1000])
     with pytest.warns(UserWarning, match=f"checkpoint {newest} is damaged .*; going on from the one before it"):
-        assert train(trial, lambda report: None, tmp_path) == "go on"
+        assert train(trial, lambda report: None, tmp_path) == Answer.GO_ON
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
 
 

@@ -17,7 +17,7 @@ from trainers import activation_checkpointing, loop, reporter
 from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
 from trainers.loop import milestones, train
-from trainers.report import Report
+from trainers.report import Answer, Report
 from trainers.reporter import rungs_crossed
 
 
@@ -31,7 +31,7 @@ class Listener:
     def __call__(self, report: Report) -> str:
         stop = self._stops(report) and not any(map(self._stops, self.reports))
         self.reports.append(report)
-        return "stop" if stop else "go on"
+        return Answer.STOP if stop else Answer.GO_ON
 
     def told(self) -> list[tuple[str, int, tuple[int, ...]]]:
         return [(report.kind, report.samples_seen, report.rungs) for report in self.reports]
@@ -53,7 +53,7 @@ def every_interval(monkeypatch, no_progress_reports):
 def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path):
     listener = Listener()
     trial = config(micro_batch_size=8, sample_budget=60, rungs=(16, 33), evaluations=(1, 20))
-    assert train(trial, listener, tmp_path) == "go on"
+    assert train(trial, listener, tmp_path) == Answer.GO_ON
     assert listener.told() == [
         ("milestone", 8, ()),  # evaluation at 1
         ("milestone", 16, (16,)),
@@ -128,7 +128,7 @@ def test_a_report_lost_with_the_process_is_told_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(trial, dies, tmp_path)
     listener = Listener()
-    assert train(trial, listener, tmp_path) == "go on"
+    assert train(trial, listener, tmp_path) == Answer.GO_ON
     assert listener.told() == [("milestone", 16, (16,)), ("milestone", 32, (32,)), ("end", 64, ())]
     again = listener.reports[0].metrics
     assert {**again, "compile_seconds": 0.0} == {**lost[0].metrics, "compile_seconds": 0.0}
@@ -136,8 +136,8 @@ def test_a_report_lost_with_the_process_is_told_again(tmp_path):
 
 def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path):
     trial = config(rungs=(16, 32))
-    assert train(trial, lambda report: "stop", tmp_path) == "stop"
-    assert train(trial, lambda report: "stop", tmp_path) == "stop"
+    assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
+    assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert load_newest(tmp_path / "checkpoints")[1]["num_steps"] == 4
 
 
@@ -145,10 +145,10 @@ def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_int
     """Also one that falls on the very step at which progress is due: its checkpoint would be past the rung."""
     listener = Listener(lambda report: report.samples_seen == 5 * 4)
     trial = config(rungs=(18, 40), evaluations=(64,))
-    verdicts = [train(trial, listener, tmp_path)]
-    while verdicts[-1] == "stop":
-        verdicts.append(train(trial, listener, tmp_path))
-    assert len(verdicts) == 2
+    answers = [train(trial, listener, tmp_path)]
+    while answers[-1] == Answer.STOP:
+        answers.append(train(trial, listener, tmp_path))
+    assert len(answers) == 2
     assert sorted({rung for report in listener.reports for rung in report.rungs}) == [18, 40]
     assert listener.reports[-1].kind == "end"
 
@@ -286,9 +286,9 @@ def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
         )  # fmt: skip
         folder = Path(directory) / f"run{len(found)}"
         whole, parts = Listener(), Listener(lambda report: report.kind == "milestone")
-        assert train(trial, whole, folder / "whole") == "go on"
-        assert train(trial, parts, folder / "parts") == "stop"
-        assert train(trial, parts, folder / "parts") == "go on"
+        assert train(trial, whole, folder / "whole") == Answer.GO_ON
+        assert train(trial, parts, folder / "parts") == Answer.STOP
+        assert train(trial, parts, folder / "parts") == Answer.GO_ON
         ends = [torch.load(folder / name / "weights.pt")["final"] for name in ("whole", "parts")]
         equal = all(ends[0][name].equal(ends[1][name]) for name in ends[0])
         found.append([*(one.reports[-1].metrics["val_loss"] for one in (whole, parts) if one.reports), equal])
@@ -316,20 +316,20 @@ def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path):
 
 
 def of_two_ranks(directory: str):
-    """A run that is stopped at a rung and goes on; (verdicts, reports) of this rank."""
+    """A run that is stopped at a rung and goes on; (answers, reports) of this rank."""
     reporter.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf
     trial = config(padded=True, dropout=0.1, micro_batch_size=2, world_size=2, rungs=(16,), evaluations=(64,))
     listener = Listener(lambda report: bool(report.rungs))
-    verdicts = [train(trial, listener, Path(directory) / "parts") for _ in range(2)]
+    answers = [train(trial, listener, Path(directory) / "parts") for _ in range(2)]
     train(trial, lambda report: None, Path(directory) / "whole")
-    return verdicts, listener.told()
+    return answers, listener.told()
 
 
 def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path):
-    (verdicts, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
-    assert verdicts == ["stop", "go on"]
+    (answers, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
+    assert answers == [Answer.STOP, Answer.GO_ON]
     assert told == [("milestone", 16, (16,)), ("milestone", 16, (16,)), ("end", 64, ())]
-    assert others == (["stop", "go on"], [])
+    assert others == ([Answer.STOP, Answer.GO_ON], [])
     parts, whole = (load_newest(tmp_path / name / "checkpoints")[1] for name in ("parts", "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks

@@ -8,6 +8,7 @@ import torch
 from tests.support.tiny import config, cpu_run
 from trainers.evaluation import evaluate
 from trainers.loop import train
+from trainers.report import Answer
 from trainers.weight_average import WeightAverage
 
 
@@ -43,6 +44,6 @@ def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path):
     trial = config(sample_budget=64, evaluations=(24,), ema_half_life_samples=16)
     ends: list[float] = []
     train(trial, lambda report: ends.append(report.metrics["val_loss"]), tmp_path / "whole")
-    train(trial, lambda report: "stop", tmp_path / "parts")
+    train(trial, lambda report: Answer.STOP, tmp_path / "parts")
     train(trial, lambda report: ends.append(report.metrics["val_loss"]), tmp_path / "parts")
     assert ends[1] == ends[-1]
