@@ -11,7 +11,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import StudyConfig, given_batch
+from orchestrator.config.stages import Equivalence, Frontier
 from orchestrator.config.trial import base_trial
 from orchestrator.stages import frontier
 from orchestrator.stages.context import Setting
@@ -55,7 +56,7 @@ def predicted_memory(config: StudyConfig, facts: Mapping[str, Any]) -> dict[str,
     """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
     in a process of its own; modes that cannot be followed are left out, and those that do not go with model or data: their
     probes will say so. facts: what `check` found."""
-    stage = config.stage_named("frontier")
+    stage = config.stage_of(Frontier)
     if stage is None:
         return {}
     from trainers.peak_memory import PeakMemory
@@ -116,14 +117,11 @@ def check_compiler(compiles: bool) -> None:
 
 def check_size(config: StudyConfig, num_train_samples: int) -> None:
     """The smallest step of the study must not see a sample twice."""
-    batch = config.batch
-    effective = batch.effective_batch_size or (
-        batch.micro_batch_size * (batch.gradient_accumulation_steps or 1) * config.world_size
-    )
-    frontier = config.stage_named("frontier")
+    effective = given_batch(config.batch, config.world_size).effective_batch_size
+    frontier = config.stage_of(Frontier)
     if frontier:
         effective = frontier.smallest * config.world_size
-    equivalence = config.stage_named("equivalence")
+    equivalence = config.stage_of(Equivalence)
     if equivalence and equivalence.effective_batch_size:
         effective = max(effective, equivalence.effective_batch_size)
     if num_train_samples < effective:

@@ -1,10 +1,12 @@
-"""What one training run is told: a `TrialConfig`, complete and checked before anything starts."""
+"""What one training run is told: `TrialConfig`, complete and checked before anything starts. Every key is documented under
+its field; `model`, `data`, `optimizer` and `schedule` are also keys of a study file. Loads no torch."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
@@ -22,7 +24,7 @@ class Strict(BaseModel):
 
 
 def _fraction(value: object) -> object:
-    """`5%` as 0.05; numbers pass through."""
+    """Read `5%` as 0.05; numbers pass through."""
     if not isinstance(value, str):
         return value
     try:
@@ -35,89 +37,128 @@ Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)]
 
 
 class ModelConfig(Strict):
+    """What is trained."""
+
     target: str
-    """`gpt`, `hf`, or `package.module:callable` that returns an nn.Module."""
+    """The model: `gpt` (built in), `hf` (a language model of the transformers library), or your own as
+    `package.module:callable`, which is called with `kwargs` and returns an nn.Module."""
     kwargs: dict[str, Any] = {}
-    """Passed to the target. `vocab_size` and `seq_len` are taken from the data where the target has them and these do not."""
+    """Arguments of the target. Where it has `vocab_size` or `seq_len` and they are not given here, the data's are taken."""
     blocks: str | None = None
-    """Dotted name of the ModuleList whose members are checkpointed and compiled one by one; null: the longest one found."""
+    """The dotted name of the ModuleList of repeated layers, which are checkpointed and compiled one by one. null: the longest
+    ModuleList whose members are all of one class."""
 
 
 class DataConfig(Strict):
+    """What the model is trained on."""
+
     target: str
-    """`python_stdlib`, `text`, `hf`, or `package.module:callable` that returns (train, val) map-style data sets. Sets whose
-    samples differ in length pad in `__getitems__` and have `lengths`, so that the frontier tries the longest ones."""
+    """The data: `python_stdlib`, `text` or `hf` (built in), or your own as `package.module:callable`, which is called with
+    `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them in
+    `__getitems__`, and lists them as `lengths`, so that the frontier measures the longest ones."""
     kwargs: dict[str, Any] = {}
+    """Arguments of the target."""
 
 
 class OptimizerConfig(Strict):
+    """The optimizer, apart from its learning rate."""
+
     type: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's; for SGD the first is the momentum."""
+    """The decay rates of AdamW's two moving averages. For SGD the first is the momentum, and the second has no effect."""
     eps: float = 1e-8
+    """What AdamW adds to the denominator. It has no effect for SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Applied to tensors of two or more dimensions only."""
+    """The weight decay. It applies to tensors of two or more dimensions only, so not to biases and norms."""
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """The norm to which the synced gradient of a whole step is clipped; null: never."""
+    """The norm to which the gradient of a whole optimizer step is clipped. null: it is never clipped."""
 
 
 class Schedule(Strict):
+    """How the learning rate changes in the course of a run, after its warm-up."""
+
     type: Literal["warmup_stable_decay", "cosine", "constant"] = "warmup_stable_decay"
-    """After warm-up: constant with a linear anneal at the end; a half cosine to zero; or constant."""
+    """warmup_stable_decay: constant, then a linear fall to zero at the end of the budget. cosine: a half cosine, down to zero.
+    constant: no change."""
     decay: Fraction = 0.2
-    """Share of the sample budget that warmup_stable_decay anneals over."""
+    """The share of the sample budget over which warmup_stable_decay falls: 0.2 or 20%."""
 
 
 class TrialConfig(Strict):
-    """One training run. All sizes in samples (sequences) unless the name says otherwise."""
+    """One training run, complete. All sizes are in samples (sequences) unless the name says otherwise."""
 
     model: ModelConfig
+    """What is trained."""
     loss: str | None = None
-    """`package.module:callable`, called as loss(module, batch) -> (loss_sum, num_targets); null: the module returns that itself."""
+    """The user's own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
+    num_targets). null: the module itself returns the two."""
     data: DataConfig
+    """What it is trained on."""
     micro_batch_size: PositiveInt
-    """Samples per forward/backward on one rank."""
+    """Samples per forward and backward pass on one rank."""
     gradient_accumulation_steps: PositiveInt = 1
+    """Micro-batches per optimizer step on one rank."""
     world_size: PositiveInt = 1
+    """The data-parallel ranks of the run."""
     parallel: Parallel = "ddp"
-    """How ranks hold the model: `ddp`, each the whole of it; `fsdp` (FSDP2), each a shard, which needs several ranks."""
+    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs several)."""
     activation_checkpointing: ActivationCheckpointing = "none"
+    """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those of whole
+    blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
     compile: bool = True
+    """Whether the model's blocks are compiled."""
     dynamic_micro_batch: bool = False
-    """Compile once for every micro-batch size (a search over sizes), not for this one alone."""
+    """true: the compiled code serves every micro-batch size, for a search over sizes. false: it serves this one alone."""
     precision: Precision = "float32"
+    """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer, apart from its learning rate."""
     learning_rate: Annotated[float, Field(gt=0)]
+    """The learning rate after warm-up, before the schedule lowers it."""
     warmup_samples: Annotated[int, Field(ge=0)] = 0
+    """The samples over which the learning rate rises from zero. 0: there is no warm-up."""
     schedule: Schedule = Schedule()
+    """How the learning rate changes after warm-up."""
     sample_budget: PositiveInt
+    """The samples that the run trains on. It ends with the first step that reaches them, and evaluates there."""
     rungs: tuple[PositiveInt, ...] = ()
-    """Sample counts at which the run evaluates, saves a checkpoint and waits for an answer; the budget is always the last."""
+    """Sample counts at which the run evaluates, saves a checkpoint, reports, and waits until it is told whether to go on."""
     evaluations: tuple[PositiveInt, ...] = ()
-    """Further sample counts at which the run evaluates and saves a checkpoint, without waiting."""
+    """Further sample counts at which the run evaluates, saves a checkpoint and reports, and goes on without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
-    """Validation samples per evaluation; 0: never evaluate."""
+    """Validation samples of each evaluation: the first so many, or all if there are fewer. 0: it never evaluates."""
     ema_half_life_samples: PositiveInt | None = None
-    """Samples after which a moving average of the weights has forgotten half; null: none. With it, the average is evaluated."""
+    """The half-life of a moving average of the weights, in samples. Evaluations use the average. null: there is none."""
     sync_batch_norm: bool = False
-    """Turn BatchNorm into SyncBatchNorm: statistics of a micro-step over all ranks. Needs GPUs; micro-steps stay apart."""
+    """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs."""
     statistics: bool = True
-    """Of gradients and updates: coherence, noise scale, update ratio and the like; false: loss, norm, speed and memory only."""
+    """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates. false: it
+    measures loss, gradient norm, speed and memory alone."""
     longest_samples: bool = False
-    """Every step and evaluation from the longest samples alone: what is to fit must fit with them."""
+    """true: every step and evaluation takes the longest samples of the data, since what is to fit must fit with them."""
     seed: int = 0
+    """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: PositiveInt = 1
+    """How many checkpoints are kept: the newest so many."""
     memory_limit_bytes: PositiveInt | None = None
-    """Per rank. On a CPU host: above the warm idle process, and enforced; on CUDA: of the device. Null: no limit of ours."""
+    """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may allocate beyond
+    what it held before the run, and more is refused. null: whatever the device or host has."""
     reference_weights: str | None = None
-    """File of an equal run's initial and final weights; the run reports `rho`, its distance to them."""
+    """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that one.
+    null: it is compared with none."""
     save_weights: bool = False
-    """Leave initial and final weights behind, for another run's `reference_weights`."""
+    """true: the run leaves its initial and final weights in a file, for another run's `reference_weights`."""
+
+    @property
+    def split(self) -> Split:
+        """How a step's samples are split into micro-batches."""
+        return Split(self.micro_batch_size, self.gradient_accumulation_steps, self.world_size)
 
     @property
     def effective_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+        return self.split.effective_batch_size
 
     @model_validator(mode="after")
     def _shards_need_ranks(self) -> TrialConfig:
@@ -135,15 +176,34 @@ class TrialConfig(Strict):
 
 
 def check_shards(parallel: Parallel, world_size: int) -> None:
-    """Raise ValueError where there are no ranks to shard over."""
+    """Raise ValueError where the model is to be sharded over a single rank."""
     if parallel == "fsdp" and world_size == 1:
         raise ValueError("parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp")
 
 
-def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_size: int) -> int:
-    """gradient_accumulation_steps such that micro_batch_size x accumulation x world_size is the effective batch.
+@dataclass(frozen=True)
+class Split:
+    """How the samples of one optimizer step are split: into micro-batches, one after the other on each of several ranks."""
 
-    Raises ValueError, naming both numbers, where it does not divide: nothing is rounded.
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    world_size: int
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per optimizer step over all ranks."""
+        return self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.micro_batch_size * self.num_micro_batches
+
+
+def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_size: int) -> int:
+    """Return the gradient_accumulation_steps with which micro_batch_size x accumulation x world_size is the effective batch.
+
+    Nothing is rounded: where it does not divide, a ValueError names both numbers.
     """
     per_accumulation_step = micro_batch_size * world_size
     if effective_batch_size % per_accumulation_step:
@@ -155,7 +215,7 @@ def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_
 
 
 def resolve(path: str) -> Any:
-    """The object that `package.module:attribute` names. Raises ValueError that says which half does not exist."""
+    """Return the object that `package.module:attribute` names. Raises ValueError that says which half does not exist."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"'{path}' is not an import path; write it as package.module:callable")
@@ -174,7 +234,7 @@ def resolve(path: str) -> Any:
 
 
 def call_target(field: str, target: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """target(**kwargs), with a ValueError in the user's words where the names do not fit its signature."""
+    """Return target(**kwargs). Raises ValueError in the user's words where the names do not fit its signature."""
     try:
         inspect.signature(target).bind(**kwargs)
     except TypeError as error:

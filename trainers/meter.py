@@ -23,7 +23,7 @@ class Meter:
         self._peak_flops = throughput.peak_flops(device, config.precision)
         self.peak = memory.PeakMeter(device)
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace(device)
-        self.noise = NoiseLog(config.micro_batch_size, config.gradient_accumulation_steps * config.world_size)
+        self.noise = NoiseLog(config.micro_batch_size, config.split.num_micro_batches)
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0
         self._gradient_norm = 0.0

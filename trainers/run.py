@@ -174,16 +174,8 @@ class Run:
         return weights_of(initial_module(self.config, self.train_set))
 
     def _micro_batches(self, step: int) -> Iterator[Any]:
-        config = self.config
-        for micro_step in range(config.gradient_accumulation_steps):
-            numbers = micro_batch_numbers(
-                step,
-                micro_step,
-                self.rank,
-                micro_batch_size=config.micro_batch_size,
-                gradient_accumulation_steps=config.gradient_accumulation_steps,
-                world_size=config.world_size,
-            )
+        for micro_step in range(self.config.gradient_accumulation_steps):
+            numbers = micro_batch_numbers(step, micro_step, self.rank, self.config.split)
             yield move(fetch(self.train_set, self.order.indices(numbers)), self.device)
 
 

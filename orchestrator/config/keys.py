@@ -1,8 +1,9 @@
-"""What a study file says: `StudyConfig`. Every key is documented under its field; the file's keys are these fields."""
+"""The keys of a study file: `StudyConfig`. Every key is documented under its field; those of the stages are in stages.py,
+those of `model`, `data` and `schedule` in trainers/config.py."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, model_validator
 
@@ -13,6 +14,7 @@ from orchestrator.config.stages import (
     KillRules,
     LearningRate,
     Positive,
+    Stage,
     StageConfig,
     Throughput,
     Train,
@@ -26,10 +28,13 @@ from trainers.config import (
     Parallel,
     Precision,
     Schedule,
+    Split,
     Strict,
     check_shards,
     derive_accumulation,
 )
+
+AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
 def _yaml_off(value: object) -> object:
@@ -38,87 +43,122 @@ def _yaml_off(value: object) -> object:
 
 
 class StudyOptimizer(OptimizerConfig):
+    """The optimizer, and how its learning rate and warm-up follow the batch size."""
+
     lr: Positive = 6e-4
-    """Learning rate at `reference_batch_size`."""
+    """The learning rate at `reference_batch_size`; `lr_scaling` says what it becomes at other batch sizes."""
     reference_batch_size: PositiveInt = 32
     """The effective batch, in samples, that `lr` was chosen for."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
-    """How the learning rate follows the effective batch: sqrt for Adam (Malladi et al. 2022, arXiv 2205.10287), linear for
-    SGD (Goyal et al. 2017, arXiv 1706.02677). A centre for the learning_rate stage, never the answer."""
+    """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022, arXiv
+    2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), or not at all (none). The rule
+    is where the learning_rate stage starts to look, and never the answer."""
     warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """Samples of linear warm-up; auto: 1 % of the budget, 2 % from 8 times the reference batch, 5 % from 16 times."""
+    """The samples over which the learning rate rises from zero. auto: 1 % of the sample budget, 2 % where the effective batch
+    is at least 8 times the reference batch, 5 % where it is at least 16 times."""
 
 
 class Tracking(Strict):
+    """Where the curves of the trials are sent beside the run directory."""
+
     wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_yaml_off)] = "off"
-    """Each trial as a W&B run, its group the study."""
+    """Whether each trial is a run in Weights & Biases, and all of a study one group: off, offline (written to disk, to be
+    sent with `wandb sync`) or online."""
     project: str = "batchscout"
+    """The project in Weights & Biases."""
 
 
 class Placement(Strict):
-    """Null: from what the cluster has. One lane runs one trial at a time."""
+    """How many trials run at once, and on how many CPUs. A lane is a group of processes that runs one trial at a time."""
 
     lanes: PositiveInt | None = None
-    """Trials at a time; null: as many as the GPUs hold, and one on a CPU host, where two would disturb each other's clock."""
+    """Trials that run at once. null: as many as the GPUs of the cluster hold; on CPU hosts one, since two trials on one host
+    would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
-    """null: on a CPU host all CPUs over the ranks; with GPUs 1."""
+    """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
 
 
 class Batch(Strict):
-    """The batch of `batchscout trial`, and of stages that no earlier stage has chosen one for. Give two of the three at most."""
+    """The batch of `batchscout trial`, and of every stage for which no earlier stage has chosen one. Give two of the three
+    keys at most: effective_batch_size = micro_batch_size x gradient_accumulation_steps x world_size."""
 
     micro_batch_size: PositiveInt = 1
+    """Samples per forward and backward pass on one rank."""
     gradient_accumulation_steps: PositiveInt | None = None
+    """Micro-batches per optimizer step on one rank. null: what `effective_batch_size` makes it, or 1 without that."""
     effective_batch_size: PositiveInt | None = None
+    """Samples per optimizer step over all ranks. null: what the other two keys make it."""
 
 
 class StudyConfig(Strict):
+    """A whole study file. Only `model` and `data` must be given; `name` is the file's where it is left out."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Letters, digits, dot, dash and underscore; the run directory is runs/<name>."""
+    """The study's name: letters, digits, dot, dash and underscore. Its run directory is runs/<name>."""
     model: ModelConfig
+    """What is trained."""
     loss: str | None = None
-    """`package.module:callable`, called as loss(module, batch) -> (loss_sum, num_targets); null: the module returns that itself."""
+    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum, num_targets):
+    the summed loss and the number of targets in that sum. null: the module itself returns the two."""
     data: DataConfig
+    """What it is trained on."""
     optimizer: StudyOptimizer = StudyOptimizer()
+    """The optimizer, its learning rate, and how that follows the batch size."""
     precision: Precision = "float32"
+    """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
     world_size: PositiveInt = 1
-    """Data-parallel ranks of one trial."""
+    """The data-parallel ranks of one trial: so many GPUs, or processes on a CPU host, train one model together."""
     batch: Batch = Batch()
+    """The batch of `batchscout trial`, and of stages for which no earlier stage has chosen one."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """Of `batchscout trial`, and of stages that no frontier has chosen for: none, selective, full, or a memory budget in (0, 1)."""
+    """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages for
+    which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or as many as a
+    memory budget between 0 and 1 asks for, which needs `compile`."""
     compile: bool | None = None
-    """Likewise; null: if the frontier or the grid compiles at all, or there is neither."""
+    """Whether the model is compiled, in `batchscout trial` and in stages for which no frontier has chosen. null: yes if the
+    study's frontier or grid compiles in any of its trials, and yes if the study has neither."""
     memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Per rank. CUDA: bytes of the device, null = all of it. CPU host: bytes above the warm idle process, to which it is
-    held; null = what is available on the host when the study starts, over the ranks."""
+    """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU host: what
+    the process may allocate beyond what it holds before a trial, and more is refused; null: what the host has free when the
+    study starts, in equal parts for all ranks."""
     headroom: Fraction = 0.05
-    """Share of the memory limit that the chosen micro-batch must leave free."""
+    """The share of the memory limit that the chosen micro-batch must leave free: 0.05 or 5%."""
     sample_budget: PositiveInt = 32_768
-    """Samples (sequences) of one full training run, whatever its batch size."""
+    """The samples (sequences) of one full training run, whatever its batch size."""
     evaluation_samples: PositiveInt = 256
-    """Validation samples per evaluation."""
+    """The validation samples of each evaluation: the first so many, or all if there are fewer."""
     evaluations: Annotated[int, Field(ge=1)] = 8
-    """Evenly spaced evaluations of a full run."""
+    """How often a full training run is evaluated, at even distances; the last evaluation is at its end."""
     schedule: Schedule = Schedule()
+    """How the learning rate changes in the course of a full training run."""
     isolation: Literal["lane", "trial"] = "lane"
-    """trial: fresh processes for every trial."""
+    """lane: trials that run one after the other share their processes, which saves the start-up. trial: every trial gets
+    fresh processes."""
     parallel: Parallel = "ddp"
-    """ddp: every rank holds the whole model; fsdp (FSDP2): a shard of it, which needs world_size of at least 2."""
+    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs a world_size
+    of at least 2)."""
     tracking: Tracking = Tracking()
+    """Where the curves of the trials are sent beside the run directory."""
     placement: Placement = Placement()
+    """How many trials run at once, and on how many CPUs."""
     keep_checkpoints: PositiveInt = 1
-    """Newest checkpoints kept per trial."""
+    """How many checkpoints of each trial are kept: the newest so many."""
     ema_half_life_samples: PositiveInt | None = None
-    """Samples after which a moving average of the weights has forgotten half; null: none. With it, the average is evaluated."""
+    """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count half.
+    Evaluations use the average. null: there is none, and evaluations use the weights as they are."""
     sync_batch_norm: bool = False
-    """Turn BatchNorm into SyncBatchNorm: statistics of a micro-step over all ranks. Needs GPUs; micro-steps stay apart."""
+    """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs. The
+    statistics of different micro-batches stay apart all the same."""
     statistics: bool = True
-    """Coherence, noise scale, update ratio and the like; false: loss, norm, speed and memory only, and no goodput."""
+    """true: trials measure coherence, noise scale, update ratio and similar figures. false: they measure loss, gradient norm,
+    speed and memory alone, and there is no goodput."""
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
-    """Each candidate of train and learning_rate is run once per seed and judged by the mean."""
+    """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
     objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
-    """val_loss at the budget; or training seconds, or device hours, until the loss that the baseline ends at."""
+    """What the best candidate has the least of: validation loss at the end of the budget (val_loss); or seconds of training
+    (time_to_target), or device hours (gpu_hours), until it reaches the loss at which the baseline ends."""
     kill: KillRules = KillRules()
+    """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
         Frontier(),
         Throughput(),
@@ -126,6 +166,7 @@ class StudyConfig(Strict):
         Train(),
         LearningRate(),
     )
+    """The stages of the study, in the order in which they run; each at most once."""
 
     @model_validator(mode="after")
     def _checks_across_keys(self) -> StudyConfig:
@@ -136,29 +177,28 @@ class StudyConfig(Strict):
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
             )
         check_shards(self.parallel, self.world_size)
-        micro_batch_size, accumulation = given_batch(self.batch, self.world_size)
-        effective = micro_batch_size * accumulation * self.world_size
+        effective = given_batch(self.batch, self.world_size).effective_batch_size
         if effective > self.sample_budget:
             raise ValueError(
                 f"sample_budget ({self.sample_budget}) is smaller than one effective batch ({effective}); "
                 "raise sample_budget or lower the batch"
             )
-        for stage in self.stages:
-            if isinstance(stage, Equivalence) and stage.micro_batch_sizes and stage.effective_batch_size:
-                for micro_batch_size in stage.micro_batch_sizes:
-                    derive_accumulation(stage.effective_batch_size, micro_batch_size, self.world_size)
+        equivalence = self.stage_of(Equivalence)
+        if equivalence and equivalence.effective_batch_size:
+            for micro_batch_size in equivalence.micro_batch_sizes:
+                derive_accumulation(equivalence.effective_batch_size, micro_batch_size, self.world_size)
         return self
 
-    def stage_named(self, kind: str) -> Any:
-        """The stage of that type, or None."""
-        return next((stage for stage in self.stages if stage.type == kind), None)
+    def stage_of(self, kind: type[AnyStage]) -> AnyStage | None:
+        """Return the study's stage of this class, or None where it has none."""
+        return next((stage for stage in self.stages if isinstance(stage, kind)), None)
 
 
-def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
-    """(micro_batch_size, gradient_accumulation_steps) that `batch` says. Raises ValueError where its numbers disagree."""
+def given_batch(batch: Batch, world_size: int) -> Split:
+    """Return the split that the key `batch` gives. Raises ValueError where its numbers disagree."""
     accumulation = batch.gradient_accumulation_steps
     if batch.effective_batch_size is None:
-        return batch.micro_batch_size, accumulation or 1
+        return Split(batch.micro_batch_size, accumulation or 1, world_size)
     derived = derive_accumulation(batch.effective_batch_size, batch.micro_batch_size, world_size)
     if accumulation not in (None, derived):
         raise ValueError(
@@ -166,4 +206,4 @@ def given_batch(batch: Batch, world_size: int) -> tuple[int, int]:
             f"({batch.effective_batch_size}) with micro_batch_size ({batch.micro_batch_size}) and world_size "
             f"({world_size}) makes it {derived}; leave one of them out"
         )
-    return batch.micro_batch_size, derived
+    return Split(batch.micro_batch_size, derived, world_size)

@@ -1,32 +1,27 @@
-"""From a YAML file and `--set` to a checked StudyConfig; what is wrong with them is said in the user's words."""
+"""How a study file and `--set` become a checked StudyConfig, and how a fault in them is said in the user's words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import (
-    AshaPruner,
-    Equivalence,
-    Frontier,
-    Grid,
-    LearningRate,
-    NoPruner,
-    Throughput,
-    Train,
-)
-from trainers.config import (
-    Strict,
-)
+from orchestrator.config.stages import Pruner, StageConfig
+from trainers.config import Strict
+
+Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
+"""What a YAML file may hold, as far as a study file has a use for it."""
+Place = tuple[int | str, ...]
+"""Where in a study file something stands: the keys, the members of lists and the `type` words on the way to it."""
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file says. Raises ValueError, with the line, where it is not YAML."""
+    """Return what a YAML file says. Raises ValueError, with the line, where it is not YAML."""
     try:
         return yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -34,13 +29,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def load_study(path: Path, overrides: list[str]) -> StudyConfig:
-    """The study that a file describes, with `a.b=c` overrides; relative data paths are resolved here and now.
+    """Return the study that a file describes, changed by overrides of the form `a.b=c`.
 
-    Raises ValueError in the user's words: what is wrong, where, and what would be right.
+    Relative paths of the data become absolute here. Raises ValueError that says what is wrong, where, and what would be
+    right.
     """
     if not path.is_file():
         raise ValueError(f"there is no study file {path}; check the path, or start from one in configs/")
-    tree = read_yaml(path)
+    tree: Yaml = read_yaml(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
@@ -52,24 +48,22 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     return parse_study(tree, str(path))
 
 
-def _make_absolute(tree: dict[str, Any]) -> None:
-    """Paths that exist from here on: a worker has another directory, and so has the next command."""
+def _make_absolute(tree: dict[str, Yaml]) -> None:
+    """Make the paths in the file absolute: a worker has another working directory, and so may the next command."""
     for part, keys in (("data", ("train", "val", "path", "tokenizer")), ("model", ("name",))):
         section = tree.get(part)
-        if (
-            not isinstance(section, dict)
-            or not isinstance(section.get("kwargs"), dict)
-            or ":" in str(section.get("target"))
-        ):
+        if not isinstance(section, dict) or ":" in str(section.get("target")):
+            continue  # the arguments of a user's own callable are not ours to change
+        kwargs = section.get("kwargs")
+        if not isinstance(kwargs, dict):
             continue
-        kwargs = section["kwargs"]
         for key in keys:
             if key in kwargs:
                 kwargs[key] = _absolute(kwargs[key], always=section["target"] == "text" and key in ("train", "val"))
 
 
-def _absolute(value: Any, *, always: bool) -> Any:
-    """A path, or each of a list; what might be a name in a registry instead only where such a file exists."""
+def _absolute(value: Yaml, *, always: bool) -> Yaml:
+    """Make a path absolute, or each of a list. Unless `always`, only where it exists: else it may be a name on a hub."""
     if isinstance(value, list):
         return [_absolute(item, always=always) for item in value]
     if isinstance(value, str) and (always or Path(value).exists()):
@@ -77,17 +71,17 @@ def _absolute(value: Any, *, always: bool) -> Any:
     return value
 
 
-def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set one `a.b=c`; c is read as YAML, list members are addressed by their number (stages.0.smallest=4)."""
+def apply_override(tree: dict[str, Yaml], override: str) -> None:
+    """Set one `a.b=c` in the tree. c is read as YAML; a list member is named by its number, a stage also by its type."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"--set '{override}' is not of the form key=value; write --set optimizer.lr=3e-4")
     *parents, last = key.split(".")
-    node: Any = tree
+    node: Yaml = tree
     for name in parents:
         node = _child(node, name, override)
     try:
-        value = yaml.safe_load(text)
+        value: Yaml = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(
             f"--set '{override}': what follows the = is not valid YAML; quote it, or close its brackets"
@@ -100,7 +94,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise ValueError(f"--set '{override}': '{key}' lies inside a single value; set that value whole")
 
 
-def _child(node: Any, name: str, override: str) -> Any:
+def _child(node: Yaml, name: str, override: str) -> Yaml:
+    """Return what stands below a node under this name; an empty mapping is made where nothing does."""
     if isinstance(node, list):
         return node[_list_index(node, name, override)]
     if not isinstance(node, dict):
@@ -110,8 +105,8 @@ def _child(node: Any, name: str, override: str) -> Any:
     return node[name]
 
 
-def _list_index(items: list[Any], name: str, override: str) -> int:
-    """A list member by number, or a stage by its type."""
+def _list_index(items: list[Yaml], name: str, override: str) -> int:
+    """Return the place of a list member that is named by its number, or of a stage that is named by its type."""
     by_type = [i for i, item in enumerate(items) if isinstance(item, dict) and item.get("type") == name]
     if by_type:
         return by_type[0]
@@ -123,20 +118,20 @@ def _list_index(items: list[Any], name: str, override: str) -> int:
 
 
 def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
-    """A checked StudyConfig. Raises ValueError with one line per fault."""
+    """Return a checked StudyConfig. Raises ValueError with one line per fault."""
     try:
-        return StudyConfig.model_validate(_numbers(tree))
+        return StudyConfig.model_validate(_with_numbers(tree))
     except ValidationError as error:
         faults = "\n".join(f"  {_fault(item)}" for item in _own_faults(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
 
 
-def _numbers(value: Any) -> Any:
-    """YAML 1.1 reads `6e-4` as text for want of a dot; whoever writes it means the number."""
+def _with_numbers(value: Yaml) -> Yaml:
+    """Turn text such as `6e-4` into the number that is meant: YAML 1.1 reads it as text, for want of a dot."""
     if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
+        return {key: _with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_numbers(item) for item in value]
+        return [_with_numbers(item) for item in value]
     if isinstance(value, str) and value[:1] in "-+0123456789." and "e" in value.lower():
         try:
             return float(value)
@@ -145,16 +140,17 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def _own_faults(items: Sequence[Any]) -> list[Any]:
-    """Without lists that are called too short only because a member of theirs is at fault."""
+def _own_faults(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave out the lists that are called too short only because a member of theirs is at fault."""
 
-    def a_member_is_at_fault(place: tuple[Any, ...]) -> bool:
+    def a_member_is_at_fault(place: Place) -> bool:
         return any(item["loc"] != place and item["loc"][: len(place)] == place for item in items)
 
     return [item for item in items if item["type"] != "too_short" or not a_member_is_at_fault(item["loc"])]
 
 
-def _fault(item: Any) -> str:
+def _fault(item: ErrorDetails) -> str:
+    """Return one line: where it is, what is wrong, and the remedy."""
     where = ".".join(str(part) for part in item["loc"]) or "the file"
     if item["type"] == "extra_forbidden":
         known = ", ".join(_known_keys(item["loc"]))
@@ -167,28 +163,26 @@ def _fault(item: Any) -> str:
     return f"{where}: {message} (it is {item['input']!r}); change it"
 
 
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    """The keys that are possible where an unknown one was found."""
-    owner: Any = StudyConfig
-    for part in location[:-1]:
+def _known_keys(place: Place) -> list[str]:
+    """Return the keys that are possible where an unknown one was found."""
+    owner: type[Strict] | None = StudyConfig
+    for part in place[:-1]:
         if isinstance(part, int):
             continue
         field = owner.model_fields.get(part) if owner else None
-        owner = _model_class(field.annotation) if field else _STAGES.get(str(part), owner)
+        owner = _section_of(field.annotation) if field else _BY_TYPE.get(part, owner)
     return list(owner.model_fields) if owner else []
 
 
-def _model_class(annotation: Any) -> Any:
+def _section_of(annotation: Any) -> type[Strict] | None:
+    """Return the class of a key that has keys of its own."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
 
 
-_STAGES: dict[str, Any] = {
-    "frontier": Frontier,
-    "throughput": Throughput,
-    "equivalence": Equivalence,
-    "train": Train,
-    "learning_rate": LearningRate,
-    "grid": Grid,
-    "asha": AshaPruner,
-    "none": NoPruner,
-}
+def _members_by_type(choice: Any) -> dict[str, type[Strict]]:
+    """Return the members of a union that is told apart by the word under `type`, each under its word."""
+    union, _ = get_args(choice)
+    return {member.model_fields["type"].default: member for member in get_args(union)}
+
+
+_BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner)

@@ -1,4 +1,5 @@
-"""The keys of each stage, of the pruners, and of the rules that stop a trial. Every key is documented under its field."""
+"""The keys of each stage, of the pruners, and of the rules that stop a trial. Every key is documented under its field; the
+docstring of a stage is the question that the report prints above its answer."""
 
 from __future__ import annotations
 
@@ -15,42 +16,94 @@ from trainers.config import (
 
 Positive = Annotated[float, Field(gt=0)]
 
-
 AtLeastOne = Field(min_length=1)
+
+
+class NoPruner(Strict):
+    """Every trial trains to the end of its budget."""
+
+    type: Literal["none"] = "none"
+    """`none`: no trial is stopped at a rung."""
+
+
+class AshaPruner(Strict):
+    """Promotion ASHA (Li et al. 2018, arXiv 1810.05934): trials pause at a rung, and the best of them train on."""
+
+    type: Literal["asha"] = "asha"
+    """`asha`: trials are compared at rungs, which are numbers of training samples."""
+    min_samples: PositiveInt | None = None
+    """The first rung, in training samples. null: an eighth of the sample budget."""
+    reduction_factor: Annotated[int, Field(ge=2)] = 2
+    """One in so many trials trains on from a rung, and each rung is so many times the one before it."""
+    synchronous: bool = True
+    """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the result
+    does not depend on which trial was faster. false: a trial trains on at once if it is among the best so far. With more
+    than about ten trials this has the best one trained much earlier."""
+
+
+Pruner = Annotated[NoPruner | AshaPruner, Field(discriminator="type")]
+
+
+class KillRules(Strict):
+    """When a trial is stopped between rungs. null turns a rule off. A loss that is not finite always stops its trial."""
+
+    spike_deviations: Positive | None = 6.0
+    """How far above the running median a loss must lie to count as a spike, in robust standard deviations (1.4826 times the
+    median absolute deviation). null: spikes stop no trial."""
+    spike_steps: PositiveInt = 3
+    """So many spikes in a row stop the trial."""
+    above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
+    """After warm-up, a trial is stopped if its loss is more than so many times the loss of its first steps. null: a loss
+    above the first stops no trial."""
+    min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
+    """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same effective
+    batch, whatever that one's split and mode. null: slow trials are not stopped."""
+    max_silent_seconds: Positive | None = 7200.0
+    """A trial that reports nothing for so many seconds is taken to hang: it fails, and its processes are replaced. A trial
+    reports every ten optimizer steps; it is silent while it compiles, evaluates or saves. null: wait for ever."""
 
 
 class Frontier(Strict):
     """How much fits, and what is fast?"""
 
     type: Literal["frontier"] = "frontier"
+    """`frontier`. Finds the largest micro-batch that fits into memory and the fastest one, in each mode. A mode is a
+    choice of activation checkpointing, compilation, precision, cross-entropy and sample length."""
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none", "selective", "full")
+    """The kinds of activation checkpointing to try: none, selective, full, or a memory budget between 0 and 1, which needs
+    `compile`."""
     compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
+    """Whether the model is compiled: true, false, or both to compare them."""
     precision: tuple[Precision, ...] = ()
-    """Empty: the study's precision."""
+    """The precisions to try: float32, bfloat16, float16. Empty: the study's `precision` alone."""
     cross_entropy: tuple[CrossEntropy, ...] = ()
-    """Of the built-in gpt: whole, chunked; empty: whole, and the fastest point once more in chunks where torch has them."""
+    """How the built-in gpt computes its loss: from all logits at once (whole), or from a few rows of them at a time
+    (chunked, which needs torch 2.13). Empty: whole, and the fastest point once more with chunked where torch has it."""
     seq_len: tuple[PositiveInt, ...] = ()
-    """Further lengths of the samples, to show what they cost; what is chosen has the data's own."""
+    """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with always
+    has the length of the data. Empty: that length alone."""
     smallest: PositiveInt = 1
-    """The micro-batch size that the search starts at, and the baseline of the train stage."""
+    """The micro-batch size, in samples per rank, at which the search starts. It is also the baseline of the train stage."""
     largest: PositiveInt = 1024
-    """Where the search ends even if memory does not."""
+    """The micro-batch size, in samples per rank, at which the search ends even if memory does not."""
     max_step_seconds: Positive = 60
-    """Sizes whose step would take longer are not tried, and one that does is too_slow."""
+    """The longest optimizer step to consider, in seconds. Larger micro-batches are not tried where their step would take
+    longer, and one whose step does take longer ends as too_slow."""
     steps: Annotated[int, Field(ge=5)] = 6
-    """Optimizer steps of a probe, each of 2 accumulation steps; the first 3 are not timed."""
+    """Optimizer steps of each measurement; the first three are not timed. Each step accumulates over two micro-batches."""
     finalists: PositiveInt = 3
-    """So many of the fastest are timed again, compiled for their size alone ..."""
+    """So many of the fastest points are timed again, each compiled for its own micro-batch size."""
     rounds: PositiveInt = 5
-    """... in so many rounds of turns."""
+    """The finalists are timed in turns, so many times each, so that a drift of the machine meets all of them."""
 
 
 class Throughput(Strict):
     """What does accumulation cost, what does it buy?"""
 
     type: Literal["throughput"] = "throughput"
+    """`throughput`. Measures what gradient accumulation costs in speed, and what it gives in signal per sample."""
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
-    """Effective batches, in units of the chosen micro-batch times the world size."""
+    """The effective batches to measure, as multiples of the chosen micro-batch size times `world_size`."""
     steps: Annotated[int, Field(ge=8)] = 20
     """Optimizer steps per effective batch."""
 
@@ -59,80 +112,61 @@ class Equivalence(Strict):
     """Is (m x k) really the same as (1 x mk) for this model?"""
 
     type: Literal["equivalence"] = "equivalence"
+    """`equivalence`. Checks that a batch which is split into micro-batches trains the model as the whole batch does.
+    Some models are no longer the same when their batch is split, those with BatchNorm for instance."""
     micro_batch_sizes: tuple[PositiveInt, ...] = ()
-    """The splits of the effective batch, the first is the reference; empty: the chosen micro-batch and two divisors of it."""
+    """The micro-batch sizes, in samples per rank, into which the effective batch is split; the first is what the others are
+    compared with. Empty: the chosen micro-batch size and its two largest divisors."""
     effective_batch_size: PositiveInt | None = None
-    """null: twice the largest split over all ranks."""
+    """The effective batch, in samples. null: twice the largest micro-batch size times `world_size`."""
     steps: PositiveInt = 10
+    """Optimizer steps of each run."""
     tolerance: Positive | None = None
-    """Largest rho that passes; null: 1e-4 in float32, else that of the last split against itself in float32."""
-
-
-class NoPruner(Strict):
-    type: Literal["none"] = "none"
-
-
-class AshaPruner(Strict):
-    """Promotion ASHA (Li et al. 2018, arXiv 1810.05934): pause at a rung, promote the best."""
-
-    type: Literal["asha"] = "asha"
-    min_samples: PositiveInt | None = None
-    """The first rung; null: an eighth of the budget."""
-    reduction_factor: Annotated[int, Field(ge=2)] = 2
-    """One in so many goes on from a rung."""
-    synchronous: bool = True
-    """Wait at a rung until nobody who has yet to reach it can change the verdict: no clock decides. For more trials than
-    about ten, false has the best one trained much earlier: whoever is among the best so far goes on at once."""
-
-
-class KillRules(Strict):
-    """When a trial is stopped between rungs. A null turns the rule off; a loss that is not finite always stops."""
-
-    spike_deviations: Positive | None = 6.0
-    """A loss above the running median by so many robust standard deviations (1.4826 x MAD) ..."""
-    spike_steps: PositiveInt = 3
-    """... for so many steps in a row."""
-    above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
-    """After warm-up, a loss above so many times that of the first steps."""
-    min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
-    """Tokens/s below this share of the best trial of the same effective batch in another split or mode."""
-    max_silent_seconds: Positive | None = 7200.0
-    """A trial that says nothing for so long has hung: it fails, and its processes are replaced. It speaks every ten
-    optimizer steps; compiling, evaluating and saving are silent."""
+    """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial weights.
+    null: 1e-4 in float32, and in lower precision the distance that the last split has to its own run in float32."""
 
 
 class Train(Strict):
     """Which candidate reaches the loss first?"""
 
     type: Literal["train"] = "train"
-    pruner: Annotated[NoPruner | AshaPruner, Field(discriminator="type")] = AshaPruner()
+    """`train`. Trains the candidates, and finds the one that reaches the lowest loss under the study's `objective`."""
+    pruner: Pruner = AshaPruner()
+    """Which candidates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
     unscaled_contrast: bool = True
-    """Run the candidate with the best goodput once more with the learning rate unscaled."""
+    """true: the candidate with the best goodput is run once more with the learning rate of the reference batch, to show
+    whether scaling it helps."""
 
 
 class LearningRate(Strict):
     """Is the scaling rule right here?"""
 
     type: Literal["learning_rate"] = "learning_rate"
+    """`learning_rate`. Tries learning rates around that of the scaling rule, at the batch that won the train stage."""
     multipliers: Annotated[tuple[Positive, ...], AtLeastOne] = (0.5, 0.71, 1, 1.41, 2)
-    """Of the rule's learning rate at the winner."""
+    """The learning rates to try, as multiples of that of the scaling rule at the winning batch."""
 
 
 class Grid(Strict):
     """Every combination of the lists, each a full training run; what does not divide is skipped and listed."""
 
     type: Literal["grid"] = "grid"
+    """`grid`. Trains every combination of the lists below for the whole budget. A combination whose effective batch
+    does not divide, or is larger than the budget or the data, is skipped and listed."""
     micro_batch_size: tuple[PositiveInt, ...] = ()
+    """Samples per forward and backward pass on one rank. Empty: the one that the frontier chose, else that of `batch`."""
     effective_batch_size: tuple[PositiveInt, ...] = ()
-    """Empty: micro-batch x world size, no accumulation."""
+    """Samples per optimizer step over all ranks. Empty: the micro-batch size times `world_size`, without accumulation."""
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none",)
+    """The kinds of activation checkpointing: none, selective, full, or a memory budget between 0 and 1, which needs
+    `compile`."""
     compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
+    """Whether the model is compiled: true, false, or both."""
     learning_rate: tuple[Positive, ...] = ()
-    """Empty: the scaling rule's."""
-    pruner: Annotated[NoPruner | AshaPruner, Field(discriminator="type")] = NoPruner()
+    """Learning rates, used as they are. Empty: that of the scaling rule for each effective batch."""
+    pruner: Pruner = NoPruner()
+    """Which combinations are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
-StageConfig = Annotated[
-    Frontier | Throughput | Equivalence | Train | LearningRate | Grid,
-    Field(discriminator="type"),
-]
+Stage = Frontier | Throughput | Equivalence | Train | LearningRate | Grid
+StageConfig = Annotated[Stage, Field(discriminator="type")]

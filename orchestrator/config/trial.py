@@ -1,33 +1,35 @@
-"""What a study's keys mean for one trial: the configuration that all share, the learning-rate rule, warm-up and rungs."""
+"""What a study's keys mean for one trial: the configuration that all trials share, the learning-rate rule, warm-up, rungs."""
 
 from __future__ import annotations
 
 from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
-from orchestrator.config.stages import AshaPruner, Frontier, Grid
+from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner
 from trainers.config import (
     OptimizerConfig,
     TrialConfig,
 )
 
+# Where the pruner does not say: the first rung is at this share of the sample budget.
+DEFAULT_FIRST_RUNG_SHARE = 1 / 8
+
 
 def uses_compile(study: StudyConfig) -> bool:
-    """Whether any trial of the study compiles."""
+    """True if any trial of the study compiles."""
     asked = [stage.compile for stage in study.stages if isinstance(stage, (Frontier, Grid))]
     return any(any(choice) for choice in asked) if asked else study.compile is not False
 
 
 def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
-    """What all trials of the study have in common, with the batch that `batch` gives."""
-    micro_batch_size, accumulation = given_batch(study.batch, study.world_size)
-    effective = micro_batch_size * accumulation * study.world_size
+    """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
+    split = given_batch(study.batch, study.world_size)
     shared = StudyOptimizer.model_fields.keys() - OptimizerConfig.model_fields.keys()
     return TrialConfig(
         model=study.model,
         loss=study.loss,
         data=study.data,
-        micro_batch_size=micro_batch_size,
-        gradient_accumulation_steps=accumulation,
-        world_size=study.world_size,
+        micro_batch_size=split.micro_batch_size,
+        gradient_accumulation_steps=split.gradient_accumulation_steps,
+        world_size=split.world_size,
         parallel=study.parallel,
         ema_half_life_samples=study.ema_half_life_samples,
         sync_batch_norm=study.sync_batch_norm,
@@ -36,8 +38,8 @@ def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfi
         compile=uses_compile(study) if study.compile is None else study.compile,
         precision=study.precision,
         optimizer=OptimizerConfig(**study.optimizer.model_dump(exclude=set(shared))),
-        learning_rate=scaled_learning_rate(study.optimizer, effective),
-        warmup_samples=warmup_samples(study.optimizer, effective, study.sample_budget),
+        learning_rate=scaled_learning_rate(study.optimizer, split.effective_batch_size),
+        warmup_samples=warmup_samples(study.optimizer, split.effective_batch_size, study.sample_budget),
         schedule=study.schedule,
         sample_budget=study.sample_budget,
         evaluations=evenly_spaced(study.sample_budget, study.evaluations),
@@ -49,13 +51,13 @@ def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfi
 
 
 def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -> float:
-    """The rule's learning rate for an effective batch."""
+    """Return the learning rate that the scaling rule gives for an effective batch."""
     ratio = effective_batch_size / optimizer.reference_batch_size
     return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[optimizer.lr_scaling]
 
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
-    """A heuristic where `auto`: 1 % of the budget, 2 % from 8 times the reference batch, 5 % from 16 times."""
+    """Return the samples of warm-up. `auto` is a heuristic: a larger share of the budget for a batch far above the reference."""
     if optimizer.warmup != "auto":
         return optimizer.warmup
     ratio = effective_batch_size / optimizer.reference_batch_size
@@ -64,25 +66,23 @@ def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_
 
 
 def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
-    """`count` sample numbers up to `total`, which is the last."""
+    """Return `count` sample numbers up to `total`, which is the last; fewer where there are not so many samples."""
     return tuple(sorted({max(1, round(total * (i + 1) / count)) for i in range(count)}))
 
 
 def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tuple[int, ...]:
-    """min_samples x factor^i below the budget."""
-    rungs: list[int] = []
-    level = min_samples
-    while level < sample_budget:
-        rungs.append(level)
-        level *= reduction_factor
-    return tuple(rungs)
+    """Return min_samples x reduction_factor^i for i = 0, 1, ..., as far as that is below the budget."""
+    found: list[int] = []
+    rung = min_samples
+    while rung < sample_budget:
+        found.append(rung)
+        rung *= reduction_factor
+    return tuple(found)
 
 
-DEFAULT_FIRST_RUNG = 1 / 8
-
-
-def rungs(pruner: object, sample_budget: int) -> tuple[int, ...]:
+def rungs(pruner: NoPruner | AshaPruner, sample_budget: int) -> tuple[int, ...]:
+    """Return the sample numbers at which this pruner compares trials; none where it never does."""
     if not isinstance(pruner, AshaPruner):
         return ()
-    first = pruner.min_samples or max(1, round(DEFAULT_FIRST_RUNG * sample_budget))
+    first = pruner.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * sample_budget))
     return rungs_of(first, pruner.reduction_factor, sample_budget)

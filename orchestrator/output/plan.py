@@ -23,7 +23,7 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Stages, the trials that are known now, what is skipped and why, and the memory predicted for the frontier."""
     console = Console(highlight=False)
     setting, study = Setting(config, f"runs/{config.name}"), Study(config.name)
-    full_runs, frontier_stage = _full_runs(config), config.stage_named("frontier")
+    full_runs, frontier_stage = _full_runs(config), config.stage_of(Frontier)
     memory, estimate = None, None
     if predict_memory:  # first: what is wrong with model or data is said before anything else
         with console.status("predicting memory and time"):
@@ -58,13 +58,13 @@ def _lines(stage: StageConfig, setting: Setting, study: Study) -> list[str]:
         return [
             f"{len(stage.multiples)} effective batches at most: {', '.join(map(str, stage.multiples))} x the chosen micro-batch"
         ]
-    if stage.type == "equivalence" and not stage.micro_batch_sizes and setting.study.stage_named("frontier"):
+    if stage.type == "equivalence" and not stage.micro_batch_sizes and setting.study.stage_of(Frontier):
         return ["the chosen micro-batch against the two largest sizes that divide it, over one effective batch"]
     if stage.type == "learning_rate":
         return [
             f"the rule's learning rate for the winner's batch times {', '.join(f'{m:g}' for m in stage.multipliers)}"
         ]
-    if stage.type == "train" and setting.study.stage_named("frontier"):
+    if stage.type == "train" and setting.study.stage_of(Frontier):
         return [
             "baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"
         ]

@@ -58,7 +58,10 @@ class Setting:
     def chosen_batch(self, study: Study) -> tuple[int, int]:
         """(micro_batch_size, accumulation): the frontier's choice, else the study file's."""
         micro_batch_size = study.value("frontier", "micro_batch_size")
-        return (micro_batch_size, 1) if micro_batch_size else given_batch(self.study.batch, self.study.world_size)
+        if micro_batch_size:
+            return micro_batch_size, 1
+        given = given_batch(self.study.batch, self.study.world_size)
+        return given.micro_batch_size, given.gradient_accumulation_steps
 
     @staticmethod
     def _chosen_mode(study: Study) -> Mode | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import Frontier
 from orchestrator.study.messages import HOST_RAN_OUT
 from orchestrator.study.state import REUSED, Proposal, Trial, TrialState
 
@@ -111,7 +112,7 @@ def identity(config: StudyConfig, facts: dict[str, Any], device: str) -> dict[st
 
     targets = [config.model.target, config.loss or "", config.data.target]
     libraries = ["torch", *(["transformers"] if config.model.target == "hf" else [])]
-    frontier = config.stage_named("frontier")
+    frontier = config.stage_of(Frontier)
     return {
         "device": device,
         "python": platform.python_version(),

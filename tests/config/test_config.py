@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import Batch, StudyConfig, given_batch
 from orchestrator.config.load import load_study, parse_study
+from orchestrator.config.stages import Frontier, Grid, Stage
 from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
 from tests.support.lane_player import study_of
+from trainers.config import Split, Strict
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 MINIMAL = "model: {target: gpt}\ndata: {target: python_stdlib}\n"
@@ -30,6 +36,11 @@ def refusal(folder: Path, text: str = "", *overrides: str) -> str:
     assert "Traceback" not in str(caught.value)
     assert "pydantic" not in str(caught.value)
     return str(caught.value)
+
+
+def nullable(owner: type[Strict]) -> list[str]:
+    """The keys that may be null."""
+    return [name for name, field in owner.model_fields.items() if type(None) in get_args(field.annotation)]
 
 
 # What is understood
@@ -206,7 +217,78 @@ def test_faults_of_set_are_said(tmp_path: Path, override: str, said: str) -> Non
     assert re.search(said, refusal(tmp_path, "name: n\nstages: [{type: frontier}]\n", override))
 
 
+@pytest.mark.parametrize("stage", [pytest.param(stage, id=stage.__name__) for stage in get_args(Stage)])
+def test_an_unknown_key_of_any_stage_is_answered_with_the_stages_own(tmp_path: Path, stage: type[Strict]) -> None:
+    message = refusal(tmp_path, f"stages: [{{type: {stage.model_fields['type'].default}, nonsense: 1}}]")
+    assert message.endswith(f"nonsense: no such key; the keys here are: {', '.join(stage.model_fields)}")
+
+
+# What is documented
+
+
+def keys_with_documentation(module: str) -> Iterator[tuple[str, str]]:
+    """(Class.key, the text under it) of every key that a module defines; the text is empty where there is none."""
+    source = Path(importlib.import_module(module).__file__ or "").read_text()
+    for owner in ast.parse(source).body:
+        if isinstance(owner, ast.ClassDef):
+            for field, below in zip(owner.body, [*owner.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield f"{owner.name}.{field.target.id}", documentation(below)
+
+
+def documentation(node: ast.stmt | None) -> str:
+    found = node.value if isinstance(node, ast.Expr) else None
+    return str(found.value) if isinstance(found, ast.Constant) and isinstance(found.value, str) else ""
+
+
+DOCUMENTED = dict(
+    key
+    for module in ("orchestrator.config.keys", "orchestrator.config.stages", "trainers.config")
+    for key in keys_with_documentation(module)
+    if not key[0].startswith(Split.__name__)
+)
+
+
+def keys_of(owner: type[Strict]) -> set[str]:
+    """The keys of a class and of those that it inherits from, as the source names them."""
+    own = {f"{base.__name__}.{name}" for base in owner.__mro__ for name in inspect.get_annotations(base)}
+    return {key for key in own if not key.endswith(".model_config") and key in DOCUMENTED}
+
+
+def test_every_key_of_a_study_file_is_among_those_whose_documentation_is_read() -> None:
+    for owner in (StudyConfig, *get_args(Stage)):
+        assert {key.split(".")[1] for key in keys_of(owner)} == owner.model_fields.keys()
+
+
+@pytest.mark.parametrize("key", DOCUMENTED)
+def test_every_key_has_documentation_in_whole_sentences(key: str) -> None:
+    text = " ".join(DOCUMENTED[key].split())
+    assert len(text.split()) >= 3, "nothing under the field"
+    assert text.endswith((".", "?")), text
+    assert not re.search(r"^\W*(likewise|\.\.\.)", text, re.IGNORECASE), "each key is read alone"
+
+
+@pytest.mark.parametrize(
+    "key", [f"{owner.__name__}.{name}" for owner in (StudyConfig, Batch, *get_args(Stage)) for name in nullable(owner)]
+)
+def test_what_null_does_is_said_where_null_is_allowed(key: str) -> None:
+    assert "null: " in DOCUMENTED[key]
+
+
 # What is derived
+
+
+def test_a_stage_is_found_by_its_class() -> None:
+    study = study_of(stages=[{"type": "frontier", "smallest": 3}])
+    assert study.stage_of(Frontier) == Frontier(smallest=3)
+    assert study.stage_of(Grid) is None
+
+
+def test_a_split_multiplies_out_to_its_effective_batch() -> None:
+    assert Split(micro_batch_size=3, gradient_accumulation_steps=5, world_size=7).effective_batch_size == 105
+    assert Split(micro_batch_size=3, gradient_accumulation_steps=5, world_size=7).num_micro_batches == 35
+    given = Batch(micro_batch_size=4, effective_batch_size=24)
+    assert given_batch(given, world_size=2) == Split(micro_batch_size=4, gradient_accumulation_steps=3, world_size=2)
 
 
 def test_the_batch_identity_holds_whatever_two_are_given() -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import apply_override, parse_study
+from orchestrator.config.stages import Grid
 from orchestrator.config.trial import base_trial
 from orchestrator.output.plots import Axis, Mark, Series, number_text, plot, spread
 from orchestrator.output.report.page import paste_text, render_report, write_report
@@ -201,8 +202,10 @@ def test_what_is_pasted_into_the_study_file_is_the_recommendation(config: StudyC
     keys, _, command = paste_text(recommendation).partition("\n\n")
     tree = config.model_dump(mode="json", exclude={"stages", "optimizer", "batch"}) | yaml.safe_load(keys)
     pasted = parse_study(tree, "pasted")
-    assert pasted.stage_named("grid").activation_checkpointing == ("selective",)
-    assert pasted.stage_named("grid").effective_batch_size == (64,)
+    points = pasted.stage_of(Grid)
+    assert points is not None
+    assert points.activation_checkpointing == ("selective",)
+    assert points.effective_batch_size == (64,)
     overridden = config.model_dump(mode="json")
     for setting in re.findall(r"--set (\S+)", command):
         apply_override(overridden, setting)

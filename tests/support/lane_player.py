@@ -117,7 +117,8 @@ class Player:
 def director_of(
     config: StudyConfig, journal: Journal, stage: str, num_lanes: int = 1, run_dir: str = "/run"
 ) -> Director:
-    return Director(config.stage_named(stage), Setting(config, run_dir), journal, NoListener(), num_lanes)
+    known = next(known for known in config.stages if known.type == stage)
+    return Director(known, Setting(config, run_dir), journal, NoListener(), num_lanes)
 
 
 def play_stage(path: Path, config: StudyConfig, stage: str, world: World, num_lanes: int = 1, **known: Any) -> Study:

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.support.tiny import in_fresh_process
-from trainers.config import DataConfig
+from trainers.config import DataConfig, Split
 from trainers.data import order as order_module
 from trainers.data.batches import fetch, move
 from trainers.data.cache import cache_directory, cached
@@ -59,28 +59,26 @@ def stream(samples: TokenSamples) -> np.ndarray:
     return np.concatenate([rows[0]["input_ids"][:1].numpy(), *(row["targets"].numpy() for row in rows)])
 
 
-@pytest.mark.parametrize("split", [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6, 4), (4, 3, 2)])
+SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6, 4), (4, 3, 2)]
+
+
+@pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
 @pytest.mark.parametrize("step", [0, 1, 7])
 def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, step):
-    micro_batch_size, accumulation, world_size = split
-    sizes = {
-        "micro_batch_size": micro_batch_size,
-        "gradient_accumulation_steps": accumulation,
-        "world_size": world_size,
-    }
     micro_batches = [
-        micro_batch_numbers(step, micro_step, rank, **sizes)
-        for micro_step in range(accumulation)
-        for rank in range(world_size)
+        micro_batch_numbers(step, micro_step, rank, split)
+        for micro_step in range(split.gradient_accumulation_steps)
+        for rank in range(split.world_size)
     ]
-    assert [len(numbers) for numbers in micro_batches] == [micro_batch_size] * (accumulation * world_size)
+    assert split.effective_batch_size == 24
+    assert [len(numbers) for numbers in micro_batches] == [split.micro_batch_size] * split.num_micro_batches
     assert sorted(n for numbers in micro_batches for n in numbers) == list(range(step * 24, (step + 1) * 24))
 
 
 def test_micro_batches_are_strided_not_contiguous():
-    sizes = {"micro_batch_size": 3, "gradient_accumulation_steps": 2, "world_size": 2}
-    assert list(micro_batch_numbers(1, 0, 1, **sizes)) == [13, 17, 21]
-    assert list(micro_batch_numbers(1, 1, 0, **sizes)) == [14, 18, 22]
+    split = Split(micro_batch_size=3, gradient_accumulation_steps=2, world_size=2)
+    assert list(micro_batch_numbers(1, 0, 1, split)) == [13, 17, 21]
+    assert list(micro_batch_numbers(1, 1, 0, split)) == [14, 18, 22]
 
 
 def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own():

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from trainers.config import Split
 from trainers.data.samples import SampleSet
 
 
@@ -59,17 +60,7 @@ def longest(samples: SampleSet, count: int) -> list[int]:
     return sorted(range(len(samples)), key=lambda index: -int(lengths[index]))[:count]
 
 
-def micro_batch_numbers(
-    step: int,
-    micro_step: int,
-    rank: int,
-    *,
-    micro_batch_size: int,
-    gradient_accumulation_steps: int,
-    world_size: int,
-) -> range:
-    """Global sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same set."""
-    num_micro_batches = gradient_accumulation_steps * world_size
-    effective_batch_size = micro_batch_size * num_micro_batches
-    first = step * effective_batch_size + micro_step * world_size + rank
-    return range(first, (step + 1) * effective_batch_size, num_micro_batches)
+def micro_batch_numbers(step: int, micro_step: int, rank: int, split: Split) -> range:
+    """Return the sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same set."""
+    first = step * split.effective_batch_size + micro_step * split.world_size + rank
+    return range(first, (step + 1) * split.effective_batch_size, split.num_micro_batches)
