@@ -1,8 +1,9 @@
 """Many micro-batches, one gradient: the gradient of the mean loss over all targets of all ranks.
 
 The law: the same samples give the same gradient for every (micro_batch_size, accumulation, world_size). Losses are
-sums; DDP and FSDP2 average gradients over ranks, so the factor world_size / num_targets makes d(sum of losses) / num_targets of it.
-A mean per micro-batch instead is wrong by tens of percent as soon as the numbers of targets differ.
+sums; DDP and FSDP2 average gradients over ranks, so the factor world_size / num_targets makes d(sum of losses) /
+num_targets of it. A mean per micro-batch instead is wrong by tens of percent as soon as the numbers of targets
+differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def accumulate_gradient(
     scale: Tensor,
     norms: MicroGradientNorms | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum the gradient of scale x (every micro-batch's loss) into .grad; returns this rank's (loss_sum, num_targets)."""
+    """Sum the gradient of scale x (each micro-batch's loss) into .grad, and return this rank's (loss_sum,
+    num_targets)."""
     total_loss: Tensor | float = 0.0
     total_targets: Tensor | int = 0
     for index, batch in enumerate(micro_batches):
@@ -47,7 +49,7 @@ def accumulate_gradient(
 
 
 def over_all_ranks(loss_sum: Tensor, num_targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both summed over the ranks, in float64 so that counts stay exact."""
+    """Return both summed over the ranks, in float64 so that counts stay exact."""
     both = torch.stack([loss_sum.double(), num_targets.double()])
     if dist.is_initialized():
         dist.all_reduce(both)

@@ -35,9 +35,10 @@ _SAVED_OPS = {
 
 
 def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bool = False) -> nn.Module:
-    """The model with its blocks checkpointed and compiled as the configuration says; parameters keep their names.
+    """Return the model with its blocks checkpointed and compiled as the configuration says; parameters keep their
+    names.
 
-    lengths_differ: between batches, so that code for every length would be compiled and the compiler's limit be hit.
+    lengths_differ: true if batches differ in length. Code for each length would soon reach the compiler's limit.
     """
     mode = config.activation_checkpointing
     _refuse_what_does_not_go(mode, config.compile)
@@ -80,14 +81,19 @@ Context = contextlib.AbstractContextManager[Any]
 
 
 def _with_statistics_once(block: nn.Module, contexts: Callable[[], tuple[Context, Context]]) -> tuple[Context, Context]:
-    """(around the forward, around its recomputation): BatchNorm's running statistics take each batch in once."""
+    """Return (the context of the forward, that of its recomputation). BatchNorm's statistics take each batch in
+    once."""
     forward, recomputation = contexts()
     return forward, _without_statistics(block, recomputation)
 
 
 @contextlib.contextmanager
 def _without_statistics(block: nn.Module, context: Context) -> Iterator[None]:
-    """Not by track_running_stats: without it fewer tensors would be saved than in the forward. The count is a throw-away."""
+    """Keep BatchNorm from moving its statistics again.
+
+    track_running_stats would not do: without it fewer tensors are saved than in the forward. The count that moves
+    meanwhile is a copy that is thrown away.
+    """
     norms = [module for module in block.modules() if isinstance(module, BATCH_NORM) and module.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
@@ -107,7 +113,7 @@ def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
 
 
 def _draws_dropout(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call draws random numbers, which a recomputation has to draw again for those after it to be the same."""
+    """True if this call draws random numbers. A recomputation must draw them again, or those after it would differ."""
     names = [argument.name for argument in op._schema.arguments]
     return ({**dict(zip(names, args, strict=False)), **kwargs}).get("dropout_p", 0.0) > 0
 
@@ -121,7 +127,7 @@ def _configure_compiler() -> None:
 
 
 def _backend(mode: ActivationCheckpointing) -> dict[str, Any]:
-    """torch.compile's arguments for this mode."""
+    """Return torch.compile's arguments for this mode."""
     if not isinstance(mode, float):
         return {}
     # Not the compiler's global setting alone: dynamo keeps code by these arguments, and would give a later trial of

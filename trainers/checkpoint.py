@@ -18,7 +18,7 @@ from trainers.memory import is_out_of_memory
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
-    """Write it whole, then delete all of this token's but the newest `keep`."""
+    """Write a checkpoint, then delete all but the newest `keep` of those that this token has written."""
     path = directory / f"{samples_seen:012d}-{token}.pt"
     with written_whole(path) as file:
         torch.save(state, file)
@@ -28,8 +28,10 @@ def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[
 
 
 def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The file with the most samples that can be read, and what it holds; a damaged one is named in a warning and passed
-    over. Running out of memory is no damage, and raised."""
+    """Return the readable file with the most samples, and what it holds; None where there is none.
+
+    A damaged file is named in a warning and passed over. Running out of memory is no damage, and is raised.
+    """
     for path in sorted(directory.glob("*.pt"), reverse=True):
         try:
             return path, load(path)
@@ -45,7 +47,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """What dropout will draw next, on the host and on the device."""
+    """Return the state of the random generators: what dropout will draw next, on the host and on the device."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

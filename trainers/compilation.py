@@ -20,9 +20,9 @@ _warm: set[str] = set()
 
 
 def warm_up(config: TrialConfig, device: torch.device) -> float:
-    """Compile and touch every kernel that `config` will use; returns the seconds it took, 0 where that was done before.
+    """Compile and run every kernel that `config` will use. Return the seconds it took, 0 where that was done before.
 
-    On CUDA the first step of the run itself compiles. What the model returns is looked at on both, once per process.
+    On CUDA the first step of the run itself compiles. On both, what the model returns is checked once per process.
     """
     small = _smallest_of_same_code(config)
     key = small.model_dump_json(include=set(_CODE_FIELDS))
@@ -54,8 +54,10 @@ _CODE_FIELDS = (
 
 
 def _smallest_of_same_code(config: TrialConfig) -> TrialConfig:
-    """A step of it compiles what the whole run needs. The compiler treats 1 apart from all other sizes; eager code
-    is the same for every size."""
+    """Return the smallest trial of which one step compiles all that the whole run needs.
+
+    The compiler treats a micro-batch of 1 apart from all other sizes; eager code is the same for every size.
+    """
     any_size = config.dynamic_micro_batch or not config.compile
     micro_batch_size = min(config.micro_batch_size, 2) if any_size else config.micro_batch_size
     return config.model_copy(update={"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 1})

@@ -1,5 +1,5 @@
-"""What one training run is told: `TrialConfig`, complete and checked before anything starts. Every key is documented under
-its field; `model`, `data`, `optimizer` and `schedule` are also keys of a study file. Loads no torch."""
+"""What one training run is told: `TrialConfig`, complete and checked before anything starts. Every key is documented
+under its field; `model`, `data`, `optimizer` and `schedule` are also keys of a study file. Loads no torch."""
 
 from __future__ import annotations
 
@@ -43,19 +43,20 @@ class ModelConfig(Strict):
     """The model: `gpt` (built in), `hf` (a language model of the transformers library), or your own as
     `package.module:callable`, which is called with `kwargs` and returns an nn.Module."""
     kwargs: dict[str, Any] = {}
-    """Arguments of the target. Where it has `vocab_size` or `seq_len` and they are not given here, the data's are taken."""
+    """Arguments of the target. Where it has `vocab_size` or `seq_len` and they are not given here, the data's are
+    taken."""
     blocks: str | None = None
-    """The dotted name of the ModuleList of repeated layers, which are checkpointed and compiled one by one. null: the longest
-    ModuleList whose members are all of one class."""
+    """The dotted name of the ModuleList of repeated layers, which are checkpointed and compiled one by one. null: the
+    longest ModuleList whose members are all of one class."""
 
 
 class DataConfig(Strict):
     """What the model is trained on."""
 
     target: str
-    """The data: `python_stdlib`, `text` or `hf` (built in), or your own as `package.module:callable`, which is called with
-    `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them in
-    `__getitems__`, and lists them as `lengths`, so that the frontier measures the longest ones."""
+    """The data: `python_stdlib`, `text` or `hf` (built in), or your own as `package.module:callable`, which is called
+    with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
+    in `__getitems__`, and lists them as `lengths`, so that the frontier measures the longest ones."""
     kwargs: dict[str, Any] = {}
     """Arguments of the target."""
 
@@ -66,7 +67,8 @@ class OptimizerConfig(Strict):
     type: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """The decay rates of AdamW's two moving averages. For SGD the first is the momentum, and the second has no effect."""
+    """The decay rates of AdamW's two moving averages. For SGD the first is the momentum, and the second has no
+    effect."""
     eps: float = 1e-8
     """What AdamW adds to the denominator. It has no effect for SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
@@ -79,8 +81,8 @@ class Schedule(Strict):
     """How the learning rate changes in the course of a run, after its warm-up."""
 
     type: Literal["warmup_stable_decay", "cosine", "constant"] = "warmup_stable_decay"
-    """warmup_stable_decay: constant, then a linear fall to zero at the end of the budget. cosine: a half cosine, down to zero.
-    constant: no change."""
+    """warmup_stable_decay: constant, then a linear fall to zero at the end of the budget. cosine: a half cosine, down
+    to zero. constant: no change."""
     decay: Fraction = 0.2
     """The share of the sample budget over which warmup_stable_decay falls: 0.2 or 20%."""
 
@@ -102,14 +104,16 @@ class TrialConfig(Strict):
     world_size: PositiveInt = 1
     """The data-parallel ranks of the run."""
     parallel: Parallel = "ddp"
-    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs several)."""
+    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs
+    several)."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those of whole
-    blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
+    """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those
+    of whole blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
     compile: bool = True
     """Whether the model's blocks are compiled."""
     dynamic_micro_batch: bool = False
-    """true: the compiled code serves every micro-batch size, for a search over sizes. false: it serves this one alone."""
+    """true: the compiled code serves every micro-batch size, for a search over sizes. false: it serves this one
+    alone."""
     precision: Precision = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -123,30 +127,33 @@ class TrialConfig(Strict):
     sample_budget: PositiveInt
     """The samples that the run trains on. It ends with the first step that reaches them, and evaluates there."""
     rungs: tuple[PositiveInt, ...] = ()
-    """Sample counts at which the run evaluates, saves a checkpoint, reports, and waits until it is told whether to go on."""
+    """Sample counts at which the run evaluates, saves a checkpoint, reports, and waits until it is told whether to go
+    on."""
     evaluations: tuple[PositiveInt, ...] = ()
     """Further sample counts at which the run evaluates, saves a checkpoint and reports, and goes on without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
     """Validation samples of each evaluation: the first so many, or all if there are fewer. 0: it never evaluates."""
     ema_half_life_samples: PositiveInt | None = None
-    """The half-life of a moving average of the weights, in samples. Evaluations use the average. null: there is none."""
+    """The half-life of a moving average of the weights, in samples. Evaluations use the average. null: there is
+    none."""
     sync_batch_norm: bool = False
     """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs."""
     statistics: bool = True
-    """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates. false: it
-    measures loss, gradient norm, speed and memory alone."""
+    """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates.
+    false: it measures loss, gradient norm, speed and memory alone."""
     longest_samples: bool = False
-    """true: every step and evaluation takes the longest samples of the data, since what is to fit must fit with them."""
+    """true: every step and evaluation takes the longest samples of the data, since what is to fit must fit with
+    them."""
     seed: int = 0
     """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints are kept: the newest so many."""
     memory_limit_bytes: PositiveInt | None = None
-    """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may allocate beyond
-    what it held before the run, and more is refused. null: whatever the device or host has."""
+    """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
+    allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
     reference_weights: str | None = None
-    """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that one.
-    null: it is compared with none."""
+    """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that
+    one. null: it is compared with none."""
     save_weights: bool = False
     """true: the run leaves its initial and final weights in a file, for another run's `reference_weights`."""
 
@@ -183,7 +190,8 @@ def check_shards(parallel: Parallel, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """How the samples of one optimizer step are split: into micro-batches, one after the other on each of several ranks."""
+    """How the samples of one optimizer step are split: into micro-batches, one after the other on each of several
+    ranks."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int
@@ -201,7 +209,8 @@ class Split:
 
 
 def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_size: int) -> int:
-    """Return the gradient_accumulation_steps with which micro_batch_size x accumulation x world_size is the effective batch.
+    """Return the gradient_accumulation_steps with which micro_batch_size x accumulation x world_size is the effective
+    batch.
 
     Nothing is rounded: where it does not divide, a ValueError names both numbers.
     """
@@ -215,7 +224,8 @@ def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_
 
 
 def resolve(path: str) -> Any:
-    """Return the object that `package.module:attribute` names. Raises ValueError that says which half does not exist."""
+    """Return the object that `package.module:attribute` names. Raises ValueError that says which half does not
+    exist."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"'{path}' is not an import path; write it as package.module:callable")

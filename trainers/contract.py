@@ -19,7 +19,7 @@ SUM_OR_MEAN = 1.5
 
 
 def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
-    """(loss_sum, num_targets) as two scalar tensors, or a ValueError that says what was returned instead."""
+    """Return (loss_sum, num_targets) as two scalar tensors. Raises ValueError that says what was returned instead."""
     fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise ValueError(f"the model returned a {type(returned).__name__}; {fix}")
@@ -32,7 +32,7 @@ def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
-    """Raise ValueError where the model's loss is not two scalars, from fake tensors, in a second.
+    """Raise ValueError where the model's loss is not two scalars. Fake tensors tell so in a second.
 
     A forward that fake tensors cannot follow proves nothing, and passes.
     """
@@ -46,7 +46,7 @@ def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
 
 
 def fake_batch(sample: Any, times: int) -> Any:
-    """A batch of `times` samples of this one's shape; called within a FakeTensorMode."""
+    """Return a batch of `times` samples of this one's shape; called within a FakeTensorMode."""
     if isinstance(sample, torch.Tensor):
         return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
     if isinstance(sample, dict):
@@ -58,16 +58,16 @@ def fake_batch(sample: Any, times: int) -> Any:
 
 
 _known_sums: set[str] = set()
-# A sample may have no targets: so many are looked at for one that has.
+# A sample may have no targets. So many samples are tried until one has some.
 SAMPLES_TO_CHECK = 8
 
 
 def check_sum(
     config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
 ) -> None:
-    """Raise ValueError where the loss is a mean or the targets are not counted; two small forwards, once per process.
+    """Raise ValueError where the loss is a mean or the targets are not counted. It takes two small forward passes.
 
-    The gradient would be wrong as soon as a batch is split, and by nothing else would one notice.
+    With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
     """
     for number in range(min(SAMPLES_TO_CHECK, len(train_set))):
         once, twice = (_evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
@@ -78,7 +78,7 @@ def check_sum(
 
 
 def is_checked(config: TrialConfig) -> bool:
-    """Whether this process has looked at the model with its loss and data."""
+    """True if this process has already checked this model with its loss and data."""
     return _of_model(config) in _known_sums
 
 
@@ -97,7 +97,7 @@ def _evaluated(module: nn.Module, loss: LossFunction, batch: Any) -> tuple[float
 
 
 def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
-    """(loss_sum, num_targets) of one sample, and of it taken twice."""
+    """Compare (loss_sum, num_targets) of one sample with those of the same sample taken twice."""
     loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
     if loss_ratio < SUM_OR_MEAN:
         raise ValueError(
@@ -112,7 +112,8 @@ def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> No
 
 
 def check_first_loss(loss: float) -> None:
-    """Raise ValueError where it is not a number: nothing was learnt yet, so no learning rate is to blame."""
+    """Raise ValueError where the first loss is not a number: nothing was learnt yet, so no learning rate is to
+    blame."""
     if not math.isfinite(loss):
         raise ValueError(
             f"the loss of the first step is {loss}, before any weight has moved; look for a division by zero, a logarithm "

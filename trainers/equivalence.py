@@ -18,13 +18,15 @@ Weights = dict[str, Tensor]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of every parameter and floating-point buffer on the host; of a sharded model all ranks make it together."""
+    """Return a copy of every parameter and floating-point buffer on the host. If the model is sharded, all ranks call
+    this."""
     floating = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
     return {name: whole(value.detach()).cpu().clone() for name, value in floating.items()}
 
 
 def rho(final: Weights, reference_final: Weights, initial: Weights) -> float:
-    """Distance of two ends over the length of the reference's way. Raises ValueError where the runs are not comparable."""
+    """Return the distance of two ends over the length of the reference's way. Raises ValueError where they do not
+    compare."""
     if final.keys() != reference_final.keys():
         raise ValueError(
             "the two runs have different parameters and cannot be compared; use the same model configuration for both"
@@ -42,12 +44,12 @@ def _distance(a: Weights, b: Weights) -> float:
 
 
 def save_weights(path: Path, initial: Weights, final: Weights) -> None:
-    """Leave both ends behind for another run's rho; whole or absent."""
+    """Write both ends of a run to a file, for another run's rho."""
     with written_whole(path) as file:
         torch.save({"initial": initial, "final": final}, file)
 
 
 def rho_to_file(final: Weights, path: Path) -> float:
-    """rho against what `save_weights` left in `path`."""
+    """Return rho against the run whose weights `save_weights` has written to `path`."""
     reference = torch.load(path, weights_only=True, mmap=True)
     return rho(final, reference["final"], reference["initial"])

@@ -1,4 +1,4 @@
-"""Validation loss: the same samples for every configuration, in eager mode."""
+"""Validation loss, over the same samples for every configuration, in eager mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainers.run import Run
 
 @torch.no_grad()
 def evaluate(run: Run) -> dict[str, float]:
-    """{val_loss, perplexity} over the first `evaluation_samples` validation samples, split over the ranks.
+    """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples, split over the ranks.
 
     Eager: the last micro-batch may be smaller, and a graph for every such shape would cost more than it saves.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 PARTIAL = ".partial"
-# The disk, not who writes to it: full, over quota, past the process's limit, gone, or read-only since an error.
+# Errors that are the disk's and not the writer's: full, over quota, past a limit, gone, or read-only since an error.
 _OF_THE_DISK = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO,
 }  # fmt: skip
@@ -23,7 +23,8 @@ class StorageLost(Exception):
 
 @contextlib.contextmanager
 def naming_the_disk(path: Path) -> Iterator[None]:
-    """An error of the disk, also one that a library wrapped in its own, as a StorageLost that names the file."""
+    """Raise an error of the disk, also one that a library has wrapped in its own, as a StorageLost that names the
+    file."""
     try:
         yield
     except Exception as error:
@@ -43,12 +44,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that becomes `path` when the block ends, and nothing where it raises. Its directory is made.
+    """Open a file that becomes `path` when the block ends, or nothing where the block raises. Its directory is made.
 
+    Until then it has a name that nobody else uses: two who write the same path never meet in one file.
+    Content and name are both synced to the disk: after a crash a file that was only renamed may be empty.
     Raises StorageLost where the disk is full or gone.
-
-    Its name until then is its own: two who write the same path never meet in one file.
-    Both the content and the name are on the disk when this returns: a rename without either may survive a crash empty.
     """
     with naming_the_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,8 @@ class GPT(nn.Module):
         dropout: float = 0.0,
         cross_entropy: CrossEntropy = "whole",
     ) -> None:
-        """cross_entropy: from logits held `whole`, or `chunked`, a few rows of them at a time (torch 2.13 and later)."""
+        """cross_entropy: from logits held `whole`, or `chunked`, a few rows of them at a time (torch 2.13 and
+        later)."""
         super().__init__()
         if hidden_dim % num_heads:
             raise ValueError(
@@ -107,7 +108,8 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from hidden (B, T, D) and the head's weight (V, D): the logits of all B x T targets never exist at once."""
+    """The same from hidden (B, T, D) and the head's weight (V, D): the logits of all B x T targets never exist at
+    once."""
     low = torch.is_autocast_enabled(hidden.device.type)
     dtype = torch.get_autocast_dtype(hidden.device.type) if low else hidden.dtype
     losses = F.linear_cross_entropy(

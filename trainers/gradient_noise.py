@@ -24,15 +24,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Z_95 = 1.96
-# A look at a micro-gradient is a pass over it, which a small model's step feels. A long run has more steps than the
-# estimate needs: after the first ones it looks at one in so many.
+# To measure a micro-gradient is a pass over it, which slows a small model's step. A long run has more steps than the
+# estimate needs: after the first ones it measures one in so many.
 FIRST_STEPS, THEN_ONE_IN = 100, 5
-# The noise scale grows as the loss falls: a long run says what it is of late. Of the steps looked at.
+# The noise scale grows as the loss falls, so a long run estimates it from the last so many steps that it has measured.
 RECENT_STEPS = 1000
 
 
 class MicroGradientNorms:
-    """Sees each micro-batch's own gradient (hooks on the leaves run before accumulation, and before ranks exchange it)."""
+    """Measures each micro-batch's own gradient: hooks on the leaves run before accumulation, and before ranks
+    exchange it."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
         """parameters: as `trainers.parallel.leaves_of` finds them."""
@@ -45,7 +46,7 @@ class MicroGradientNorms:
             parameter.register_hook(self._see)
 
     def begin_step(self, number: int, *, follow_sum: bool) -> None:
-        """number: of the step, from 1. follow_sum: look at the sum of the micro-gradients, too, as it grows."""
+        """number: the step's, from 1. follow_sum: true to measure also the sum of the micro-gradients as it grows."""
         self._looks = number <= FIRST_STEPS or number % THEN_ONE_IN == 0
         self._follows_sum = follow_sum
 
@@ -54,7 +55,8 @@ class MicroGradientNorms:
             self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
     def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor, *, last: bool) -> None:
-        """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of its step."""
+        """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of
+        its step."""
         if not self._looks:
             return
         norm = torch.linalg.vector_norm(torch.stack(self._norms))
@@ -66,7 +68,8 @@ class MicroGradientNorms:
             self._lengths.append(torch.stack([norm, total]))
 
     def read_cosine(self) -> dict[str, float]:
-        """{successive_cosine}: of each micro-gradient with the sum of those before it, the mean over the step followed last.
+        """Return {successive_cosine}: the mean cosine of each micro-gradient with the sum of those before it in its
+        step.
 
         Near 0 for pure noise. The cosine of one sum with the next, which is sometimes quoted, is not: it is near 1.
         """
@@ -75,8 +78,8 @@ class MicroGradientNorms:
         return {"successive_cosine": torch.stack(cosines).mean().item()} if cosines else {}
 
     def take(self) -> Tensor | None:
-        """The sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device; None of a step
-        that was not looked at."""
+        """Return the sum of num_targets x |g_k|^2 over this rank's micro-batches of the step, a scalar on the device;
+        None for a step that was not measured."""
         if not self._looks:
             return None
         total = torch.stack(self._weighted_squares).sum()
@@ -85,7 +88,7 @@ class MicroGradientNorms:
 
 
 def _cosine_with_sum(_: Tensor, sum_before: Tensor, gradient: Tensor, sum_now: Tensor) -> Tensor:
-    """cos(g_k, G_k-1) from the lengths alone, as G_k = G_k-1 + g_k."""
+    """Return cos(g_k, G_k-1) from the lengths alone, as G_k = G_k-1 + g_k."""
     return (sum_now**2 - sum_before**2 - gradient**2) / (2 * gradient * sum_before)
 
 
@@ -135,7 +138,8 @@ class NoiseLog:
 def estimate_noise(
     steps: Iterable[tuple[float, float]], micro_batch_size: int, num_micro_batches: int
 ) -> NoiseEstimate:
-    """From (mean |g_k|^2, |gbar|^2) of each step; needs two micro-batches a step, and for intervals two steps."""
+    """Estimate from (mean |g_k|^2, |gbar|^2) of each step. It needs two micro-batches a step, and for intervals two
+    steps."""
     steps = [pair for pair in steps if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     if num_micro_batches < 2 or not steps:
         return NoiseEstimate(None, None, None, None, None, None)
@@ -155,7 +159,8 @@ def estimate_noise(
 
 
 def _coherence(mean_square: float, square_of_mean: float, count: int) -> float:
-    """Mean cosine-like agreement over all pairs of micro-gradients, a U-statistic from norms alone."""
+    """Return how far pairs of micro-gradients agree on average, from norms alone (a U-statistic): 1 if equal, 0 for
+    noise."""
     if mean_square == 0:
         return 0.0
     return (count * square_of_mean - mean_square) / ((count - 1) * mean_square)
@@ -164,8 +169,8 @@ def _coherence(mean_square: float, square_of_mean: float, count: int) -> float:
 def _noise_scale(
     steps: list[tuple[float, float]], micro_batch_size: int, count: int
 ) -> tuple[float | None, float | None, float | None]:
-    """(B_simple, low, high) in samples. The interval is a jackknife over steps of the inverse |G|^2 / S, then inverted:
-    on the ratio itself it covers far less where the noise is large. high is None where it is unbounded."""
+    """Return (B_simple, low, high) in samples. The interval is a jackknife over steps of the inverse |G|^2 / S, then
+    inverted: on the ratio itself it covers far less where the noise is large. high is None where it is unbounded."""
     b, big_b = micro_batch_size, micro_batch_size * count
     noise = [(small - big) / (1 / b - 1 / big_b) for small, big in steps]
     signal = [(big_b * big - b * small) / (big_b - b) for small, big in steps]

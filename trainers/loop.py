@@ -14,7 +14,8 @@ from trainers.run import STEPS_PER_INTERVAL, Run
 
 
 def train(config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local") -> Answer:
-    """Train until the budget is reached (GO_ON) or until `report` returns STOP. A later call resumes from the checkpoint.
+    """Train until the budget is reached (GO_ON) or until `report` returns STOP. A later call resumes from the
+    checkpoint.
 
     config: one trial, with the world_size of the process group. report: called on rank 0 alone.
     directory: where this trial, and no other, saves its files. token: who writes them, see `trainers.checkpoint`.

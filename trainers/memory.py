@@ -43,7 +43,7 @@ MALLOC_ENVIRONMENT = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the allocator refused: torch raises OutOfMemoryError on CUDA, a plain RuntimeError on a CPU."""
+    """True if the allocator refused: torch raises OutOfMemoryError on CUDA, and a plain RuntimeError on a CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -52,7 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def status_bytes(key: str) -> int:
-    """A figure of /proc/self/status (VmData, VmRSS, VmHWM) in bytes."""
+    """Return a figure of /proc/self/status (VmData, VmRSS, VmHWM) in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
@@ -60,7 +60,7 @@ def status_bytes(key: str) -> int:
 
 
 def give_back() -> None:
-    """Return what nothing refers to any more to the kernel or the device."""
+    """Give memory that nothing refers to any more back to the kernel or the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -69,7 +69,7 @@ def give_back() -> None:
 
 
 def idle_bytes(device: torch.device) -> int:
-    """What this process holds before a run: the base that limits and peaks count from."""
+    """Return what this process holds before a run: limits and peaks count from there."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else status_bytes("VmData")
 
 
@@ -85,7 +85,7 @@ class PeakMeter:
         self.idle_resident_bytes = 0 if device.type == "cuda" else status_bytes("VmRSS") - status_bytes("RssFile")
 
     def forget(self) -> None:
-        """The peak so far; what is held now still counts."""
+        """Forget the peak so far; what is held now still counts."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             torch.cuda.reset_accumulated_memory_stats(self.device)  # the retries
@@ -100,9 +100,9 @@ class PeakMeter:
 
 @contextlib.contextmanager
 def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | None = None) -> Iterator[None]:
-    """Within it, allocating past `limit_bytes` above the idle process is the allocator's own out-of-memory error.
+    """Let the allocator refuse whatever would exceed `limit_bytes` above the idle process, as if memory had run out.
 
-    idle_bytes: what `idle_bytes` said before anything was built; None: of now.
+    idle_bytes: what `idle_bytes` returned before anything was built; None: what the process holds now.
     """
     if limit_bytes is None:
         yield
@@ -126,7 +126,7 @@ def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | Non
 
 @contextlib.contextmanager
 def _small_stacks() -> Iterator[None]:
-    """Threads that libraries start meanwhile reserve little: the whole of a stack, 8 MiB by default, counts as data."""
+    """Give new threads small stacks: the whole of a stack, 8 MiB by default, counts as data."""
     libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(64), ctypes.c_size_t()
     libc.pthread_getattr_default_np(attributes)
     libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
@@ -143,9 +143,9 @@ def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char],
 
 
 def device_metrics(device: torch.device) -> dict[str, float]:
-    """{peak_allocated_bytes, allocator_retries, device_memory_bytes, gpu_utilisation}: live tensors without the allocator's
-    reserve; how often it had to empty its cache and ask again; all that the GPU has; the share of time in kernels as the
-    driver tells it, where it answers. Empty on a CPU host."""
+    """{peak_allocated_bytes, allocator_retries, device_memory_bytes, gpu_utilisation}: live tensors without the
+    allocator's reserve; how often it had to empty its cache and ask again; all that the GPU has; the share of time
+    in kernels as the driver tells it, where it answers. Empty on a CPU host."""
     if device.type != "cuda":
         return {}
     found = {
@@ -159,6 +159,6 @@ def device_metrics(device: torch.device) -> dict[str, float]:
 
 
 def memory_kills() -> int:
-    """How many processes of this host the kernel has ended because memory had run out."""
+    """Return how many processes of this host the kernel has ended because memory had run out."""
     lines = Path("/proc/vmstat").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

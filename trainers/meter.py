@@ -1,4 +1,4 @@
-"""What a run can say of itself. Figures stay on the device until an interval is read: its steps stall it there, and nowhere else."""
+"""What a run measures of itself. Figures stay on the device until an interval is read, so that no step has to wait."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from trainers.models import num_batch_norms
 
 
 class Meter:
-    """Counts from its creation on: memory above what the process held then, seconds beside those of earlier processes."""
+    """Counts from its creation on: memory above what the process held then, seconds beside those of earlier
+    processes."""
 
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
-        """compile_seconds: what was spent on compiling the run's code before."""
+        """compile_seconds: the seconds already spent on compiling the run's code."""
         self.config, self.device = config, device
         self._peak_flops = throughput.peak_flops(device, config.precision)
         self.peak = memory.PeakMeter(device)
@@ -39,7 +40,7 @@ class Meter:
         self.clock.end_of_step()
 
     def read(self) -> list[float]:
-        """Bring the steps since the last read to the host: the mean loss of each."""
+        """Bring the steps since the last read to the host. Return the mean loss of each."""
         seconds = self.clock.read()
         self.noise.read()
         steps = torch.stack(self._unread).tolist() if self._unread else []
@@ -57,11 +58,11 @@ class Meter:
         return [loss_sum / num_targets for loss_sum, num_targets, _ in steps]
 
     def observe(self, found: dict[str, float]) -> None:
-        """Figures of the last step alone; they stand until there are newer ones."""
+        """Take in figures of the last step alone; they stand until there are newer ones."""
         self._observed |= found
 
     def metrics(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
-        """What there is to say, the loss since the last call; keys are absent where a figure is not available."""
+        """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         if self._num_targets:
             self._loss = self._loss_sum / self._num_targets
             self._loss_sum = self._num_targets = 0.0
@@ -96,7 +97,7 @@ class Meter:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a later process must know to count on from here."""
+        """Return what a later process must know to continue the counts."""
         return {
             **self._seconds(),
             "noise_steps": list(self.noise.steps),

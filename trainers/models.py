@@ -17,7 +17,7 @@ LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
-    """The module that `model.target` names, its vocab_size and seq_len taken from the data where kwargs leave them out."""
+    """Build the module that `model.target` names. The data gives vocab_size and seq_len where kwargs leave them out."""
     target = _target(config.target)
     parameters = inspect.signature(target).parameters
     from_data = {
@@ -70,7 +70,7 @@ def hf(
     vocab_size: int | None = None,
     config: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A transformers causal LM: of `name` (a hub name or local folder), or of `model_type` with `config` overrides."""
+    """Build a transformers causal LM from `name` (a hub name or local folder), or from `model_type` and `config`."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
@@ -91,7 +91,7 @@ def hf(
 
 
 def loss_function(path: str | None) -> LossFunction:
-    """loss(module, batch) -> (loss_sum, num_targets); without a path the module's own forward is the loss."""
+    """Return loss(module, batch) -> (loss_sum, num_targets). Without a path the module's own forward is the loss."""
     return resolve(path) if path else _own_loss
 
 
@@ -100,7 +100,7 @@ def _own_loss(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Every BatchNorm of it over all ranks. Raises ValueError on a CPU, where torch has none."""
+    """Turn every BatchNorm into SyncBatchNorm. Raises ValueError on a CPU, where torch has none."""
     if num_batch_norms(module) and device.type == "cpu":
         raise ValueError(
             "sync_batch_norm needs GPUs: torch's SyncBatchNorm does not run on a CPU; use world_size: 1, or GroupNorm"
@@ -109,7 +109,7 @@ def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
 
 
 def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | None:
-    """The repeated blocks: the ModuleList called `name`, else the longest whose members are all of one class."""
+    """Return the repeated blocks: the ModuleList called `name`, else the longest whose members are all of one class."""
     if name is not None:
         named = dict(model.named_modules())
         found = named.get(name)
@@ -128,5 +128,6 @@ def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | No
 
 
 def num_batch_norms(model: nn.Module) -> int:
-    """Layers whose statistics depend on the micro-batch: with them a split of the batch is another experiment."""
+    """Count the layers whose statistics depend on the micro-batch: with them a split of the batch is another
+    experiment."""
     return sum(isinstance(module, BATCH_NORM) for module in model.modules())

@@ -11,7 +11,7 @@ from trainers.config import TrialConfig
 
 
 def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
-    """Fused AdamW or SGD; weight decay on tensors of two or more dimensions only."""
+    """Build fused AdamW or SGD, with weight decay on tensors of two or more dimensions only."""
     settings = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -29,7 +29,7 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimi
 
 
 def learning_rate_at(config: TrialConfig, samples_seen: int) -> float:
-    """The learning rate of the step that ends at `samples_seen`."""
+    """Return the learning rate of the step that ends at `samples_seen`."""
     return config.learning_rate * min(_warmup(config, samples_seen), _after_warmup(config, samples_seen))
 
 

@@ -1,4 +1,5 @@
-"""One model on several ranks, whole on each (DDP) or in shards (FSDP2): when gradients meet, and whole tensors again."""
+"""One model on several ranks, whole on each (DDP) or in shards (FSDP2): when gradients meet, and whole tensors
+again."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from trainers.models import find_blocks
 
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
-    """The model that ranks call. FSDP2 shards the blocks, then the rest, in place; both average gradients over the ranks."""
+    """Return the model that ranks call. FSDP2 shards blocks, then the rest, in place. DDP and FSDP2 average
+    gradients."""
     if config.parallel == "fsdp":
         mesh = init_device_mesh(device.type, (config.world_size,))
         for block in find_blocks(module, config.model.blocks) or ():
@@ -39,7 +41,8 @@ def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> 
 
 
 def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """For forward *and* backward of one micro-batch: ranks exchange gradients in the last one of a step only.
+    """Return the context for forward *and* backward of one micro-batch: ranks exchange gradients in a step's last one
+    only.
 
     DDP arms its all-reduce in the forward, so no_sync around the backward alone would save nothing.
     """
@@ -52,7 +55,7 @@ def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextMa
 
 
 def leaves_of(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters whose hooks see each of this rank's micro-gradients whole.
+    """Return the parameters whose hooks see each of this rank's micro-gradients whole.
 
     Under FSDP2 these are what a forward unshards into, the same objects in every step; the shards never see a gradient
     before it is reduced. Group by group: all of them at once are what sharding is there to avoid.
@@ -70,24 +73,24 @@ def leaves_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Back into shards after a forward without a backward: FSDP2 leaves the outermost group whole for one."""
+    """Shard the model again after a forward without a backward, which FSDP2 leaves partly whole."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it; where it is sharded, all ranks call this together."""
+    """Return the whole tensor. Where it is sharded, all ranks call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, placed and sharded as the other is."""
+    """Place and shard a whole tensor as the other one is."""
     if isinstance(other, DTensor):
         return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)
     return tensor.to(other.device)
@@ -97,7 +100,7 @@ _WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Model's and optimizer's state, whole on rank 0; all ranks call this together."""
+    """Return the state of model and optimizer, whole on rank 0. All ranks call this together."""
     if not isinstance(module, FSDPModule):
         return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
     return {
@@ -107,7 +110,7 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """What `state_of` gave, read by every rank."""
+    """Load what `state_of` has returned. Every rank loads all of it."""
     if isinstance(module, FSDPModule):
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(module, state["model"], options=options)

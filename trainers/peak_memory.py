@@ -21,11 +21,11 @@ class Line:
         return self.base_bytes + self.bytes_per_sample * micro_batch_size
 
     def reaches(self, limit_bytes: float) -> float:
-        """The size, with its fraction, at which it comes to the limit."""
+        """Return the micro-batch size, with its fraction, at which the line comes to the limit."""
         return (limit_bytes - self.base_bytes) / self.bytes_per_sample
 
     def overtakes(self, flatter: Line) -> float:
-        """The micro-batch size from which this steeper line is the higher one."""
+        """Return the micro-batch size from which this steeper line is the higher one."""
         return (flatter.base_bytes - self.base_bytes) / (self.bytes_per_sample - flatter.bytes_per_sample)
 
 
@@ -39,18 +39,19 @@ class PeakMemory:
         return max(line.bytes_at(micro_batch_size) for line in self.lines)
 
     def largest_micro_batch_size(self, limit_bytes: float, largest: int) -> int:
-        """Of those up to `largest` the last that stays within the limit; 0 where one sample does not."""
+        """Return the largest size up to `largest` that stays within the limit; 0 where one sample does not."""
         return bisect_right(range(1, largest + 1), limit_bytes, key=self.bytes_at)
 
     def scaled(self, offset_bytes: float, factor: float) -> PeakMemory:
-        """offset + factor x this, at every micro-batch size."""
+        """Return offset + factor x this peak, at every micro-batch size."""
         return PeakMemory(
             tuple(Line(offset_bytes + factor * line.base_bytes, factor * line.bytes_per_sample) for line in self.lines)
         )
 
 
 def peak_of(timelines: Mapping[int, Sequence[float]]) -> PeakMemory:
-    """From what was alive moment by moment of the same step, at two micro-batch sizes: {size: bytes after each operation}.
+    """Return the peak from what was alive moment by moment of the same step: {size: bytes after each operation}, for
+    two sizes.
 
     Exact at every size where both took the same operations. Where they did not, a line through the two peaks, and
     below it never less than the smaller one.
@@ -64,7 +65,7 @@ def peak_of(timelines: Mapping[int, Sequence[float]]) -> PeakMemory:
 
 
 def highest(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Those that are above all others at some micro-batch size, from the smallest size on."""
+    """Return the lines that are above all others at some micro-batch size, in the order of these sizes."""
     lines = list(lines)
     found = [max(lines, key=lambda line: (line.bytes_at(1), line.bytes_per_sample))]
     while steeper := [line for line in lines if line.bytes_per_sample > found[-1].bytes_per_sample]:
@@ -79,9 +80,9 @@ def _through(a: tuple[int, float], b: tuple[int, float]) -> Line:
 
 
 def calibrated(predicted: PeakMemory, measured: Mapping[int, float]) -> PeakMemory:
-    """The prediction corrected by what was measured: {micro-batch size: peak bytes}.
+    """Correct the prediction by what was measured: {micro-batch size: peak bytes}.
 
-    Several measurements of unequal sizes: the least squares of offset + factor x prediction, which two meet exactly.
+    With several sizes measured it becomes offset + factor x prediction, by least squares; two sizes are met exactly.
     """
     xs, ys = [predicted.bytes_at(size) for size in measured], list(measured.values())
     if len(set(xs)) > 1:
@@ -93,8 +94,11 @@ def calibrated(predicted: PeakMemory, measured: Mapping[int, float]) -> PeakMemo
 
 
 def _through_one(predicted: PeakMemory, size: int, peak: float) -> PeakMemory:
-    """What is more than predicted is the process's and the same at every size; what is less are activations that the
-    compiler does not keep, and grows."""
+    """Correct the prediction by one measurement.
+
+    What is more than predicted belongs to the process and is the same at every size. What is less are activations
+    that the compiler does not keep, and grows with the size.
+    """
     line = max(predicted.lines, key=lambda line: line.bytes_at(size))
     kept = (peak - line.base_bytes) / (line.bytes_at(size) - line.base_bytes) if line.bytes_per_sample else 1.0
     if 0 < kept < 1:

@@ -1,9 +1,11 @@
-"""Peak memory and FLOPs of a training step without taking it: fake tensors on the CPU, their bytes and products counted.
+"""Peak memory and FLOPs of a training step without taking it: fake tensors on the CPU, their bytes and products
+counted.
 
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. Until
-`trainers.peak_memory.calibrated` has one measurement of it, the eager prediction is the estimate of a compiled mode. A
-memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is predicted.
-The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to add.
+`trainers.peak_memory.calibrated` has one measurement of it, the eager prediction is the estimate of a compiled mode.
+A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
+predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
+add.
 
 `python -m trainers.prediction` is the other end of `predict_in_own_process`.
 """
@@ -46,10 +48,11 @@ from trainers.weight_average import WeightAverage
 # Any two sizes say the same; 1 is left out, as torch takes a dimension of one element apart from all others.
 TRACED_SIZES = (2, 8)
 
-# What a warm CPU process takes beside its tensors: the ends of pages, small blocks of the heap. Measured minus traced peaks of
-# a 2.2M-parameter GPT at 2 and 16 samples: 0.4 to 0.8 MiB in every mode, 1.6 at most in a process's first run. Libraries keep
-# more, once for every larger or new shape, so it shows in the first run at it alone: MKL packing buffers of 1 to 2 MiB a thread
-# (none with MKL_DISABLE_FAST_MM=1), oneDNN its kernels for low precision, 10 MiB (4 with ONEDNN_PRIMITIVE_CACHE_CAPACITY=0).
+# What a warm CPU process takes beside its tensors: the ends of pages, small blocks of the heap. Measured minus traced
+# peaks of a 2.2M-parameter GPT at 2 and 16 samples: 0.4 to 0.8 MiB in every mode, 1.6 at most in a process's first run.
+# Libraries keep more, once for every larger or new shape, so it shows in the first run at it alone: MKL packing buffers
+# of 1 to 2 MiB a thread (none with MKL_DISABLE_FAST_MM=1), oneDNN its kernels for low precision, 10 MiB (4 with
+# ONEDNN_PRIMITIVE_CACHE_CAPACITY=0).
 PROCESS_BYTES = 1 << 20
 
 
@@ -58,8 +61,10 @@ class NotPredictable(Exception):
 
 
 def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | NotPredictable | ValueError]:
-    """`predict` of each, or what it raised, from a process that imports what this one does: neither the models nor a crash
-    reach this one."""
+    """Return `predict` of each, or what it raised.
+
+    A process of its own does it, which imports what this one does: neither the models nor a crash reach this one.
+    """
     if not configs:
         return []
     done = subprocess.run(
@@ -86,7 +91,7 @@ def _read(answer: dict[str, Any]) -> PeakMemory | NotPredictable | ValueError:
 
 
 def main() -> None:
-    """[TrialConfig, ...] on stdin; for each a line of JSON on stdout as soon as it is known."""
+    """Read [TrialConfig, ...] from stdin, and write for each a line of JSON to stdout as soon as it is known."""
     for told in json.load(sys.stdin):
         with contextlib.redirect_stdout(sys.stderr):  # a user's code may print
             answer = _answer(TrialConfig.model_validate(told))
@@ -103,7 +108,8 @@ def _answer(config: TrialConfig) -> dict[str, Any]:
 
 
 def predict(config: TrialConfig) -> PeakMemory:
-    """The peak of one rank's training as eager code, from before the model is built until a step's statistics are read.
+    """Return the peak of one rank's training as eager code, from before the model is built until a step's statistics
+    are read.
 
     Raises ValueError for bad input, NotPredictable where fake tensors cannot follow.
     """
@@ -128,7 +134,7 @@ def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:
 
 
 def _live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
-    """Bytes of the tensors alive after each operation of a run's first two micro-batches."""
+    """Return the bytes of the tensors alive after each operation of a run's first two micro-batches."""
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings(), _no_collection(), LiveBytes() as live:
         warnings.simplefilter("ignore")
         _two_micro_batches(config, train_set, sample)
@@ -136,8 +142,11 @@ def _live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]
 
 
 def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None:
-    """What `Run` allocates, from the same pieces: the first micro-batch makes the optimizer's state, the second meets all
-    that is ever alive. The run's loss scale and its counts are scalars."""
+    """Allocate what `Run` allocates, from the same pieces.
+
+    The first micro-batch makes the optimizer's state, and during the second all is alive that ever is. The run's loss
+    scale and its counts are left out, as they are scalars.
+    """
     model = apply_to_blocks(build_model(config.model, train_set), config)
     loss = autocasting(loss_function(config.loss), config, torch.device("cpu"))
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -160,12 +169,13 @@ def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None
 
 
 def _holds_its_gradient(config: TrialConfig) -> bool:
-    """While activations are alive: from the second micro-batch of a step on; DDP always, in its buckets."""
+    """True if a gradient is alive beside the activations: from a step's second micro-batch on, and with DDP's buckets
+    always."""
     return config.gradient_accumulation_steps > 1 or config.world_size > 1
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that were made within it, until they are freed."""
+    """Counts the bytes of the storages that are made within it, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +202,7 @@ class LiveBytes(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Whatever waits for the garbage collector would be freed at another moment each time."""
+    """Keep the garbage collector from freeing tensors at a moment that differs from time to time."""
     gc.collect()
     gc.disable()
     try:
@@ -202,9 +212,10 @@ def _no_collection() -> Iterator[None]:
 
 
 def flops_per_sample(config: TrialConfig) -> float:
-    """Of forward and backward, recomputation left out: matrix products, convolutions and attention, as torch counts them.
+    """Count the FLOPs of forward and backward, without recomputation: matrix products, convolutions and attention.
 
-    Causal attention counts in full: its fused kernels on a CPU are not counted at all, so it is taken apart into products.
+    Causal attention counts in full: its fused kernels on a CPU are not counted at all, so it is taken apart into
+    products.
     """
     train_set, _ = load_data(config.data)
     sample = fetch(train_set, [0])

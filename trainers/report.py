@@ -1,4 +1,5 @@
-"""What a run says while it trains (`Report`), and how it is answered (`Answer`). The driver reads both: no torch here."""
+"""What a run says while it trains (`Report`), and how it is answered (`Answer`). The driver reads both: no torch
+here."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class Answer(StrEnum):
 class Report:
     """The figures of a run at one moment.
 
-    A `progress` report carries what was measured since the last one; a `milestone` report comes with an evaluation and a
-    checkpoint; the `end` report is the last one of a run that has reached its budget.
+    A `progress` report carries what was measured since the last one; a `milestone` report comes with an evaluation
+    and a checkpoint; the `end` report is the last one of a run that has reached its budget.
     """
 
     kind: ReportKind

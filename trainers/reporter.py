@@ -31,7 +31,8 @@ class Reporter:
         self._last_report = self._last_checkpoint = time.monotonic()
 
     def progress(self) -> Answer:
-        """Read the interval that ends here, report it where a report is due, and save where that is due or the run stops."""
+        """Read the interval that ends here, report it where a report is due, and save where that is due or the run
+        stops."""
         self._unreported_losses += self._run.read()
         report_due = self._is_main and time.monotonic() - self._last_report >= SECONDS_BETWEEN_PROGRESS_REPORTS
         answer = self._tell("progress", self._run.metrics()) if report_due else Answer.GO_ON
@@ -56,7 +57,8 @@ class Reporter:
         return self._ask(unanswered["metrics"], tuple(unanswered["rungs"]))
 
     def last_metrics(self) -> dict[str, float]:
-        """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last report."""
+        """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last
+        report."""
         losses = self._run.read()
         self._unreported_losses += losses
         final = {"final_loss": losses[-1]} if losses else {}

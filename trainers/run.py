@@ -35,10 +35,11 @@ STEPS_PER_INTERVAL = 10
 
 
 class Run:
-    """A model, its optimizer and its place in the data. `step()` moves them; nothing reads the device until `read()`."""
+    """A model, its optimizer and its place in the data. `step()` moves them; nothing reads the device until
+    `read()`."""
 
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float = 0.0) -> None:
-        """compile_seconds: what was spent on compiling its code before."""
+        """compile_seconds: the seconds already spent on compiling its code."""
         self.config, self.device = config, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -66,7 +67,7 @@ class Run:
         self.optimizer = build_optimizer(self.module, config)
         half_life, batch = config.ema_half_life_samples, config.effective_batch_size
         self.average = WeightAverage(self.parameters, half_life, batch) if half_life else None
-        # Of one micro-batch: in units of it even a sum stays within float16's range, from the first step on.
+        # The targets of one micro-batch at most. Divided by them, even a summed loss stays within float16's range.
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
         self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
@@ -109,7 +110,8 @@ class Run:
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
 
     def read(self) -> list[float]:
-        """Bring the steps since the last read to the host: the mean loss of each. The last gradient is let go."""
+        """Bring the steps since the last read to the host. Return the mean loss of each. The last gradient is let
+        go."""
         losses = self.meter.read()
         if losses and len(losses) == self.num_steps:
             check_first_loss(losses[0])
@@ -119,11 +121,11 @@ class Run:
         return losses
 
     def _looks_closely(self) -> bool:
-        """In this interval, at what costs passes over the parameters."""
+        """True if this interval also measures what costs passes over the parameters."""
         return self.num_steps <= FIRST_STEPS or math.ceil(self.num_steps / STEPS_PER_INTERVAL) % THEN_ONE_IN == 0
 
     def metrics(self) -> dict[str, float]:
-        """What there is to say, the loss since the last call; keys are absent where a figure is not available."""
+        """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         place = {
             "samples_seen": self.samples_seen,
             "learning_rate": learning_rate_at(self.config, self.samples_seen),
@@ -133,7 +135,8 @@ class Run:
         return place | self.meter.metrics(self.module, len(self.train_set))
 
     def state(self, report: dict[str, Any] | None) -> dict[str, Any]:
-        """All that a bitwise continuation needs, and what is about to be reported; every rank calls it, rank 0 keeps it."""
+        """Return all that a bitwise continuation needs, and the report that is about to be made. Every rank calls
+        this."""
         return {
             "report": report,
             "num_steps": self.num_steps,
@@ -147,7 +150,7 @@ class Run:
         }
 
     def resume(self, directory: Path) -> dict[str, Any] | None:
-        """Go on from the newest checkpoint below `directory`; returns the report that was saved with it, if any."""
+        """Go on from the newest checkpoint below `directory`. Return the report that was saved with it, if any."""
         state = _newest_of_rank_0(directory / "checkpoints", self.rank)
         if state is None:
             return None
@@ -170,7 +173,7 @@ class Run:
         return state["report"]
 
     def initial_weights(self) -> Weights:
-        """The weights this run began with, made again from its seed."""
+        """Return the weights this run began with, made again from its seed."""
         return weights_of(initial_module(self.config, self.train_set))
 
     def _micro_batches(self, step: int) -> Iterator[Any]:
@@ -181,18 +184,19 @@ class Run:
 
 @functools.lru_cache(maxsize=1)
 def _open_data(config: str) -> tuple[SampleSet, SampleSet]:
-    """Kept open from trial to trial: finding and checking the files is most of what a short trial would cost."""
+    """Open the data, and keep it open for the next trial: to find and check the files is most of what a short trial
+    costs."""
     return load_data(DataConfig.model_validate_json(config))
 
 
 def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
-    """The model as its seed makes it, the same for every rank and device: drawn on the host."""
+    """Build the model as its seed makes it. It is drawn on the host, so it is the same for every rank and device."""
     torch.manual_seed(config.seed)
     return build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
 
 
 def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:
-    """The same file on every rank: the ranks of a killed driver may still write and delete some."""
+    """Load the same file on every rank: the ranks of a killed driver may still write and delete files."""
     found = load_newest(directory) if rank == 0 else None
     names = [found[0].name if found else None]
     if dist.is_initialized():
@@ -216,7 +220,7 @@ def _of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
-    """The loss in the trial's precision; backward passes stay outside of autocast, as torch asks."""
+    """Return the loss in the trial's precision. Backward passes stay outside of autocast, as torch asks."""
     if config.precision == "float32":
         return loss_function
 

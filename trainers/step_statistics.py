@@ -1,7 +1,7 @@
 """What the optimizer made of a gradient: its moments, Adam's signal to noise, and how far the weights moved.
 
-Read once per interval from the state that the step left behind: nothing is copied before a step, and no buffer is larger
-than the largest parameter.
+Read once per interval from the state that the step left behind: nothing is copied before a step, and no buffer is
+larger than the largest parameter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from trainers.parallel import local
 
 
 def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Of the step just taken, its gradients still in place; one read of the device. Where sharded, all ranks call it.
+    """Measure the step just taken, while its gradients are still in place. Where the model is sharded, all ranks call
+    this.
 
     gradient_mean, gradient_variance: over all entries, after clipping. update_norm: |w - w_before|, weight decay
-    included; update_ratio: that over |w|. adam_snr: sum m^2 / sum v, both bias-corrected: 1 for a gradient that is the
-    same in every step, near (1 - beta1) / (1 + beta1) for one that is noise.
+    included; update_ratio: that over |w|. adam_snr: sum m^2 / sum v, both bias-corrected: 1 for a gradient that is
+    the same in every step, near (1 - beta1) / (1 + beta1) for one that is noise.
     """
     moved = parameters_moved(optimizer)
     if not moved:
@@ -45,18 +46,18 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def parameters_moved(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
-    """(its group, the parameter) of all that the last step moved and left the gradient of."""
+    """Return (its group, the parameter) for each that the last step has moved and whose gradient is still there."""
     steps = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return [(group, p) for group, p in steps if optimizer.state.get(p) or not group.get("momentum", 1)]
 
 
 def sums_of_step(optimizer: torch.optim.Optimizer, moved: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
-    """What `read_step` reads, of this rank's part, still on the device."""
+    """Return the sums that `read_step` needs, over this rank's part, still on the device."""
     return torch.stack([_sums(group, p, optimizer.state[p]) for group, p in moved]).sum(dim=0)
 
 
 def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> Tensor:
-    """[sum g, sum g^2, sum m^2, sum v, |update|^2, |w|^2] of this rank's part, float64."""
+    """Return [sum g, sum g^2, sum m^2, sum v, |update|^2, |w|^2] over this rank's part, in float64."""
     assert parameter.grad is not None
     weight, gradient = local(parameter.detach()), local(parameter.grad)
     direction, decay, signal, variance = _direction(group, gradient, state)
@@ -68,7 +69,8 @@ def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) ->
 def _direction(
     group: dict[str, Any], gradient: Tensor, state: dict[str, Tensor]
 ) -> tuple[Tensor, float, Tensor, Tensor]:
-    """(what the learning rate multiplied, the decay beside it, sum m^2, sum v); the sums are 0 where it is not Adam.
+    """Return (what the learning rate multiplied, the decay beside it, sum m^2, sum v); the sums are 0 where it is not
+    Adam.
 
     The first is a copy, the only one of the parameter's size: passes over memory are what all of this costs.
     """
@@ -86,7 +88,7 @@ def _direction(
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Row by row first: on a CPU a sum in float64 is that of a float64 copy."""
+    """Sum each row first, then the rows in float64: on a CPU a float64 sum of all would copy the whole tensor."""
     rows = values.sum(dim=-1) if values.dim() > 1 else values
     return rows.sum(dtype=torch.float64)
 

@@ -33,7 +33,8 @@ _PEAK_TFLOPS = {
 
 
 class StepClock:
-    """Durations of steps. On CUDA by events, read once per interval after a single synchronisation."""
+    """Measures how long steps take. On CUDA it uses events, which are read once per interval after one
+    synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,7 +58,7 @@ class StepClock:
         self._last = now
 
     def read(self) -> list[float]:
-        """The seconds of every step since the last read; starts again from here."""
+        """Return the seconds of every step since the last read, and start again from here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
@@ -74,7 +75,7 @@ class StepClock:
 
 
 class Pace:
-    """How long this process's steps take and how much they get done; its medians are of the last RECENT_STEPS."""
+    """How long this process's steps take, and how much they get done. Medians are over the last RECENT_STEPS."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -83,7 +84,7 @@ class Pace:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, seconds: float, amount: float) -> None:
-        """A step that took so long and got so much done."""
+        """Take in a step that took so many seconds and got so much done."""
         self._all_seconds += seconds
         if len(self._warm_up) < NUM_WARMUP_STEPS:
             self._warm_up.append(seconds)
@@ -91,28 +92,28 @@ class Pace:
             self._recent.append((seconds, amount))
 
     def total_seconds(self) -> float:
-        """Of all steps, compiling left out."""
+        """Return the seconds of all steps, without compiling."""
         return self._all_seconds - self.compile_seconds()
 
     def compile_seconds(self) -> float:
-        """On CUDA the first step of the process compiles: what it took beyond the median of the others. On a CPU that
-        was done before the clock ran."""
+        """Return what the first step took beyond the median of the others. On CUDA it compiles, and on a CPU that was
+        done before the clock ran."""
         others = self._warm_up[1:] + [seconds for seconds, _ in self._recent]
         if self.device.type != "cuda" or not others:
             return 0.0
         return max(0.0, self._warm_up[0] - statistics.median(others))
 
     def median_step_seconds(self) -> float | None:
-        """None until there is a step beyond the warm-up."""
+        """Return the median, or None until there is a step beyond the warm-up."""
         return statistics.median(seconds for seconds, _ in self._recent) if self._recent else None
 
     def median_rate(self) -> float | None:
-        """The median of amount per second, over the same steps."""
+        """Return the median of the amount per second, over the same steps."""
         return statistics.median(amount / seconds for seconds, amount in self._recent) if self._recent else None
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """Dense peak in FLOP/s: of a GPU its data sheet's, of a CPU what matrix products reach on it now.
+    """Return the dense peak in FLOP/s: for a GPU its data sheet's, for a CPU what matrix products reach on it now.
 
     None for a GPU that is not in the table, and then no utilisation is reported.
     """
@@ -125,7 +126,7 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
 
 @functools.cache
 def matmul_flops_per_second(device: torch.device, precision: Precision, seconds: float = 0.3) -> float:
-    """Of the fastest of many large square matrix products."""
+    """Return the FLOP/s of the fastest of many large square matrix products."""
     size = 8192 if device.type == "cuda" else 512
     square = torch.rand(size, size, device=device).to(getattr(torch, precision))
     fastest, until = float("inf"), time.perf_counter() + seconds
@@ -143,7 +144,7 @@ def model_flops_per_token(model: nn.Module) -> float:
 
 
 def _num_multiplying(model: nn.Module) -> int:
-    """Parameters, but for tables that are only looked up in."""
+    """Count the parameters, without tables that are only looked up in."""
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     heads = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     only_looked_up = lookups - heads
@@ -151,8 +152,9 @@ def _num_multiplying(model: nn.Module) -> int:
 
 
 def recomputed_share(model: nn.Module, config: TrialConfig) -> float | None:
-    """What checkpointing adds to the FLOPs of a step: full runs the blocks' forward, a third of their work, once more, but for
-    the last product of each, whose result nothing else needs. None for selective and budgets, where it is not known."""
+    """What checkpointing adds to the FLOPs of a step: full runs the blocks' forward, a third of their work, once
+    more, but for the last product of each, whose result nothing else needs. None for selective and budgets, where
+    it is not known."""
     if config.activation_checkpointing == "none":
         return 0.0
     blocks = find_blocks(model, config.model.blocks)
@@ -166,7 +168,7 @@ def recomputed_share(model: nn.Module, config: TrialConfig) -> float | None:
 def utilisation(
     model: nn.Module, config: TrialConfig, peak: float | None, tokens_per_second: float
 ) -> dict[str, float]:
-    """{mfu, hfu} of one rank's device and the peak they assume; empty where it is not known."""
+    """Return {mfu, hfu} of one rank's device and the peak they assume; nothing where the peak is not known."""
     if peak is None:
         return {}
     mfu = model_flops_per_token(model) * tokens_per_second / config.world_size / peak

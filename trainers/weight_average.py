@@ -16,7 +16,7 @@ class WeightAverage:
     """Moves once per optimizer step; holds one more copy of the weights."""
 
     def __init__(self, parameters: list[nn.Parameter], half_life_samples: int, effective_batch_size: int) -> None:
-        """half_life_samples: after so many the weights of then count half."""
+        """half_life_samples: weights that were left so many samples ago count half."""
         self._parameters = parameters
         self._values = [parameter.detach().clone() for parameter in parameters]
         self._move = get_ema_multi_avg_fn(0.5 ** (effective_batch_size / half_life_samples))
@@ -28,7 +28,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the averaged weights within it."""
+        """Put the averaged weights into the model for as long as the block runs."""
         self._swap()
         try:
             yield
@@ -44,7 +44,7 @@ class WeightAverage:
             theirs.copy_(kept)
 
     def state(self) -> list[Tensor]:
-        """Whole tensors; where sharded, all ranks call this together."""
+        """Return whole tensors. Where they are sharded, all ranks call this together."""
         return [whole(value).cpu() for value in self._values]
 
     def load(self, state: list[Tensor]) -> None:

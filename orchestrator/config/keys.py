@@ -1,5 +1,5 @@
-"""The keys of a study file: `StudyConfig`. Every key is documented under its field; those of the stages are in stages.py,
-those of `model`, `data` and `schedule` in trainers/config.py."""
+"""The keys of a study file: `StudyConfig`. Every key is documented under its field; those of the stages are in
+stages.py, those of `model`, `data` and `schedule` in trainers/config.py."""
 
 from __future__ import annotations
 
@@ -50,37 +50,38 @@ class StudyOptimizer(OptimizerConfig):
     reference_batch_size: PositiveInt = 32
     """The effective batch, in samples, that `lr` was chosen for."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
-    """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022, arXiv
-    2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), or not at all (none). The rule
-    is where the learning_rate stage starts to look, and never the answer."""
+    """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022,
+    arXiv 2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), or not at all
+    (none). The rule is where the learning_rate stage starts to look, and never the answer."""
     warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """The samples over which the learning rate rises from zero. auto: 1 % of the sample budget, 2 % where the effective batch
-    is at least 8 times the reference batch, 5 % where it is at least 16 times."""
+    """The samples over which the learning rate rises from zero. auto: 1 % of the sample budget, 2 % where the
+    effective batch is at least 8 times the reference batch, 5 % where it is at least 16 times."""
 
 
 class Tracking(Strict):
     """Where the curves of the trials are sent beside the run directory."""
 
     wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_yaml_off)] = "off"
-    """Whether each trial is a run in Weights & Biases, and all of a study one group: off, offline (written to disk, to be
-    sent with `wandb sync`) or online."""
+    """Whether each trial is a run in Weights & Biases, and all of a study one group: off, offline (written to disk,
+    to be sent with `wandb sync`) or online."""
     project: str = "batchscout"
     """The project in Weights & Biases."""
 
 
 class Placement(Strict):
-    """How many trials run at once, and on how many CPUs. A lane is a group of processes that runs one trial at a time."""
+    """How many trials run at once, and on how many CPUs. A lane is a group of processes that runs one trial at a
+    time."""
 
     lanes: PositiveInt | None = None
-    """Trials that run at once. null: as many as the GPUs of the cluster hold; on CPU hosts one, since two trials on one host
-    would disturb each other's timing."""
+    """Trials that run at once. null: as many as the GPUs of the cluster hold; on CPU hosts one, since two trials on
+    one host would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
     """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
 
 
 class Batch(Strict):
-    """The batch of `batchscout trial`, and of every stage for which no earlier stage has chosen one. Give two of the three
-    keys at most: effective_batch_size = micro_batch_size x gradient_accumulation_steps x world_size."""
+    """The batch of `batchscout trial`, and of every stage for which no earlier stage has chosen one. Give two of the
+    three keys at most: effective_batch_size = micro_batch_size x gradient_accumulation_steps x world_size."""
 
     micro_batch_size: PositiveInt = 1
     """Samples per forward and backward pass on one rank."""
@@ -98,8 +99,8 @@ class StudyConfig(Strict):
     model: ModelConfig
     """What is trained."""
     loss: str | None = None
-    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum, num_targets):
-    the summed loss and the number of targets in that sum. null: the module itself returns the two."""
+    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
+    num_targets): the summed loss and the number of targets in that sum. null: the module itself returns the two."""
     data: DataConfig
     """What it is trained on."""
     optimizer: StudyOptimizer = StudyOptimizer()
@@ -111,16 +112,16 @@ class StudyConfig(Strict):
     batch: Batch = Batch()
     """The batch of `batchscout trial`, and of stages for which no earlier stage has chosen one."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages for
-    which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or as many as a
-    memory budget between 0 and 1 asks for, which needs `compile`."""
+    """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages
+    for which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or
+    as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
     compile: bool | None = None
-    """Whether the model is compiled, in `batchscout trial` and in stages for which no frontier has chosen. null: yes if the
-    study's frontier or grid compiles in any of its trials, and yes if the study has neither."""
+    """Whether the model is compiled, in `batchscout trial` and in stages for which no frontier has chosen. null: yes
+    if the study's frontier or grid compiles in any of its trials, and yes if the study has neither."""
     memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
-    """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU host: what
-    the process may allocate beyond what it holds before a trial, and more is refused; null: what the host has free when the
-    study starts, in equal parts for all ranks."""
+    """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU
+    host: what the process may allocate beyond what it holds before a trial, and more is refused; null: what the
+    host has free when the study starts, in equal parts for all ranks."""
     headroom: Fraction = 0.05
     """The share of the memory limit that the chosen micro-batch must leave free: 0.05 or 5%."""
     sample_budget: PositiveInt = 32_768
@@ -132,11 +133,11 @@ class StudyConfig(Strict):
     schedule: Schedule = Schedule()
     """How the learning rate changes in the course of a full training run."""
     isolation: Literal["lane", "trial"] = "lane"
-    """lane: trials that run one after the other share their processes, which saves the start-up. trial: every trial gets
-    fresh processes."""
+    """lane: trials that run one after the other share their processes, which saves the start-up. trial: every trial
+    gets fresh processes."""
     parallel: Parallel = "ddp"
-    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs a world_size
-    of at least 2)."""
+    """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs a
+    world_size of at least 2)."""
     tracking: Tracking = Tracking()
     """Where the curves of the trials are sent beside the run directory."""
     placement: Placement = Placement()
@@ -144,19 +145,19 @@ class StudyConfig(Strict):
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints of each trial are kept: the newest so many."""
     ema_half_life_samples: PositiveInt | None = None
-    """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count half.
-    Evaluations use the average. null: there is none, and evaluations use the weights as they are."""
+    """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count
+    half. Evaluations use the average. null: there is none, and evaluations use the weights as they are."""
     sync_batch_norm: bool = False
     """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs. The
     statistics of different micro-batches stay apart all the same."""
     statistics: bool = True
-    """true: trials measure coherence, noise scale, update ratio and similar figures. false: they measure loss, gradient norm,
-    speed and memory alone, and there is no goodput."""
+    """true: trials measure coherence, noise scale, update ratio and similar figures. false: they measure loss,
+    gradient norm, speed and memory alone, and there is no goodput."""
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
     """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
     objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
-    """What the best candidate has the least of: validation loss at the end of the budget (val_loss); or seconds of training
-    (time_to_target), or device hours (gpu_hours), until it reaches the loss at which the baseline ends."""
+    """What the best candidate has the least of: validation loss at the end of the budget (val_loss); or seconds of
+    training (time_to_target), or device hours (gpu_hours), until it reaches the loss at which the baseline ends."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (

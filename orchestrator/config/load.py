@@ -63,7 +63,8 @@ def _make_absolute(tree: dict[str, Yaml]) -> None:
 
 
 def _absolute(value: Yaml, *, always: bool) -> Yaml:
-    """Make a path absolute, or each of a list. Unless `always`, only where it exists: else it may be a name on a hub."""
+    """Make a path absolute, or each of a list. Unless `always`, only where it exists: else it may be a name on a
+    hub."""
     if isinstance(value, list):
         return [_absolute(item, always=always) for item in value]
     if isinstance(value, str) and (always or Path(value).exists()):
@@ -72,7 +73,8 @@ def _absolute(value: Yaml, *, always: bool) -> Yaml:
 
 
 def apply_override(tree: dict[str, Yaml], override: str) -> None:
-    """Set one `a.b=c` in the tree. c is read as YAML; a list member is named by its number, a stage also by its type."""
+    """Set one `a.b=c` in the tree. c is read as YAML; a list member is named by its number, a stage also by its
+    type."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"--set '{override}' is not of the form key=value; write --set optimizer.lr=3e-4")

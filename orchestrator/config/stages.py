@@ -1,5 +1,5 @@
-"""The keys of each stage, of the pruners, and of the rules that stop a trial. Every key is documented under its field; the
-docstring of a stage is the question that the report prints above its answer."""
+"""The keys of each stage, of the pruners, and of the rules that stop a trial. Every key is documented under its
+field; the docstring of a stage is the question that the report prints above its answer."""
 
 from __future__ import annotations
 
@@ -36,31 +36,33 @@ class AshaPruner(Strict):
     reduction_factor: Annotated[int, Field(ge=2)] = 2
     """One in so many trials trains on from a rung, and each rung is so many times the one before it."""
     synchronous: bool = True
-    """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the result
-    does not depend on which trial was faster. false: a trial trains on at once if it is among the best so far. With more
-    than about ten trials this has the best one trained much earlier."""
+    """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the
+    result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
+    far. With more than about ten trials this has the best one trained much earlier."""
 
 
 Pruner = Annotated[NoPruner | AshaPruner, Field(discriminator="type")]
 
 
 class KillRules(Strict):
-    """When a trial is stopped between rungs. null turns a rule off. A loss that is not finite always stops its trial."""
+    """When a trial is stopped between rungs. null turns a rule off. A loss that is not finite always stops its
+    trial."""
 
     spike_deviations: Positive | None = 6.0
-    """How far above the running median a loss must lie to count as a spike, in robust standard deviations (1.4826 times the
-    median absolute deviation). null: spikes stop no trial."""
+    """How far above the running median a loss must lie to count as a spike, in robust standard deviations (1.4826
+    times the median absolute deviation). null: spikes stop no trial."""
     spike_steps: PositiveInt = 3
     """So many spikes in a row stop the trial."""
     above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
-    """After warm-up, a trial is stopped if its loss is more than so many times the loss of its first steps. null: a loss
-    above the first stops no trial."""
+    """After warm-up, a trial is stopped if its loss is more than so many times the loss of its first steps. null: a
+    loss above the first stops no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
-    """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same effective
-    batch, whatever that one's split and mode. null: slow trials are not stopped."""
+    """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
+    effective batch, whatever that one's split and mode. null: slow trials are not stopped."""
     max_silent_seconds: Positive | None = 7200.0
-    """A trial that reports nothing for so many seconds is taken to hang: it fails, and its processes are replaced. A trial
-    reports every ten optimizer steps; it is silent while it compiles, evaluates or saves. null: wait for ever."""
+    """A trial that reports nothing for so many seconds is taken to hang: it fails, and its processes are replaced. A
+    trial reports every ten optimizer steps; it is silent while it compiles, evaluates or saves. null: wait for
+    ever."""
 
 
 class Frontier(Strict):
@@ -70,8 +72,8 @@ class Frontier(Strict):
     """`frontier`. Finds the largest micro-batch that fits into memory and the fastest one, in each mode. A mode is a
     choice of activation checkpointing, compilation, precision, cross-entropy and sample length."""
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none", "selective", "full")
-    """The kinds of activation checkpointing to try: none, selective, full, or a memory budget between 0 and 1, which needs
-    `compile`."""
+    """The kinds of activation checkpointing to try: none, selective, full, or a memory budget between 0 and 1, which
+    needs `compile`."""
     compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
     """Whether the model is compiled: true, false, or both to compare them."""
     precision: tuple[Precision, ...] = ()
@@ -80,17 +82,19 @@ class Frontier(Strict):
     """How the built-in gpt computes its loss: from all logits at once (whole), or from a few rows of them at a time
     (chunked, which needs torch 2.13). Empty: whole, and the fastest point once more with chunked where torch has it."""
     seq_len: tuple[PositiveInt, ...] = ()
-    """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with always
-    has the length of the data. Empty: that length alone."""
+    """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with
+    always has the length of the data. Empty: that length alone."""
     smallest: PositiveInt = 1
-    """The micro-batch size, in samples per rank, at which the search starts. It is also the baseline of the train stage."""
+    """The micro-batch size, in samples per rank, at which the search starts. It is also the baseline of the train
+    stage."""
     largest: PositiveInt = 1024
     """The micro-batch size, in samples per rank, at which the search ends even if memory does not."""
     max_step_seconds: Positive = 60
-    """The longest optimizer step to consider, in seconds. Larger micro-batches are not tried where their step would take
-    longer, and one whose step does take longer ends as too_slow."""
+    """The longest optimizer step to consider, in seconds. Larger micro-batches are not tried where their step would
+    take longer, and one whose step does take longer ends as too_slow."""
     steps: Annotated[int, Field(ge=5)] = 6
-    """Optimizer steps of each measurement; the first three are not timed. Each step accumulates over two micro-batches."""
+    """Optimizer steps of each measurement; the first three are not timed. Each step accumulates over two
+    micro-batches."""
     finalists: PositiveInt = 3
     """So many of the fastest points are timed again, each compiled for its own micro-batch size."""
     rounds: PositiveInt = 5
@@ -115,15 +119,16 @@ class Equivalence(Strict):
     """`equivalence`. Checks that a batch which is split into micro-batches trains the model as the whole batch does.
     Some models are no longer the same when their batch is split, those with BatchNorm for instance."""
     micro_batch_sizes: tuple[PositiveInt, ...] = ()
-    """The micro-batch sizes, in samples per rank, into which the effective batch is split; the first is what the others are
-    compared with. Empty: the chosen micro-batch size and its two largest divisors."""
+    """The micro-batch sizes, in samples per rank, into which the effective batch is split; the first is what the
+    others are compared with. Empty: the chosen micro-batch size and its two largest divisors."""
     effective_batch_size: PositiveInt | None = None
     """The effective batch, in samples. null: twice the largest micro-batch size times `world_size`."""
     steps: PositiveInt = 10
     """Optimizer steps of each run."""
     tolerance: Positive | None = None
-    """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial weights.
-    null: 1e-4 in float32, and in lower precision the distance that the last split has to its own run in float32."""
+    """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial
+    weights. null: 1e-4 in float32, and in lower precision the distance that the last split has to its own run in
+    float32."""
 
 
 class Train(Strict):
@@ -154,9 +159,11 @@ class Grid(Strict):
     """`grid`. Trains every combination of the lists below for the whole budget. A combination whose effective batch
     does not divide, or is larger than the budget or the data, is skipped and listed."""
     micro_batch_size: tuple[PositiveInt, ...] = ()
-    """Samples per forward and backward pass on one rank. Empty: the one that the frontier chose, else that of `batch`."""
+    """Samples per forward and backward pass on one rank. Empty: the one that the frontier chose, else that of
+    `batch`."""
     effective_batch_size: tuple[PositiveInt, ...] = ()
-    """Samples per optimizer step over all ranks. Empty: the micro-batch size times `world_size`, without accumulation."""
+    """Samples per optimizer step over all ranks. Empty: the micro-batch size times `world_size`, without
+    accumulation."""
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none",)
     """The kinds of activation checkpointing: none, selective, full, or a memory budget between 0 and 1, which needs
     `compile`."""

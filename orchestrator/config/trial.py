@@ -1,4 +1,5 @@
-"""What a study's keys mean for one trial: the configuration that all trials share, the learning-rate rule, warm-up, rungs."""
+"""What a study's keys mean for one trial: the configuration that all trials share, the learning-rate rule, warm-up,
+rungs."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
 
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
-    """Return the samples of warm-up. `auto` is a heuristic: a larger share of the budget for a batch far above the reference."""
+    """Return the samples of warm-up. `auto` is a heuristic: a larger share of the budget for a batch far above the
+    reference."""
     if optimizer.warmup != "auto":
         return optimizer.warmup
     ratio = effective_batch_size / optimizer.reference_batch_size

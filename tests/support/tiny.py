@@ -1,4 +1,4 @@
-"""Tiny learnable data and models, and ways to run code where it matters: in a fresh process, or on several ranks."""
+"""Tiny learnable data and models, and a way to run code in a fresh process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 
 from trainers.config import TrialConfig
@@ -102,19 +100,3 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
     done = subprocess.run([sys.executable, "-c", code, call], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def on_two_ranks(function: Callable[..., Any], directory: Path, *args: Any) -> list[Any]:
-    """[what function(*args) returns on rank 0, on rank 1] of a gloo group; results go through torch.save."""
-    torch.multiprocessing.spawn(_rank, (function, str(directory), args), nprocs=2)
-    return [torch.load(directory / f"result-{rank}.pt", weights_only=False) for rank in range(2)]
-
-
-def _rank(rank: int, function: Callable[..., Any], directory: str, args: tuple[Any, ...]) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
-    try:
-        result = function(*args)
-        dist.barrier()  # a rank that leaves early would break the connection under one that still talks
-        torch.save(result, Path(directory) / f"result-{rank}.pt")
-    finally:
-        dist.destroy_process_group()

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.tiny import config, cpu_run, gradient_of_step, on_two_ranks, relative_error
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import config, cpu_run, gradient_of_step, relative_error
 from trainers.accumulation import normalise_and_clip
 from trainers.data.batches import fetch
 from trainers.run import initial_module
@@ -133,28 +134,30 @@ def flat(gradients) -> Tensor:
 @pytest.mark.parametrize(("micro_batch_size", "accumulation"), ONE_RANK)
 def test_gradient_is_that_of_the_whole_batch_for_every_split_on_one_rank(
     whole_batch_gradient, micro_batch_size, accumulation
-):
+) -> None:
     gradient = gradient_of_step(cpu_run(split(micro_batch_size, accumulation)))
     assert relative_error(gradient, whole_batch_gradient) <= 1e-5
 
 
 @pytest.mark.parametrize("shape", TWO_RANKS)
-def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks(ranks, whole_batch_gradient, shape):
+def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks(ranks, whole_batch_gradient, shape) -> None:
     for rank in ranks:
         assert relative_error(rank["gradients"][shape], whole_batch_gradient) <= 1e-5
 
 
 @pytest.mark.parametrize("shape", TWO_RANKS)
-def test_gradient_is_that_of_the_whole_batch_for_every_split_of_a_sharded_model(ranks, whole_batch_gradient, shape):
+def test_gradient_is_that_of_the_whole_batch_for_every_split_of_a_sharded_model(
+    ranks, whole_batch_gradient, shape
+) -> None:
     for rank in ranks:
         assert relative_error(rank["sharded gradients"][shape], whole_batch_gradient) <= 1e-5
 
 
-def test_the_two_ranks_had_uneven_numbers_of_targets(ranks):
+def test_the_two_ranks_had_uneven_numbers_of_targets(ranks) -> None:
     assert ranks[0]["targets"] != ranks[1]["targets"]
 
 
-def test_loss_of_a_step_is_the_mean_over_the_targets_of_all_ranks(ranks, first_batch):
+def test_loss_of_a_step_is_the_mean_over_the_targets_of_all_ranks(ranks, first_batch) -> None:
     module, batch = first_batch
     with torch.no_grad():
         loss_sum, num_targets = module(batch)
@@ -162,7 +165,7 @@ def test_loss_of_a_step_is_the_mean_over_the_targets_of_all_ranks(ranks, first_b
 
 
 @pytest.mark.parametrize("num_micro_batches", [4, 8])
-def test_a_mean_per_micro_batch_would_miss_it_by_far(first_batch, whole_batch_gradient, num_micro_batches):
+def test_a_mean_per_micro_batch_would_miss_it_by_far(first_batch, whole_batch_gradient, num_micro_batches) -> None:
     module, batch = first_batch
     naive = torch.zeros_like(whole_batch_gradient)
     for start in range(num_micro_batches):
@@ -173,18 +176,18 @@ def test_a_mean_per_micro_batch_would_miss_it_by_far(first_batch, whole_batch_gr
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 8])
-def test_ranks_exchange_the_gradient_exactly_once_a_step_whatever_the_accumulation(ranks, accumulation):
+def test_ranks_exchange_the_gradient_exactly_once_a_step_whatever_the_accumulation(ranks, accumulation) -> None:
     for rank in ranks:
         assert rank["bytes"][accumulation] == [rank["parameter_bytes"]] * 3
 
 
-def test_shards_of_the_gradient_meet_once_a_step_whatever_the_accumulation(ranks):
+def test_shards_of_the_gradient_meet_once_a_step_whatever_the_accumulation(ranks) -> None:
     blocks_and_the_rest = 2 + 1
     for rank in ranks:
         assert rank["reductions"] == {accumulation: blocks_and_the_rest for _, accumulation in TWO_RANKS}
 
 
-def test_the_gradient_of_the_whole_step_is_clipped_once(whole_batch_gradient):
+def test_the_gradient_of_the_whole_step_is_clipped_once(whole_batch_gradient) -> None:
     limit = whole_batch_gradient.norm().item() / 3
     for micro_batch_size, accumulation in ONE_RANK:
         run = cpu_run(split(micro_batch_size, accumulation, optimizer={"max_gradient_norm": limit}))
@@ -193,7 +196,7 @@ def test_the_gradient_of_the_whole_step_is_clipped_once(whole_batch_gradient):
         assert run.metrics()["gradient_norm"] == pytest.approx(3 * limit, rel=1e-5)
 
 
-def test_a_gradient_below_the_limit_is_left_alone():
+def test_a_gradient_below_the_limit_is_left_alone() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
     norm = normalise_and_clip([parameter], torch.tensor(0.5), max_norm=2.6)

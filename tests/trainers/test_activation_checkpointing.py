@@ -67,11 +67,11 @@ def gradient(mode: str | float, *, compile: bool = False, dropout: float = 0.1) 
     return gradient_of_step(cpu_run(trial))
 
 
-def test_full_checkpointing_gives_the_same_gradient_bit_by_bit_with_dropout():
+def test_full_checkpointing_gives_the_same_gradient_bit_by_bit_with_dropout() -> None:
     assert torch.equal(gradient("full"), gradient("none"))
 
 
-def test_selective_checkpointing_gives_the_same_gradient_with_dropout():
+def test_selective_checkpointing_gives_the_same_gradient_with_dropout() -> None:
     assert relative_error(gradient("selective"), gradient("none")) <= 1e-6
 
 
@@ -83,18 +83,18 @@ def statistics_after_a_step(mode: str, *, compile: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-@pytest.mark.parametrize("compile", [False, True])
-def test_batch_norm_takes_each_batch_in_once_though_its_forward_runs_twice(mode: str, compile: bool):
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.compiled)])
+def test_batch_norm_takes_each_batch_in_once_though_its_forward_runs_twice(mode: str, compile: bool) -> None:
     once = statistics_after_a_step("none")
     assert torch.allclose(statistics_after_a_step(mode, compile=compile), once, rtol=1e-5)
 
 
-def test_dropout_was_on():
+def test_dropout_was_on() -> None:
     assert relative_error(gradient("none"), gradient("none", dropout=0.0)) > 0.01
 
 
 @pytest.mark.parametrize(("dropout", "saved"), [(0.0, True), (0.1, False)])
-def test_attention_that_draws_dropout_is_computed_again(dropout, saved):
+def test_attention_that_draws_dropout_is_computed_again(dropout, saved) -> None:
     """Left out of the recomputation it would leave its random numbers to the layer after it."""
     q = torch.zeros(1, 1, 2, 2)
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -123,7 +123,8 @@ def peaks_of_a_step() -> dict[str, float]:
     return peaks
 
 
-def test_peak_memory_falls_from_none_over_selective_to_full():
+@pytest.mark.slow
+def test_peak_memory_falls_from_none_over_selective_to_full() -> None:
     peaks = in_fresh_process(peaks_of_a_step)
     assert peaks["none"] > 1.2 * peaks["selective"] > 1.2 * 1.2 * peaks["full"], (peaks, MALLOC_ENVIRONMENT)
 
@@ -144,7 +145,7 @@ def bytes_kept_for_backward(mode: str | float) -> int:
 
 
 @pytest.mark.compiled
-def test_compiled_modes_give_the_same_gradient_and_keep_less_even_after_one_another():
+def test_compiled_modes_give_the_same_gradient_and_keep_less_even_after_one_another() -> None:
     expected = gradient("none", dropout=0.0)
     for mode in ("none", "full", 0.5):
         assert relative_error(gradient(mode, compile=True, dropout=0.0), expected) <= 1e-5
@@ -156,7 +157,7 @@ def names(mode: str | float, **changes: Any) -> list[str]:
     return list(cpu_run(config(activation_checkpointing=mode, **changes)).state(None)["model"])
 
 
-def test_parameters_have_the_same_names_in_every_mode():
+def test_parameters_have_the_same_names_in_every_mode() -> None:
     plain = config()
     expected = list(initial_module(plain, cpu_run(plain).train_set).state_dict())
     for mode in EAGER:
@@ -166,7 +167,7 @@ def test_parameters_have_the_same_names_in_every_mode():
 
 @pytest.mark.parametrize("written_by", EAGER)
 @pytest.mark.parametrize("read_by", EAGER)
-def test_a_state_written_in_one_mode_loads_in_another(written_by, read_by):
+def test_a_state_written_in_one_mode_loads_in_another(written_by, read_by) -> None:
     first = cpu_run(config(activation_checkpointing=written_by))
     first.step()
     second = cpu_run(config(activation_checkpointing=read_by))
@@ -174,7 +175,7 @@ def test_a_state_written_in_one_mode_loads_in_another(written_by, read_by):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters, second.parameters, strict=True))
 
 
-def test_a_memory_budget_without_the_compiler_is_refused():
+def test_a_memory_budget_without_the_compiler_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"0\.5 is a memory budget, which only the compiler can keep; set compile: true"
     ):
@@ -182,7 +183,7 @@ def test_a_memory_budget_without_the_compiler_is_refused():
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_a_model_without_repeated_blocks_is_refused(mode):
+def test_a_model_without_repeated_blocks_is_refused(mode) -> None:
     model = {"target": "tests.trainers.test_activation_checkpointing:WithoutBlocks"}
     with pytest.raises(ValueError, match=rf"'{mode}' needs repeated blocks.* or use 'none'"):
         cpu_run(config(model=model, activation_checkpointing=mode))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny import config, cpu_run, in_fresh_process, on_two_ranks
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import config, cpu_run, in_fresh_process
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.files import StorageLost
 from trainers.loop import train
@@ -64,7 +65,7 @@ def never_stopped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("optimizer", [{"type": "adamw"}, {"type": "sgd"}])
-def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_path, optimizer):
+def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_path, optimizer) -> None:
     trial = config(optimizer=optimizer, **STOPPABLE)
     train(trial, lambda report: None, tmp_path / "whole")
     report, answers = stop_at(24, 48), []
@@ -75,7 +76,7 @@ def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_
     assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
 
 
-def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_path, never_stopped):
+def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_path, never_stopped) -> None:
     def die_at_48(report):
         if report.samples_seen == 48:
             raise KeyboardInterrupt
@@ -101,7 +102,7 @@ def as_ranks(directory: str, *rungs: int) -> str:
 
 @pytest.mark.parametrize("ranks_first", [True, False])
 @pytest.mark.parametrize("one_rank", [(1, 2, 4), (1, 8, 1)])
-def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp_path, one_rank, ranks_first):
+def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp_path, one_rank, ranks_first) -> None:
     alone, whole, parts = split(*one_rank), tmp_path / "whole", tmp_path / "parts"
     train(split(1, 4, 2), lambda report: None, whole)
     if ranks_first:
@@ -115,7 +116,7 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped):
+def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped) -> None:
     trial = config(**STOPPABLE, keep_checkpoints=2)
     assert train(trial, stop_at(48), tmp_path) == Answer.STOP
     newest = max((tmp_path / "checkpoints").glob("*.pt"))
@@ -129,7 +130,7 @@ DAMAGES = {"empty": b"", "text": b"not a checkpoint", "zeros": bytes(4096), "pic
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "half"])
-def test_every_kind_of_damage_is_passed_over(tmp_path, damage):
+def test_every_kind_of_damage_is_passed_over(tmp_path, damage) -> None:
     save_checkpoint(tmp_path, "a", 8, {"number": torch.tensor(8)}, keep=2)
     newest = save_checkpoint(tmp_path, "a", 16, {"number": torch.tensor(16)}, keep=2)
     whole = newest.read_bytes()
@@ -139,13 +140,13 @@ def test_every_kind_of_damage_is_passed_over(tmp_path, damage):
     assert found[1] == {"number": torch.tensor(8)}
 
 
-def test_running_out_of_memory_while_loading_is_no_damage(tmp_path):
+def test_running_out_of_memory_while_loading_is_no_damage(tmp_path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"weights": torch.zeros(40 * 2**20 // 4)}, keep=2)
     with held_to(10 * 2**20, torch.device("cpu")), pytest.raises(RuntimeError, match="can't allocate memory"):
         load_newest(tmp_path)
 
 
-def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
+def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path) -> None:
     assert load_newest(tmp_path / "absent") is None
     path = save_checkpoint(tmp_path, "a", 8, {}, keep=1)
     path.write_bytes(b"")
@@ -153,14 +154,14 @@ def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
         assert load_newest(tmp_path) is None
 
 
-def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path):
+def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path) -> None:
     run = cpu_run(config())
     save_checkpoint(tmp_path / "checkpoints", "a", 4, run.state(None) | {"parallel": "fsdp"}, keep=1)
     with pytest.raises(ValueError, match=r"was made with parallel: fsdp, and this run has ddp; go on with what it was"):
         run.resume(tmp_path)
 
 
-def test_a_half_written_file_is_not_a_checkpoint(tmp_path):
+def test_a_half_written_file_is_not_a_checkpoint(tmp_path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
     assert load_newest(tmp_path)[1] == {"number": 8}
@@ -168,14 +169,14 @@ def test_a_half_written_file_is_not_a_checkpoint(tmp_path):
     assert load_newest(tmp_path)[1] == {"number": 16}
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+def test_a_write_that_fails_leaves_what_was_there(tmp_path) -> None:
     before = save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     with pytest.raises(AttributeError, match="pickle"):
         save_checkpoint(tmp_path, "a", 16, {"number": lambda: 16}, keep=1)
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path):
+def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path) -> None:
     theirs = [save_checkpoint(tmp_path, "theirs", samples, {}, keep=9) for samples in (8, 16)]
     for samples in (24, 32, 40):
         save_checkpoint(tmp_path, "ours", samples, {}, keep=2)
@@ -183,13 +184,13 @@ def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path):
     assert sorted(tmp_path.iterdir()) == [*theirs, *ours]
 
 
-def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path):
+def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path) -> None:
     save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
     save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
     assert load_newest(tmp_path)[1] == {"samples": 10_000}
 
 
-def test_random_numbers_go_on_where_they_were():
+def test_random_numbers_go_on_where_they_were() -> None:
     state = random_state(torch.device("cpu"))
     drawn = torch.rand(3)
     set_random_state(state, torch.device("cpu"))
@@ -205,7 +206,7 @@ def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:
     return str(raised.value), sorted(path.name for path in folder.iterdir())
 
 
-def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path):
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path) -> None:
     said, names = in_fresh_process(save_on_a_full_disk, str(tmp_path))
     assert said == f"{tmp_path}/000000000008-a.pt could not be written: File too large"
     assert names == ["000000000004-a.pt"]

@@ -29,7 +29,7 @@ REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targ
         ((torch.tensor(1.0), 6), "the model's num_targets is int, not a scalar tensor; "),
     ],
 )
-def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message):
+def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
         check_loss(returned)
 
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
     targets: Tensor
 
 
-def test_a_fake_batch_is_made_of_what_the_samples_are_made_of():
+def test_a_fake_batch_is_made_of_what_the_samples_are_made_of() -> None:
     sample = {"pair": Pair(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)), "names": ["a"]}
     with FakeTensorMode():
         batch = fake_batch(sample, 4)
@@ -86,23 +86,23 @@ def checked(run: Run) -> None:
     check_sum(run.config, run.module, run.loss_function, run.train_set, run.device)
 
 
-def test_a_run_refuses_a_model_that_returns_one_value():
+def test_a_run_refuses_a_model_that_returns_one_value() -> None:
     with pytest.raises(ValueError, match="the model returned a Tensor"):
         cpu_run(with_loss("bare_mean")).step()
 
 
 @pytest.mark.parametrize("loss", ["mean_with_count", "mean_of_one"])
-def test_a_mean_is_told_from_a_sum_before_the_first_step(tmp_path, loss):
+def test_a_mean_is_told_from_a_sum_before_the_first_step(tmp_path, loss) -> None:
     with pytest.raises(ValueError, match=r"for two equal ones: it is a mean, .*\(reduction='sum'\)"):
         train(with_loss(loss, dropout=0.5), lambda report: None, tmp_path)
 
 
-def test_a_count_that_does_not_count_is_refused_with_both_numbers():
+def test_a_count_that_does_not_count_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"num_targets is 12 for one sample and 12 for two equal ones"):
         checked(cpu_run(with_loss("sum_without_count")))
 
 
-def test_sums_pass_in_every_precision_and_leave_no_trace():
+def test_sums_pass_in_every_precision_and_leave_no_trace() -> None:
     for changes in ({}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}, {"precision": "float16"}):
         for loss in (None, "tests.trainers.test_contract:sum_with_a_small_mean_beside_it"):
             run = cpu_run(config(loss=loss, **changes))
@@ -113,7 +113,7 @@ def test_sums_pass_in_every_precision_and_leave_no_trace():
             assert all(p.grad is None for p in run.parameters)
 
 
-def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not():
+def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not() -> None:
     run = cpu_run(with_loss("divided_by_nothing"))
     checked(run)  # proves nothing, and passes
     run.step()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import trainers.gpt
-from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, on_two_ranks, relative_error
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
 from trainers.gpt import GPT, HAS_CHUNKS
 from trainers.memory import PeakMeter, give_back
 
@@ -37,7 +38,7 @@ def step_with(cross_entropy: str, **changes) -> tuple[torch.Tensor, float]:
     [("float32", 1e-5), ("bfloat16", 0.02), ("float16", 0.005)],
     ids=lambda value: str(value),
 )
-def test_chunks_give_the_same_gradient_and_loss_in_every_precision(precision, tolerance):
+def test_chunks_give_the_same_gradient_and_loss_in_every_precision(precision, tolerance) -> None:
     (whole, loss), (chunked, same) = (step_with(kind, precision=precision) for kind in ("whole", "chunked"))
     assert relative_error(chunked, whole) < tolerance
     assert same == pytest.approx(loss, rel=min(tolerance, 1e-3))
@@ -49,7 +50,7 @@ def of_two_ranks(parallel: str) -> tuple[torch.Tensor, float]:
 
 @needs_torch_2_13
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path, parallel):
+def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path, parallel) -> None:
     whole, loss = step_with("whole")
     for chunked, same in on_two_ranks(of_two_ranks, tmp_path, parallel):
         assert relative_error(chunked, whole) < 1e-5
@@ -69,19 +70,20 @@ def peaks_of_a_step() -> dict[str, float]:
     return peaks
 
 
+@pytest.mark.slow
 @needs_torch_2_13
-def test_chunks_never_hold_the_logits():
+def test_chunks_never_hold_the_logits() -> None:
     """16 x 128 x 4,096 logits in float32 are 32 MiB, their softmax and its gradient as much again."""
     peaks = in_fresh_process(peaks_of_a_step)
     assert peaks["chunked"] < peaks["whole"] - 60 * 2**20, peaks
 
 
-def test_another_name_is_refused_with_those_there_are():
+def test_another_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="cross_entropy is 'some'; choose whole or chunked"):
         GPT(vocab_size=24, seq_len=12, cross_entropy="some")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_torch_without_it_is_named_with_the_one_that_has_it(monkeypatch):
+def test_a_torch_without_it_is_named_with_the_one_that_has_it(monkeypatch) -> None:
     monkeypatch.setattr(trainers.gpt, "HAS_CHUNKS", False)
     with pytest.raises(ValueError, match=re.escape("install torch 2.13 or later, or use 'whole'")):
         GPT(vocab_size=24, seq_len=12, cross_entropy="chunked")

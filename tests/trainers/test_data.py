@@ -64,7 +64,7 @@ SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6,
 
 @pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
 @pytest.mark.parametrize("step", [0, 1, 7])
-def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, step):
+def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, step) -> None:
     micro_batches = [
         micro_batch_numbers(step, micro_step, rank, split)
         for micro_step in range(split.gradient_accumulation_steps)
@@ -75,20 +75,20 @@ def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, 
     assert sorted(n for numbers in micro_batches for n in numbers) == list(range(step * 24, (step + 1) * 24))
 
 
-def test_micro_batches_are_strided_not_contiguous():
+def test_micro_batches_are_strided_not_contiguous() -> None:
     split = Split(micro_batch_size=3, gradient_accumulation_steps=2, world_size=2)
     assert list(micro_batch_numbers(1, 0, 1, split)) == [13, 17, 21]
     assert list(micro_batch_numbers(1, 1, 0, split)) == [14, 18, 22]
 
 
-def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own():
+def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own() -> None:
     order = SampleOrder(101, seed=3)
     passes = [tuple(order.indices(range(p * 101, (p + 1) * 101))) for p in range(4)]
     assert all(sorted(indices) == list(range(101)) for indices in passes)
     assert len(set(passes)) == 4
 
 
-def test_across_a_pass_boundary_the_order_does_not_depend_on_how_it_is_asked_for():
+def test_across_a_pass_boundary_the_order_does_not_depend_on_how_it_is_asked_for() -> None:
     whole = SampleOrder(10, seed=0).indices(range(45))
     order = SampleOrder(10, seed=0)
     assert [order.indices([n])[0] for n in (44, 9, 10, 0, 25)] == [whole[n] for n in (44, 9, 10, 0, 25)]
@@ -96,12 +96,12 @@ def test_across_a_pass_boundary_the_order_does_not_depend_on_how_it_is_asked_for
     assert all(count == 1 for count in Counter(whole[10:20]).values())
 
 
-def test_seeds_give_orders_that_share_no_pass():
+def test_seeds_give_orders_that_share_no_pass() -> None:
     orders = {tuple(SampleOrder(50, seed).indices(range(p * 50, p * 50 + 50))) for seed in range(4) for p in range(4)}
     assert len(orders) == 16
 
 
-def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch):
+def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch) -> None:
     drawn = []
     draw = order_module.permutation
     monkeypatch.setattr(order_module, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
@@ -112,7 +112,7 @@ def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monke
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 6, 8, 9, 10, 57])
-def test_rows_put_together_are_the_token_stream(num_tokens):
+def test_rows_put_together_are_the_token_stream(num_tokens) -> None:
     tokens = np.arange(num_tokens, dtype=np.uint16)
     rows, rest = cut(tokens, 4)
     assert rows.shape == (max(0, (num_tokens - 1) // 4), 5)
@@ -121,7 +121,7 @@ def test_rows_put_together_are_the_token_stream(num_tokens):
     assert len(rest) <= 4
 
 
-def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file):
+def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file) -> None:
     train, val = load_text(text_file, val=str(text_file))
     sample = train[3]
     assert sample["input_ids"].dtype == sample["targets"].dtype == torch.int64
@@ -132,7 +132,7 @@ def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file):
     assert np.array_equal(stream(train), tokens[: len(train) * 16 + 1])
 
 
-def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path):
+def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path) -> None:
     long = "".join(f"{i}\n" for i in range(12_000)) + "x" * 40_000  # many pieces, and a line longer than a piece
     texts = {"a.txt": "first", "b.txt": long, "c.txt": "", "d.txt": "\n\nlast\n"}
     for name, content in texts.items():
@@ -143,7 +143,7 @@ def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path)
     assert len(tokens) - (len(train) * 7 + 1) < 7
 
 
-def test_without_val_the_last_samples_are_held_out(text_file):
+def test_without_val_the_last_samples_are_held_out(text_file) -> None:
     whole, _ = load_text(text_file, val=str(text_file))
     train, val = load_text(text_file, val_fraction=0.25)
     assert len(val) == round(0.25 * len(whole))
@@ -152,13 +152,13 @@ def test_without_val_the_last_samples_are_held_out(text_file):
     assert torch.equal(val[0]["input_ids"], whole[len(train)]["input_ids"])
 
 
-def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file):
+def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file) -> None:
     train, _ = load_text(text_file)
     assert (train.rows.shape, train.rows.dtype) == ((len(train), 17), np.uint16)
     assert isinstance(train.rows, np.memmap)
 
 
-def test_samples_survive_pickling_and_fetching_in_batches(text_file):
+def test_samples_survive_pickling_and_fetching_in_batches(text_file) -> None:
     train, _ = load_text(text_file)
     pickled = pickle.dumps(train)
     assert len(pickled) < 1_000, "the file's name, not what is in it"
@@ -170,7 +170,7 @@ def test_samples_survive_pickling_and_fetching_in_batches(text_file):
         assert torch.equal(batch[name], torch.stack([train[i][name] for i in (5, 0, 5)]))
 
 
-def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache, tmp_path, monkeypatch):
+def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache, tmp_path, monkeypatch) -> None:
     kwargs = {"val": str(text_file), "tokenizer": {"train_bpe": 300}}
     train, _ = load_text(text_file, **kwargs)
     assert train.vocab_size == 300
@@ -180,7 +180,7 @@ def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache
     assert np.array_equal(stream(load_text(text_file, **kwargs)[0]), stream(train))
 
 
-def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file, cache):
+def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file, cache) -> None:
     trained, _ = load_text(text_file, tokenizer={"train_bpe": 300})
     (saved,) = cache.glob("data/*/tokenizer.json")
     loaded, _ = load_text(text_file, tokenizer=str(saved))
@@ -201,7 +201,7 @@ def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file
         ("a/b/c", "'a/b/c' could not be loaded: .*; give the path .* or train one on the data with .*train_bpe: 8192}"),
     ],
 )
-def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file, tokenizer, message):
+def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file, tokenizer, message) -> None:
     with pytest.raises(ValueError, match=message):
         load_text(text_file, tokenizer=tokenizer)
 
@@ -210,7 +210,7 @@ def snapshot(cache: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in cache.rglob("*")}
 
 
-def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capfd):
+def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capfd) -> None:
     first, _ = load_text(text_file)
     written = snapshot(cache)
     second, _ = load_text(text_file)
@@ -219,7 +219,7 @@ def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file):
+def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file) -> None:
     import datasets
 
     datasets.enable_progress_bars()
@@ -228,26 +228,26 @@ def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file):
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 8}, {"tokenizer": {"train_bpe": 300}}, {"val_fraction": 0.5}])
-def test_what_changes_the_samples_gets_an_entry_of_its_own(text_file, cache, change):
+def test_what_changes_the_samples_gets_an_entry_of_its_own(text_file, cache, change) -> None:
     load_text(text_file)
     load_text(text_file, **change)
     assert len(list((cache / "data").iterdir())) == 2
 
 
-def test_a_changed_text_is_packed_again(text_file):
+def test_a_changed_text_is_packed_again(text_file) -> None:
     load_text(text_file)
     text_file.write_text(LINES.upper())
     train, _ = load_text(text_file)
     assert bytes(stream(train)[:4].tolist()) == b"LINE"
 
 
-def test_a_failed_build_leaves_nothing_behind(text_file, cache):
+def test_a_failed_build_leaves_nothing_behind(text_file, cache) -> None:
     with pytest.raises(ValueError, match="sample"):
         load_text(text_file, seq_len=1_000_000)
     assert list((cache / "data").iterdir()) == []
 
 
-def test_processes_that_race_leave_one_valid_entry(text_file, cache):
+def test_processes_that_race_leave_one_valid_entry(text_file, cache) -> None:
     program = (
         "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -277,14 +277,14 @@ def tokenize_on_a_full_disk() -> str:
     return str(raised.value)
 
 
-def test_a_full_disk_is_named_and_no_half_entry_left(cache):
+def test_a_full_disk_is_named_and_no_half_entry_left(cache) -> None:
     said = in_fresh_process(tokenize_on_a_full_disk)
     assert said.startswith(f"{cache}/data/")
     assert said.endswith(" could not be written: File too large")
     assert list((cache / "data").iterdir()) == []
 
 
-def test_the_loser_of_a_race_takes_the_winners_entry(cache):
+def test_the_loser_of_a_race_takes_the_winners_entry(cache) -> None:
     def build(directory):
         (directory / "mine").touch()
         winner = cache / "data" / "key"
@@ -296,7 +296,7 @@ def test_the_loser_of_a_race_takes_the_winners_entry(cache):
     assert list((cache / "data").iterdir()) == [entry]
 
 
-def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
+def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("BATCHSCOUT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "batchscout"
@@ -305,14 +305,14 @@ def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / ".cache" / "batchscout"
 
 
-def test_the_standard_library_is_split_by_whole_files():
+def test_the_standard_library_is_split_by_whole_files() -> None:
     train, val = load("python_stdlib", max_text_bytes=300_000, seq_len=32, tokenizer="bytes")
     assert 300_000 <= 32 * (len(train) + len(val)) + 400 < 301_000
     assert 0.05 * len(train) < len(val) < 0.5 * len(train)
     assert {train.vocab_size, train.seq_len} == {256, 32}
 
 
-def test_the_standard_library_comes_without_tests_and_packages_and_mixed():
+def test_the_standard_library_comes_without_tests_and_packages_and_mixed() -> None:
     files = stdlib_files()
     assert files == stdlib_files()
     assert not any({"test", "tests", "idle_test", "site-packages"} & set(path.parts[-4:-1]) for path in files)
@@ -320,7 +320,7 @@ def test_the_standard_library_comes_without_tests_and_packages_and_mixed():
     assert files != sorted(files)
 
 
-def test_patterns_and_lists_name_files(tmp_path):
+def test_patterns_and_lists_name_files(tmp_path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name * 100)
     by_pattern, _ = load_text(tmp_path / "*.txt")
@@ -360,7 +360,7 @@ def test_patterns_and_lists_name_files(tmp_path):
         ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),
     ],
 )
-def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwargs, message):
+def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwargs, message) -> None:
     monkeypatch.chdir(text_file.parent)
     Path("short.txt").write_text("x" * 119)
     Path("empty.txt").touch()
@@ -376,7 +376,7 @@ def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwar
         ({"max_text_bytes": 100}, "the train text has 0 tokens, one sample needs seq_len \\+ 1 = 257"),
     ],
 )
-def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs, message):
+def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs, message) -> None:
     with pytest.raises(ValueError, match=message):
         load("python_stdlib", **kwargs)
 
@@ -392,7 +392,7 @@ def saved(tmp_path):
     return tmp_path / "saved"
 
 
-def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd):
+def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd) -> None:
     train, val = load("hf", path=str(saved), seq_len=16, tokenizer="bytes")
     same, _ = load_text(text_file, val=str(text_file))
     assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
@@ -400,12 +400,12 @@ def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_single_saved_split_is_train(saved):
+def test_a_single_saved_split_is_train(saved) -> None:
     with pytest.raises(ValueError, match=r"data.kwargs.val_split 'validation' is not in the data set; .* of: train$"):
         load("hf", path=str(saved / "train"))
 
 
-def test_another_data_set_at_the_same_path_is_packed_again(tmp_path):
+def test_another_data_set_at_the_same_path_is_packed_again(tmp_path) -> None:
     from datasets import Dataset
 
     for letter in "ab":
@@ -431,12 +431,12 @@ def test_another_data_set_at_the_same_path_is_packed_again(tmp_path):
         ({"val_split": "dev"}, "data.kwargs.val_split 'dev' is not in the data set; choose one of: train, validation"),
     ],
 )
-def test_a_wrong_column_or_split_is_refused_with_those_there_are(saved, kwargs, message):
+def test_a_wrong_column_or_split_is_refused_with_those_there_are(saved, kwargs, message) -> None:
     with pytest.raises(ValueError, match=message):
         load("hf", path=str(saved), **kwargs)
 
 
-def test_a_path_without_data_is_refused(tmp_path):
+def test_a_path_without_data_is_refused(tmp_path) -> None:
     with pytest.raises(
         ValueError, match=r"data.kwargs.path .* could not be loaded: .*; check the name and the network"
     ):
@@ -467,14 +467,14 @@ def own(found="pair"):
 NOT_CALLABLE = 3
 
 
-def test_an_import_path_gives_the_users_own_sets():
+def test_an_import_path_gives_the_users_own_sets() -> None:
     train, _ = load(f"{__name__}:own")
     batch = fetch(train, [3, 0])
     assert batch["x"].tolist() == [9, 0]
     assert batch["name"] == ["n3", "n0"]
 
 
-def test_an_exception_of_the_users_set_comes_through_unchanged():
+def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
     train, _ = load(f"{__name__}:own")
     with pytest.raises(RuntimeError, match=r"^disk on fire$"):
         fetch(train, [0, 4])
@@ -496,12 +496,12 @@ def test_an_exception_of_the_users_set_comes_through_unchanged():
         (f"{__name__}:own", {"found": "empty"}, "returned 0 train and 2 val samples; each needs at least one"),
     ],
 )
-def test_a_wrong_target_is_refused_in_the_users_words(target, kwargs, message):
+def test_a_wrong_target_is_refused_in_the_users_words(target, kwargs, message) -> None:
     with pytest.raises(ValueError, match=message):
         load(target, **kwargs)
 
 
-def test_moving_a_batch_keeps_its_structure():
+def test_moving_a_batch_keeps_its_structure() -> None:
     Pair = namedtuple("Pair", "a b")
     one = torch.ones(2)
     batch = {"x": one, "nested": [Pair(one, "name"), (one, 3)]}
@@ -514,7 +514,7 @@ def test_moving_a_batch_keeps_its_structure():
 
 
 @pytest.mark.skipif(not WIKITEXT.is_dir(), reason="wikitext-2 is not on this machine")
-def test_wikitext_is_packed_and_decodes_to_itself(cache):
+def test_wikitext_is_packed_and_decodes_to_itself(cache) -> None:
     files = {"train": str(WIKITEXT / "valid.txt"), "val": str(WIKITEXT / "test.txt")}
     train, val = load("text", **files, seq_len=256, tokenizer={"train_bpe": 1024})
     (saved,) = cache.glob("data/*/tokenizer.json")

@@ -44,7 +44,7 @@ def byte_set_similarity(a: bytes, b: bytes) -> float:
     return len(set(a) & set(b)) / len(set(a) | set(b))
 
 
-def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobytes_long():
+def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobytes_long() -> None:
     """A random file shows all 256 byte values after some 1,600 bytes, so it compares two full sets."""
     one, other = (
         weights_of(GPT(vocab_size=64, seq_len=16, num_layers=1, num_heads=2, hidden_dim=64)) for _ in range(2)
@@ -58,45 +58,45 @@ def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobyte
     assert rho(other, one, nothing) == pytest.approx(2**0.5, rel=0.05), "while rho calls unrelated weights unrelated"
 
 
-def test_a_run_is_at_distance_0_from_itself(rho_between):
+def test_a_run_is_at_distance_0_from_itself(rho_between) -> None:
     assert rho_between(ten_steps(**SPLIT), ten_steps(**SPLIT)) == 0.0
 
 
-def test_two_splits_in_float32_end_at_the_same_weights(rho_between):
+def test_two_splits_in_float32_end_at_the_same_weights(rho_between) -> None:
     """Padded targets included; AdamW."""
     assert 0 < rho_between(ten_steps(padded=True, **SPLIT), ten_steps(padded=True, **WHOLE)) <= 1e-4
 
 
-def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between):
+def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between) -> None:
     low = {"padded": True, "precision": "bfloat16"}
     between_splits = rho_between(ten_steps(**SPLIT, **low), ten_steps(**WHOLE, **low))
     of_the_precision = rho_between(ten_steps(padded=True, **SPLIT), ten_steps(**SPLIT, **low))
     assert 0 < between_splits < of_the_precision < 0.1
 
 
-def test_another_seed_is_another_experiment(rho_between):
+def test_another_seed_is_another_experiment(rho_between) -> None:
     assert rho_between(ten_steps(seed=1, **WHOLE), ten_steps(**WHOLE)) > 1.0
 
 
-def test_dropout_makes_a_split_another_experiment(rho_between):
+def test_dropout_makes_a_split_another_experiment(rho_between) -> None:
     assert rho_between(ten_steps(dropout=0.2, **SPLIT), ten_steps(dropout=0.2, **WHOLE)) > 0.05
 
 
-def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between):
+def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between) -> None:
     whole, split = ten_steps(**WHOLE, **WITH_BATCH_NORM), ten_steps(**SPLIT, **WITH_BATCH_NORM)
     assert rho_between(split, whole) > 0.02
     run = cpu_run(whole)
     assert num_batch_norms(run.module) == run.metrics()["num_batch_norms"] == 1
 
 
-def test_rho_is_the_distance_in_units_of_the_way_travelled():
+def test_rho_is_the_distance_in_units_of_the_way_travelled() -> None:
     initial = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([1.0])}
     reference = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([5.0])}
     final = {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([5.0])}
     assert rho(final, reference, initial) == pytest.approx(0.1)
 
 
-def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_path):
+def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_path) -> None:
     trial = ten_steps(**SPLIT, save_weights=True)
     began = weights_of(cpu_run(trial).module)
     train(trial, lambda report: None, tmp_path)
@@ -105,13 +105,13 @@ def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_p
     assert all(torch.equal(saved["initial"][name], began[name]) for name in began)
 
 
-def test_running_statistics_are_compared_and_counters_are_not():
+def test_running_statistics_are_compared_and_counters_are_not() -> None:
     names = weights_of(cpu_run(ten_steps(**WHOLE, **WITH_BATCH_NORM)).module).keys()
     assert "norm.running_mean" in names
     assert "norm.num_batches_tracked" not in names
 
 
-def test_runs_that_cannot_be_compared_are_refused(tmp_path):
+def test_runs_that_cannot_be_compared_are_refused(tmp_path) -> None:
     a, b = {"a": torch.ones(2)}, {"b": torch.ones(2)}
     with pytest.raises(
         ValueError, match="different parameters and cannot be compared; use the same model configuration"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tiny import config, cpu_run, on_two_ranks
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import config, cpu_run
 from trainers.gradient_noise import (
     FIRST_STEPS,
     RECENT_STEPS,
@@ -44,7 +45,7 @@ def pure_noise(seed: int, num_micro_batches: int, num_steps: int) -> list[tuple[
 
 @pytest.mark.parametrize("noise_scale", [2.0, 50.0, 500.0])
 @pytest.mark.parametrize(("micro_batch_size", "num_micro_batches"), [(4, 2), (2, 8)])
-def test_the_interval_covers_the_true_noise_scale(noise_scale, micro_batch_size, num_micro_batches):
+def test_the_interval_covers_the_true_noise_scale(noise_scale, micro_batch_size, num_micro_batches) -> None:
     covered = 0
     for seed in range(300):
         steps = steps_of(
@@ -61,7 +62,7 @@ def test_the_interval_covers_the_true_noise_scale(noise_scale, micro_batch_size,
 
 
 @pytest.mark.parametrize(("micro_batch_size", "num_micro_batches"), [(1, 2), (4, 2), (2, 8), (8, 16)])
-def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(micro_batch_size, num_micro_batches):
+def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(micro_batch_size, num_micro_batches) -> None:
     steps = steps_of(
         0,
         noise_scale=20.0,
@@ -74,7 +75,7 @@ def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(micro_batc
     assert found.coherence == pytest.approx(1 / (1 + 20.0 / micro_batch_size), rel=0.05)
 
 
-def test_steps_are_averaged_before_the_division():
+def test_steps_are_averaged_before_the_division() -> None:
     """The mean of the steps' own ratios, where they have one, misses by far."""
     steps = steps_of(0, noise_scale=200.0, micro_batch_size=4, num_micro_batches=4, num_steps=4000)
     each = [estimate_noise([pair], 4, 4).noise_scale for pair in steps]
@@ -84,36 +85,36 @@ def test_steps_are_averaged_before_the_division():
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 8, 32])
-def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches):
+def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches) -> None:
     estimates = [estimate_noise(pure_noise(seed, num_micro_batches, 30), 1, num_micro_batches) for seed in range(300)]
     within = sum(abs(e.coherence) <= e.coherence_floor for e in estimates)
     assert 0.89 <= within / 300 <= 0.99  # two-sided 95 %, three standard errors, 30 steps
     assert abs(sum(e.coherence for e in estimates) / 300) < 0.01
 
 
-def test_pure_noise_has_no_upper_bound():
+def test_pure_noise_has_no_upper_bound() -> None:
     unbounded = [estimate_noise(pure_noise(seed, 4, 30), 1, 4).noise_scale_high is None for seed in range(100)]
     assert sum(unbounded) >= 90
 
 
-def test_a_signal_is_above_the_floor():
+def test_a_signal_is_above_the_floor() -> None:
     steps = steps_of(0, noise_scale=8.0, micro_batch_size=2, num_micro_batches=4, num_steps=30)
     found = estimate_noise(steps, 2, 4)
     assert found.coherence > found.coherence_floor > 0
 
 
-def test_equal_micro_batches_are_all_signal():
+def test_equal_micro_batches_are_all_signal() -> None:
     found = estimate_noise([(2.0, 2.0), (3.0, 3.0)], 4, 2)
     assert (found.coherence, found.noise_scale) == (1.0, 0.0)
 
 
-def test_a_step_that_overflowed_does_not_count():
+def test_a_step_that_overflowed_does_not_count() -> None:
     steps = steps_of(0, noise_scale=8.0, micro_batch_size=2, num_micro_batches=4, num_steps=30)
     broken = [(math.inf, math.nan), *steps, (math.nan, 1.0)]
     assert estimate_noise(broken, 2, 4) == estimate_noise(steps, 2, 4)
 
 
-def test_a_long_run_says_what_the_noise_is_of_late():
+def test_a_long_run_says_what_the_noise_is_of_late() -> None:
     log, late = (
         NoiseLog(2, 4),
         steps_of(1, noise_scale=32.0, micro_batch_size=2, num_micro_batches=4, num_steps=RECENT_STEPS),
@@ -123,7 +124,7 @@ def test_a_long_run_says_what_the_noise_is_of_late():
     assert log.estimate() == estimate_noise(late, 2, 4)
 
 
-def test_one_micro_batch_on_one_rank_says_nothing():
+def test_one_micro_batch_on_one_rank_says_nothing() -> None:
     assert estimate_noise([(1.0, 1.0)] * 10, 8, 1) == NOT_AVAILABLE
     assert NoiseLog(8, 2).estimate() == NOT_AVAILABLE
     run = cpu_run(config(micro_batch_size=8))
@@ -163,7 +164,7 @@ def assert_norms_are_those_of(gradients: list[torch.Tensor], noted: tuple[float,
     assert noted == pytest.approx((mean_square, square_of_mean), rel=1e-5)
 
 
-def test_a_step_sees_the_norms_of_the_explicit_micro_gradients():
+def test_a_step_sees_the_norms_of_the_explicit_micro_gradients() -> None:
     trial = config(micro_batch_size=2, gradient_accumulation_steps=4, optimizer={"max_gradient_norm": 1e-3})
     noted, batches = one_step(trial)
     assert len(batches) == 4
@@ -171,7 +172,7 @@ def test_a_step_sees_the_norms_of_the_explicit_micro_gradients():
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path, parallel):
+def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path, parallel) -> None:
     results = on_two_ranks(of_two_ranks, tmp_path, parallel)
     assert results[0][0] == results[1][0]
     batches = [batch for _, own in results for batch in own]
@@ -179,7 +180,7 @@ def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_pa
     assert_norms_are_those_of(micro_gradients(config(), batches), results[0][0])
 
 
-def test_padded_micro_batches_count_by_their_targets():
+def test_padded_micro_batches_count_by_their_targets() -> None:
     trial = config(padded=True, micro_batch_size=4, gradient_accumulation_steps=4)
     noted, batches = one_step(trial)
     squares = torch.stack(micro_gradients(trial, batches)).square().sum(1)
@@ -188,7 +189,7 @@ def test_padded_micro_batches_count_by_their_targets():
     assert noted[0] == pytest.approx(((squares * targets).sum() / targets.sum()).item(), rel=1e-5)
 
 
-def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased():
+def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased() -> None:
     """Gradients of known noise through the hooks, 10 targets a micro-batch on average."""
     random, noise_scale, numbers = np.random.default_rng(0), 20.0, [1, 2, 9, 28]
     weight = torch.nn.Parameter(torch.zeros(DIM))
@@ -204,7 +205,7 @@ def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased():
     assert log.estimate().noise_scale == pytest.approx(noise_scale, rel=0.08)
 
 
-def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many():
+def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many() -> None:
     run = cpu_run(config(gradient_accumulation_steps=2))
     for _ in range(FIRST_STEPS + 3 * THEN_ONE_IN):
         run.step()
@@ -212,7 +213,7 @@ def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many():
     assert len(run.meter.noise.steps) == FIRST_STEPS + 3
 
 
-def test_a_step_with_a_micro_batch_without_targets_does_not_count():
+def test_a_step_with_a_micro_batch_without_targets_does_not_count() -> None:
     run = cpu_run(config(padded=True, micro_batch_size=1, gradient_accumulation_steps=32))
     run.step()
     (loss,) = run.read()

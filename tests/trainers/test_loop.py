@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, on_two_ranks, relative_error
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, relative_error
 from trainers import activation_checkpointing, loop, reporter
 from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
@@ -50,7 +51,7 @@ def every_interval(monkeypatch, no_progress_reports):
     monkeypatch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", 0.0)
 
 
-def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path):
+def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path) -> None:
     listener = Listener()
     trial = config(micro_batch_size=8, sample_budget=60, rungs=(16, 33), evaluations=(1, 20))
     assert train(trial, listener, tmp_path) == Answer.GO_ON
@@ -65,13 +66,13 @@ def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp
     assert [len(report.step_losses) for report in listener.reports] == [1, 1, 1, 2, 3]
 
 
-def test_rungs_that_one_step_crosses_together_are_told_together(tmp_path):
+def test_rungs_that_one_step_crosses_together_are_told_together(tmp_path) -> None:
     listener = Listener()
     train(config(micro_batch_size=32, sample_budget=96, rungs=(4, 8, 31)), listener, tmp_path)
     assert listener.told() == [("milestone", 32, (4, 8, 31)), ("end", 96, ())]
 
 
-def test_the_budget_is_the_last_milestone_and_no_rung():
+def test_the_budget_is_the_last_milestone_and_no_rung() -> None:
     trial = config(sample_budget=64, rungs=(16, 64), evaluations=(32,))
     assert milestones(trial, 0) == [16, 32, 64]
     assert milestones(trial, 16) == [32, 64]
@@ -81,7 +82,7 @@ def test_the_budget_is_the_last_milestone_and_no_rung():
     assert rungs_crossed(trial, 16, 64) == ()
 
 
-def test_reports_are_plain_numbers_that_pickle(tmp_path, every_interval):
+def test_reports_are_plain_numbers_that_pickle(tmp_path, every_interval) -> None:
     listener = Listener()
     train(config(gradient_accumulation_steps=2, rungs=(16,), evaluations=(64,)), listener, tmp_path)
     assert {report.kind for report in listener.reports} == {"progress", "milestone", "end"}
@@ -96,7 +97,7 @@ def test_reports_are_plain_numbers_that_pickle(tmp_path, every_interval):
     assert expected <= listener.reports[-1].metrics.keys()
 
 
-def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval):
+def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval) -> None:
     listener, losses = Listener(), []
     trial = config(sample_budget=128, rungs=(20, 72))
     train(trial, listener, tmp_path)
@@ -108,7 +109,7 @@ def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval)
     assert listener.reports[-1].metrics["final_loss"] == losses[-1]
 
 
-def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path):
+def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path) -> None:
     listener = Listener()
     train(config(sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics
@@ -117,7 +118,7 @@ def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path):
     assert last["perplexity"] == pytest.approx(math.exp(last["val_loss"]))
 
 
-def test_a_report_lost_with_the_process_is_told_again(tmp_path):
+def test_a_report_lost_with_the_process_is_told_again(tmp_path) -> None:
     lost = []
 
     def dies(report):
@@ -134,14 +135,18 @@ def test_a_report_lost_with_the_process_is_told_again(tmp_path):
     assert {**again, "compile_seconds": 0.0} == {**lost[0].metrics, "compile_seconds": 0.0}
 
 
-def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path):
+def test_an_answer_may_be_given_as_its_text(tmp_path) -> None:
+    assert train(config(rungs=(16,)), lambda report: "stop", tmp_path) is Answer.STOP
+
+
+def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path) -> None:
     trial = config(rungs=(16, 32))
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert load_newest(tmp_path / "checkpoints")[1]["num_steps"] == 4
 
 
-def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_interval):
+def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_interval) -> None:
     """Also one that falls on the very step at which progress is due: its checkpoint would be past the rung."""
     listener = Listener(lambda report: report.samples_seen == 5 * 4)
     trial = config(rungs=(18, 40), evaluations=(64,))
@@ -153,7 +158,7 @@ def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_int
     assert listener.reports[-1].kind == "end"
 
 
-def test_a_finished_run_says_its_end_again_without_a_step(tmp_path):
+def test_a_finished_run_says_its_end_again_without_a_step(tmp_path) -> None:
     trial = config(rungs=(16,), evaluations=(64,))
     first, second = Listener(), Listener()
     train(trial, first, tmp_path)
@@ -162,7 +167,7 @@ def test_a_finished_run_says_its_end_again_without_a_step(tmp_path):
     assert second.reports[0].metrics["val_loss"] == first.reports[-1].metrics["val_loss"]
 
 
-def test_a_budget_smaller_than_an_effective_batch_is_refused_with_both_numbers():
+def test_a_budget_smaller_than_an_effective_batch_is_refused_with_both_numbers() -> None:
     with pytest.raises(
         ValidationError, match=r"sample_budget \(31\) is smaller than one effective batch \(32\); raise"
     ):
@@ -170,13 +175,13 @@ def test_a_budget_smaller_than_an_effective_batch_is_refused_with_both_numbers()
     config(micro_batch_size=8, gradient_accumulation_steps=4, sample_budget=32)
 
 
-def test_another_number_of_processes_than_world_size_is_refused(tmp_path):
+def test_another_number_of_processes_than_world_size_is_refused(tmp_path) -> None:
     expected = r"world_size is 2, but 1 process\(es\) run this trial; start 2 ranks or set world_size: 1"
     with pytest.raises(ValueError, match=expected):
         train(config(world_size=2), lambda report: None, tmp_path)
 
 
-def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path):
+def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path) -> None:
     train(config(sample_budget=64), Listener(lambda report: True), tmp_path)
     train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
     with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with what it"):
@@ -204,7 +209,9 @@ def of_lengths() -> tuple[OfLengths, OfLengths]:
 
 
 @pytest.mark.parametrize(("longest", "lengths"), [(True, {12}), (False, {3, 12})])
-def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(longest: bool, lengths: set[int]):
+def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(
+    longest: bool, lengths: set[int]
+) -> None:
     fields = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "sample_budget": 32, "evaluation_samples": 4}
     trial = config(data={"target": "tests.trainers.test_loop:of_lengths"}, **fields, longest_samples=longest)
     run, seen = cpu_run(trial), []
@@ -225,7 +232,7 @@ def of_many_lengths() -> tuple[OfLengths, OfLengths]:
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch):
+def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch) -> None:
     monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
     trial = config(data={"target": "tests.trainers.test_loop:of_many_lengths"}, micro_batch_size=1, compile=True)
     run = cpu_run(trial)
@@ -241,7 +248,7 @@ def no_targets() -> tuple[Samples, Samples]:
     return train_set, val_set
 
 
-def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path):
+def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path) -> None:
     trial = config(micro_batch_size=1, sample_budget=8, data={"target": "tests.trainers.test_loop:no_targets"})
     with pytest.raises(
         ValueError, match="had no targets: every label of its 1 samples is masked; leave such samples out"
@@ -249,7 +256,7 @@ def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path):
         train(trial, Listener(), tmp_path)
 
 
-def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_batch_size():
+def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_batch_size() -> None:
     losses = []
     for micro_batch_size in (1, 3, 16):
         run = cpu_run(config(padded=True, dropout=0.5, micro_batch_size=micro_batch_size))
@@ -262,7 +269,7 @@ def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_b
     assert losses == pytest.approx([(loss_sum / num_targets).item()] * 3, rel=1e-6)
 
 
-def test_validation_samples_without_targets_are_an_error_that_says_so():
+def test_validation_samples_without_targets_are_an_error_that_says_so() -> None:
     run = cpu_run(config(data={"target": "tests.support.tiny:data", "kwargs": {"num_val": 3}}))
     for sample in run.val_set:
         sample["targets"][:] = -100
@@ -270,7 +277,7 @@ def test_validation_samples_without_targets_are_an_error_that_says_so():
         evaluate(run)
 
 
-def test_without_evaluation_samples_nothing_is_evaluated(tmp_path):
+def test_without_evaluation_samples_nothing_is_evaluated(tmp_path) -> None:
     listener = Listener()
     train(config(evaluation_samples=0, rungs=(16,)), listener, tmp_path)
     assert not any("val_loss" in report.metrics for report in listener.reports)
@@ -295,7 +302,8 @@ def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
     return found
 
 
-def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path):
+@pytest.mark.slow
+def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path) -> None:
     """With an uneven number of evaluation samples: a rank that has none left still takes part."""
     main, other = on_two_ranks(stopped_and_not, tmp_path, str(tmp_path))
     for whole, parts, equal in main:
@@ -311,21 +319,22 @@ def sharded_after_an_evaluation() -> bool:
     return all(isinstance(parameter, DTensor) for parameter in run.module.parameters())
 
 
-def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path):
+def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path) -> None:
     assert on_two_ranks(sharded_after_an_evaluation, tmp_path) == [True, True]
 
 
 def of_two_ranks(directory: str):
     """A run that is stopped at a rung and goes on; (answers, reports) of this rank."""
-    reporter.SECONDS_BETWEEN_PROGRESS_REPORTS = math.inf
     trial = config(padded=True, dropout=0.1, micro_batch_size=2, world_size=2, rungs=(16,), evaluations=(64,))
     listener = Listener(lambda report: bool(report.rungs))
-    answers = [train(trial, listener, Path(directory) / "parts") for _ in range(2)]
-    train(trial, lambda report: None, Path(directory) / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", math.inf)
+        answers = [train(trial, listener, Path(directory) / "parts") for _ in range(2)]
+        train(trial, lambda report: None, Path(directory) / "whole")
     return answers, listener.told()
 
 
-def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path):
+def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path) -> None:
     (answers, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
     assert answers == [Answer.STOP, Answer.GO_ON]
     assert told == [("milestone", 16, (16,)), ("milestone", 16, (16,)), ("end", 64, ())]
@@ -335,7 +344,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path):
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
 
 
-def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path):
+def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path) -> None:
     listener = Listener()
     train(config(precision="bfloat16", sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics
@@ -344,7 +353,7 @@ def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path
     assert 1e-4 < relative_error(rounded, exact) < 0.05
 
 
-def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path):
+def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path) -> None:
     listener = Listener()
     train(config(precision="float16", sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics
@@ -356,7 +365,7 @@ def gradient(precision: str) -> torch.Tensor:
     return gradient_of_step(cpu_run(config(precision=precision, optimizer={"max_gradient_norm": None})))
 
 
-def test_float16_skips_no_step_at_the_start_however_long_the_sequences_are():
+def test_float16_skips_no_step_at_the_start_however_long_the_sequences_are() -> None:
     long = {"target": "tests.support.tiny:data", "kwargs": {"num_train": 8, "num_val": 1, "seq_len": 1024}}
     run = cpu_run(config(precision="float16", data=long))
     before = [p.detach().clone() for p in run.parameters]
@@ -366,7 +375,7 @@ def test_float16_skips_no_step_at_the_start_however_long_the_sequences_are():
     assert run.metrics()["loss_scale"] == 2.0**16
 
 
-def test_an_overflow_in_float16_skips_the_update_and_lowers_the_scale():
+def test_an_overflow_in_float16_skips_the_update_and_lowers_the_scale() -> None:
     run = cpu_run(config(precision="float16"))
     run.step()
     before, scale = [p.detach().clone() for p in run.parameters], run.scaler.get_scale()

@@ -44,6 +44,20 @@ def how_it_ends(trial: TrialConfig) -> str:
         return "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
 
 
+def what_small_laws_need() -> dict[str, Any]:
+    """What one fresh process finds out for several tests. Its threads come first: later ones would reuse their stacks."""
+    return {
+        "threads": growth_of_threads(),
+        "mapped file": peak_of_reading_a_mapped_file(),
+        "allocations": [measured(num_bytes) for num_bytes in KNOWN_ALLOCATIONS],
+    }
+
+
+@pytest.fixture(scope="module")
+def small_laws() -> dict[str, Any]:
+    return in_fresh_process(what_small_laws_need)
+
+
 def out_of_memory_and_on() -> dict[str, Any]:
     ended: list[str] = []
     growth: list[float] = []
@@ -62,7 +76,8 @@ def out_of_memory_and_on() -> dict[str, Any]:
     return {"ended": ended, "growth": growth, "lifted": lifted}
 
 
-def test_after_running_out_of_memory_the_process_runs_what_fits():
+@pytest.mark.slow
+def test_after_running_out_of_memory_the_process_runs_what_fits() -> None:
     found = in_fresh_process(out_of_memory_and_on)
     assert found["ended"] == ["go on", *["out of memory", "go on", "go on", "go on"] * 2]
     assert max(found["growth"]) <= 64, found["growth"]
@@ -74,7 +89,8 @@ def ends_under_rising_limits() -> list[str]:
     return [how_it_ends(sized(48, mebibytes * MIB)) for mebibytes in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 512)]
 
 
-def test_wherever_memory_runs_out_it_is_recognised():
+@pytest.mark.slow
+def test_wherever_memory_runs_out_it_is_recognised() -> None:
     """In the model's weights, the forward, the backward or the optimizer: by how much the limit leaves."""
     ended = in_fresh_process(ends_under_rising_limits)
     assert set(ended) == {"out of memory", "go on"}
@@ -93,9 +109,13 @@ def measured(num_bytes: int) -> list[int]:
     return [*peaks, meter.peak_bytes(), PeakMeter(CPU).peak_bytes()]
 
 
-@pytest.mark.parametrize("num_bytes", [50 * MIB, 200 * MIB])
-def test_the_meter_measures_a_known_allocation(num_bytes):
-    nothing, alive, afterwards, of_a_fresh_meter = in_fresh_process(measured, num_bytes)
+KNOWN_ALLOCATIONS = [50 * MIB, 200 * MIB]
+
+
+@pytest.mark.parametrize("place", range(len(KNOWN_ALLOCATIONS)))
+def test_the_meter_measures_a_known_allocation(small_laws: dict[str, Any], place: int) -> None:
+    num_bytes = KNOWN_ALLOCATIONS[place]
+    nothing, alive, afterwards, of_a_fresh_meter = small_laws["allocations"][place]
     assert nothing <= 0.1 * num_bytes
     assert alive == pytest.approx(num_bytes, rel=0.1)
     assert afterwards == pytest.approx(num_bytes, rel=0.1)
@@ -112,8 +132,8 @@ def peak_of_reading_a_mapped_file() -> float:
         return meter.peak_bytes() / MIB
 
 
-def test_pages_of_a_file_are_no_memory_that_could_run_out():
-    assert in_fresh_process(peak_of_reading_a_mapped_file) < 5
+def test_pages_of_a_file_are_no_memory_that_could_run_out(small_laws: dict[str, Any]) -> None:
+    assert small_laws["mapped file"] < 5
 
 
 def peaks_of_a_run() -> list[float]:
@@ -131,13 +151,14 @@ def peaks_of_a_run() -> list[float]:
     return peaks
 
 
-def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before():
+@pytest.mark.slow
+def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before() -> None:
     _, small, large, small_again = in_fresh_process(peaks_of_a_run)
     assert large > 2 * small
     assert small_again == pytest.approx(small, rel=0.1)
 
 
-def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it():
+def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     with held_to(2048 * MIB, CPU):
         assert resource.getrlimit(resource.RLIMIT_DATA)[0] <= status_bytes("VmData") + 2048 * MIB
@@ -155,7 +176,7 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it():
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes do not fit"), ValueError("std::bad_alloc"), KeyboardInterrupt()]
 )
-def test_other_errors_are_not_out_of_memory(error):
+def test_other_errors_are_not_out_of_memory(error) -> None:
     assert not is_out_of_memory(error)
 
 
@@ -163,7 +184,7 @@ def test_other_errors_are_not_out_of_memory(error):
     "error",
     [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")],
 )
-def test_the_other_ways_to_run_out_are_recognised(error):
+def test_the_other_ways_to_run_out_are_recognised(error) -> None:
     assert is_out_of_memory(error)
 
 
@@ -186,7 +207,7 @@ def growth_of_threads() -> tuple[int, int]:
     return inside, bytes_of_threads(8)
 
 
-def test_a_librarys_new_threads_do_not_use_up_the_limit():
-    inside, after = in_fresh_process(growth_of_threads)
+def test_a_librarys_new_threads_do_not_use_up_the_limit(small_laws: dict[str, Any]) -> None:
+    inside, after = small_laws["threads"]
     assert inside < 4 * 1.2 * MIB
     assert after > 4 * 4 * MIB, "of eight at most four got a small stack that was left"

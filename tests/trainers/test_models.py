@@ -61,13 +61,13 @@ def batch():
     return fetch(data(padded=True)[0], range(8))
 
 
-def test_a_users_module_takes_its_size_from_the_data():
+def test_a_users_module_takes_its_size_from_the_data() -> None:
     model = build("tests.trainers.test_models:Bigram", scale=2.0)
     assert (model.table.num_embeddings, model.scale) == (24, 2.0)
     assert build("tests.trainers.test_models:Bigram", vocab_size=99).table.num_embeddings == 99
 
 
-def test_a_users_loss_leaves_the_module_untouched(batch):
+def test_a_users_loss_leaves_the_module_untouched(batch) -> None:
     loss = loss_function("tests.trainers.test_models:loss_of_logits")
     torch.manual_seed(0)
     foreign = loss(build("tests.trainers.test_models:LogitsOnly"), batch)
@@ -99,12 +99,12 @@ def test_a_users_loss_leaves_the_module_untouched(batch):
         ),
     ],
 )
-def test_a_target_that_is_no_model_is_refused_by_name(target, message):
+def test_a_target_that_is_no_model_is_refused_by_name(target, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build(target)
 
 
-def test_kwargs_that_do_not_fit_are_refused_with_those_that_do():
+def test_kwargs_that_do_not_fit_are_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"model\.kwargs do not fit: .*'layers'; it takes: .*num_layers"):
         build("gpt", layers=3)
     with pytest.raises(
@@ -117,7 +117,7 @@ def layers(count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
 
 
-def test_blocks_are_the_longest_uniform_list_or_the_one_named():
+def test_blocks_are_the_longest_uniform_list_or_the_one_named() -> None:
     model = nn.Module()
     model.short, model.inside = layers(2), nn.Module()
     model.inside.long = layers(3)
@@ -133,7 +133,7 @@ def test_blocks_are_the_longest_uniform_list_or_the_one_named():
         find_blocks(model, "inside")
 
 
-def test_targets_of_minus_100_do_not_count():
+def test_targets_of_minus_100_do_not_count() -> None:
     logits = torch.randn(2, 3, 5)
     targets = torch.tensor([[1, -100, 2], [-100, -100, 4]])
     loss_sum, num_targets = summed_cross_entropy(logits, targets)
@@ -142,7 +142,7 @@ def test_targets_of_minus_100_do_not_count():
     assert loss_sum.item() == pytest.approx(-(log_p[0, 0, 1] + log_p[0, 2, 2] + log_p[1, 2, 4]).item(), rel=1e-5)
 
 
-def test_gpt_cannot_see_the_token_it_predicts(batch):
+def test_gpt_cannot_see_the_token_it_predicts(batch) -> None:
     model = GPT(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16)
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
     changed["input_ids"][:, 6:] = 0
@@ -152,7 +152,7 @@ def test_gpt_cannot_see_the_token_it_predicts(batch):
     assert model(batch)[0].item() == pytest.approx(model(changed)[0].item(), rel=1e-6)
 
 
-def test_gpt_ties_its_head_to_its_embedding():
+def test_gpt_ties_its_head_to_its_embedding() -> None:
     model = GPT(vocab_size=24, seq_len=12, num_layers=1, num_heads=2, hidden_dim=16)
     assert model.head.weight is model.token_embedding.weight
 
@@ -162,7 +162,7 @@ def gpt2():
     return build("hf", model_type="gpt2", config=TINY_GPT2).eval()
 
 
-def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2):
+def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2) -> None:
     input_ids = fetch(data()[0], range(4))["input_ids"]
     targets = torch.cat([input_ids[:, 1:], torch.full((4, 1), -100)], dim=1)
     loss_sum, num_targets = gpt2({"input_ids": input_ids, "targets": targets})
@@ -171,16 +171,16 @@ def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2):
     assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
-def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says():
+def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says() -> None:
     model = build("hf", model_type="gpt2", config=TINY_GPT2 | {"dtype": "bfloat16"})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_a_transformers_models_blocks_are_found(gpt2):
+def test_a_transformers_models_blocks_are_found(gpt2) -> None:
     assert find_blocks(gpt2) is gpt2.inner.transformer.h
 
 
-def test_a_transformers_model_trains_checkpointed():
+def test_a_transformers_model_trains_checkpointed() -> None:
     model = {"target": "hf", "kwargs": {"model_type": "gpt2", "config": TINY_GPT2}}
     losses = {}
     for mode in ("none", "selective", "full"):
@@ -192,12 +192,12 @@ def test_a_transformers_model_trains_checkpointed():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"name": "gpt2", "model_type": "gpt2"}])
-def test_a_transformers_model_needs_a_name_or_a_type(kwargs):
+def test_a_transformers_model_needs_a_name_or_a_type(kwargs) -> None:
     with pytest.raises(ValueError, match="need either name or model_type; give one of the two"):
         build("hf", **kwargs)
 
 
-def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu():
+def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match=r"sync_batch_norm needs GPUs.*; use world_size: 1, or GroupNorm"):
         with_synced_batch_norm(module, torch.device("cpu"))
@@ -207,7 +207,7 @@ def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu():
     assert with_synced_batch_norm(without, torch.device("cpu")) is without
 
 
-def test_shards_of_one_rank_are_refused():
+def test_shards_of_one_rank_are_refused() -> None:
     with pytest.raises(
         ValueError, match="parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or"
     ):
@@ -218,11 +218,11 @@ def born_in_evaluation(vocab_size: int) -> nn.Module:
     return Bigram(vocab_size=vocab_size).eval()
 
 
-def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode():
+def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode() -> None:
     assert cpu_run(config(model={"target": "tests.trainers.test_models:born_in_evaluation"})).module.training
 
 
-def test_a_memory_budget_needs_blocks():
+def test_a_memory_budget_needs_blocks() -> None:
     with pytest.raises(ValueError, match=r"activation_checkpointing '0\.5' needs repeated blocks"):
         cpu_run(
             config(model={"target": "tests.trainers.test_models:Bigram"}, activation_checkpointing=0.5, compile=True)

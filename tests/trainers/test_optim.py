@@ -27,13 +27,13 @@ def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: in
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_warm_up_is_linear_in_samples(shape):
+def test_warm_up_is_linear_in_samples(shape) -> None:
     assert [rate(s, warmup=128, type=shape) for s in (16, 64, 128)] == pytest.approx(
         [PEAK / 8, PEAK / 2, PEAK], rel=1e-3
     )
 
 
-def test_warmup_stable_decay_is_flat_and_then_falls_linearly_to_one_steps_share():
+def test_warmup_stable_decay_is_flat_and_then_falls_linearly_to_one_steps_share() -> None:
     at = {s: rate(s, type="warmup_stable_decay", decay=0.25, micro_batch_size=32) for s in range(32, BUDGET + 1, 32)}
     assert all(value == PEAK for s, value in at.items() if s <= 0.75 * BUDGET)
     falls = [at[s] - at[s + 32] for s in range(768, BUDGET, 32)]
@@ -41,19 +41,19 @@ def test_warmup_stable_decay_is_flat_and_then_falls_linearly_to_one_steps_share(
     assert at[BUDGET] == pytest.approx(PEAK / 9)
 
 
-def test_cosine_falls_from_the_end_of_warm_up_to_zero_one_step_past_the_budget():
+def test_cosine_falls_from_the_end_of_warm_up_to_zero_one_step_past_the_budget() -> None:
     at = [rate(s, type="cosine", warmup=24, micro_batch_size=8) for s in (24, 528, 1024, 1032)]
     assert at == pytest.approx([PEAK, PEAK / 2, at[2], 0.0])
     assert 0 < at[2] < PEAK / 1000, "the last step still moves"
 
 
-def test_constant_stays():
+def test_constant_stays() -> None:
     assert {rate(s, type="constant") for s in (8, 512, 1024, 1032)} == {PEAK}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("micro_batch_size", [1, 16, 128])
-def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro_batch_size):
+def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro_batch_size) -> None:
     """Exactly where the rate is constant or warms up; while it falls, to a step's share of the fall."""
     for samples in range(128, BUDGET + 1, 128):
         here, there = (rate(samples, type=shape, warmup=256, micro_batch_size=m) for m in (micro_batch_size, 8))
@@ -64,18 +64,18 @@ def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_step_past_the_budget_has_a_rate_too(shape):
+def test_a_step_past_the_budget_has_a_rate_too(shape) -> None:
     assert 0 <= rate(1040, budget=1030, micro_batch_size=16, type=shape) <= PEAK
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_weight_decay_is_on_matrices_only(optimizer):
+def test_weight_decay_is_on_matrices_only(optimizer) -> None:
     run = cpu_run(config(optimizer={"type": optimizer, "weight_decay": 0.3}))
     decays = {id(p): group["weight_decay"] for group in run.optimizer.param_groups for p in group["params"]}
     assert {p.dim(): decays[id(p)] for p in run.parameters} == {2: 0.3, 1: 0.0}
 
 
-def test_a_step_uses_the_rate_of_the_samples_it_ends_at():
+def test_a_step_uses_the_rate_of_the_samples_it_ends_at() -> None:
     run = cpu_run(config(micro_batch_size=4, gradient_accumulation_steps=2, warmup_samples=32, learning_rate=PEAK))
     rates = []
     for _ in range(4):
@@ -84,7 +84,7 @@ def test_a_step_uses_the_rate_of_the_samples_it_ends_at():
     assert rates == pytest.approx([PEAK / 4, PEAK / 2, PEAK * 3 / 4, PEAK])
 
 
-def test_an_unused_frozen_parameter_is_left_out():
+def test_an_unused_frozen_parameter_is_left_out() -> None:
     run = cpu_run(config(model={"target": "tests.trainers.test_optim:Frozen"}))
     run.step()
     assert run.module.frozen.weight.equal(torch.ones(2, 2))
@@ -107,7 +107,7 @@ class Frozen(torch.nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", [{"type": "sgd"}, {"type": "adamw"}])
-def test_a_first_step_that_float16_skips_leaves_nothing_behind(optimizer):
+def test_a_first_step_that_float16_skips_leaves_nothing_behind(optimizer) -> None:
     run = cpu_run(config(precision="float16", optimizer=optimizer))
     before = [p.detach().clone() for p in run.parameters]
     handle = run.parameters[0].register_hook(lambda gradient: gradient * math.inf)

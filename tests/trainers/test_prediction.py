@@ -38,8 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
 def sized(**changes: Any) -> TrialConfig:
     """A model whose step takes some tens of MiB."""
     return config(**{
-        "model": {"target": "gpt", "kwargs": {"num_layers": 3, "num_heads": 4, "hidden_dim": 192}},
-        "data": {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 2048}},
+        "model": {"target": "gpt", "kwargs": {"num_layers": 2, "num_heads": 4, "hidden_dim": 192}},
+        "data": {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 64, "vocab_size": 2048}},
         "evaluation_samples": 0, "gradient_accumulation_steps": 2, "sample_budget": 10_000,
     } | changes)  # fmt: skip
 
@@ -50,8 +50,8 @@ def predicted() -> dict[str, PeakMemory]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode, predicted):
-    train_set, _ = data(seq_len=128, vocab_size=2048)
+def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode, predicted) -> None:
+    train_set, _ = data(seq_len=64, vocab_size=2048)
     for size in (3, 100):
         trial = sized(**CASES[mode], micro_batch_size=size)
         traced = max(_live_bytes(trial, train_set, fetch(train_set, [0])))
@@ -60,12 +60,15 @@ def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode, predicted):
 
 def measured() -> dict[str, list[float]]:
     """{case: the peaks of short runs at SIZES}. Each is of a second run: libraries keep what they wrote for a new shape."""
-    return {name: [[peak(changes, size) for _ in range(2)][-1] for size in SIZES] for name, changes in CASES.items()}
+    return {
+        name: [[peak(changes, size, num_steps) for num_steps in (1, 2)][-1] for size in SIZES]
+        for name, changes in CASES.items()
+    }
 
 
-def peak(changes: dict[str, Any], micro_batch_size: int) -> float:
+def peak(changes: dict[str, Any], micro_batch_size: int, num_steps: int) -> float:
     run = Run(sized(**changes, micro_batch_size=micro_batch_size), CPU)
-    for _ in range(2):
+    for _ in range(num_steps):
         run.step()
     run.read()
     found = run.metrics()["peak_memory_bytes"]
@@ -79,8 +82,9 @@ def peaks() -> dict[str, list[float]]:
     return in_fresh_process(measured)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_an_eager_run_takes_what_was_predicted(case, predicted, peaks):
+def test_an_eager_run_takes_what_was_predicted(case, predicted, peaks) -> None:
     assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.05)
 
 
@@ -107,7 +111,8 @@ def users_model(name: str) -> dict[str, Any]:
     return {"model": {"target": f"tests.trainers.test_prediction:{name}"}}
 
 
-def test_what_fake_tensors_cannot_follow_is_said_and_takes_neither_the_others_nor_the_caller_with_it():
+@pytest.mark.slow
+def test_what_fake_tensors_cannot_follow_is_said_and_takes_neither_the_others_nor_the_caller_with_it() -> None:
     fine = config()
     reads, ends = config(**users_model("ReadsAValue")), config(**users_model("EndsTheProcess"))
     first, read, ended, last = predict_in_own_process([fine, reads, ends, fine])
@@ -118,7 +123,7 @@ def test_what_fake_tensors_cannot_follow_is_said_and_takes_neither_the_others_no
     assert "exit code 3" in str(ended)
 
 
-def test_bad_input_stays_bad_input_in_the_users_words():
+def test_bad_input_stays_bad_input_in_the_users_words() -> None:
     bad = config(model={"target": "gpt", "kwargs": {"hidden_dim": 10, "num_heads": 3}})
     refused, predicted = predict_in_own_process([bad, config()])
     assert isinstance(refused, ValueError)
@@ -126,6 +131,6 @@ def test_bad_input_stays_bad_input_in_the_users_words():
     assert predicted == predict(config())
 
 
-def test_shards_are_not_predicted():
+def test_shards_are_not_predicted() -> None:
     with pytest.raises(NotPredictable, match="parallel: fsdp"):
         predict(config(parallel="fsdp", world_size=2))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.tiny import config, cpu_run, on_two_ranks
+from tests.support.ranks import on_two_ranks
+from tests.support.tiny import config, cpu_run
 from trainers.checkpoint import save_checkpoint
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from trainers.parallel import local, whole
@@ -39,7 +40,7 @@ def some_steps(**changes: Any) -> tuple[Run, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd with momentum", "sgd"])
-def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer):
+def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer) -> None:
     run, before, gradient = some_steps(optimizer=optimizer)
     found, after = read_step(run.optimizer), flat(run.parameters)
     assert found["update_norm"] == pytest.approx((after - before).norm().item(), rel=1e-3)
@@ -50,7 +51,7 @@ def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer)
 
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0.999, 1.001), (100.0, 0.02, 0.09)])
-def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_for_noise(noise, low, high):
+def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_for_noise(noise, low, high) -> None:
     weight = torch.nn.Parameter(torch.zeros(10_000))
     optimizer = torch.optim.AdamW([weight], lr=0.0, betas=(0.9, 0.999))
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +61,7 @@ def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_f
     assert low < read_step(optimizer)["adam_snr"] < high  # for noise (1 - beta1) / (1 + beta1) = 0.053
 
 
-def test_before_the_first_step_and_without_gradients_there_is_nothing_to_say():
+def test_before_the_first_step_and_without_gradients_there_is_nothing_to_say() -> None:
     run = cpu_run(config())
     assert read_step(run.optimizer) == {}
     run.step()
@@ -68,7 +69,7 @@ def test_before_the_first_step_and_without_gradients_there_is_nothing_to_say():
     assert read_step(run.optimizer) == {}, "a read lets the gradient go"
 
 
-def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_before_it():
+def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_before_it() -> None:
     trial = config(padded=True, micro_batch_size=4, gradient_accumulation_steps=4, sample_budget=256)
     run, sums = cpu_run(trial), []
     for _ in range(STEPS_PER_INTERVAL - 1):
@@ -87,7 +88,7 @@ def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_befor
     assert run.metrics()["successive_cosine"] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-3)
 
 
-def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one_in_so_many():
+def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one_in_so_many() -> None:
     run, seen = cpu_run(config(gradient_accumulation_steps=2, sample_budget=10_000)), []
     for _ in range(FIRST_STEPS + 2 * THEN_ONE_IN * STEPS_PER_INTERVAL):
         run.step()
@@ -102,7 +103,7 @@ def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one
     assert later == 2 * [False, False, False, False, True]
 
 
-def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tmp_path):
+def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tmp_path) -> None:
     trial = config(gradient_accumulation_steps=2, sample_budget=10_000)
     run = cpu_run(trial)
     for _ in range(FIRST_STEPS + STEPS_PER_INTERVAL):
@@ -116,7 +117,7 @@ def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tm
     assert [resumed.metrics()[key] for key in keys] == [run.metrics()[key] for key in keys]
 
 
-def test_without_statistics_loss_norm_and_speed_are_all_there_is():
+def test_without_statistics_loss_norm_and_speed_are_all_there_is() -> None:
     run = cpu_run(config(gradient_accumulation_steps=4, statistics=False))
     for _ in range(2 * STEPS_PER_INTERVAL):
         run.step()
@@ -142,7 +143,7 @@ def sharded_and_whole() -> list[dict[str, float]]:
     return found
 
 
-def test_shards_add_up_to_the_same_figures(tmp_path):
+def test_shards_add_up_to_the_same_figures(tmp_path) -> None:
     for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path):
         assert len(whole_model) == 6
         assert shards == pytest.approx(whole_model, rel=1e-3)

@@ -13,18 +13,18 @@ from trainers.data.samples import SampleSet
 
 
 def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
-    """The collated batch of these samples."""
+    """Return the collated batch of these samples."""
     many = getattr(dataset, "__getitems__", None)
     return collate(many(list(indices)) if many else [dataset[index] for index in indices])
 
 
 def collate(samples: list[Any]) -> Any:
-    """Samples stacked along a new first dimension."""
+    """Stack samples along a new first dimension."""
     return default_collate(samples)
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on `device`; copies to CUDA do not wait."""
+    """Return the batch with every tensor on `device`. Copies to CUDA do not wait."""
     if isinstance(batch, Tensor):
         pinned = batch.pin_memory() if device.type == "cuda" and batch.device.type == "cpu" else batch
         return pinned.to(device, non_blocking=device.type == "cuda")

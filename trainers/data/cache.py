@@ -13,14 +13,17 @@ from trainers.files import naming_the_disk
 
 
 def cache_directory() -> Path:
-    """$BATCHSCOUT_CACHE, or batchscout's folder in the user's cache."""
+    """Return $BATCHSCOUT_CACHE, or else batchscout's folder in the user's cache."""
     if own := os.environ.get("BATCHSCOUT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscout"
 
 
 def cached(key: str, build: Callable[[Path], None]) -> Path:
-    """The cache entry of this key, built aside and renamed: nobody reads half of one, and the first of two wins."""
+    """Return the folder of this key, built first if it is not there.
+
+    It is built aside and renamed when it is whole: nobody reads half of one, and of two builders the first wins.
+    """
     entry = cache_directory() / "data" / key
     if entry.exists():
         return entry

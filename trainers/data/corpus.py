@@ -1,4 +1,5 @@
-"""Where text comes from: the standard library, files, or a data set of the `datasets` library; all become a `Corpus`."""
+"""Where text comes from: the standard library, files, or a data set of the `datasets` library; all become a
+`Corpus`."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, read only when they are needed, and a hash of everything in them."""
+    """Documents, which are read only when they are needed, and a hash of all that is in them."""
 
     content_hash: str
     documents: Callable[[], datasets.Dataset]
-    """A data set with one column, of strings."""
+    """Returns a data set with one column, of strings."""
 
 
 def stdlib_files() -> list[Path]:
-    """Every source file outside of tests, in an order that mixes the packages and is the same everywhere."""
+    """Return every source file outside of tests, in an order that mixes the packages and is the same everywhere."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "test", "tests", "idle_test"}
     names: list[str] = []
@@ -39,7 +40,7 @@ def stdlib_files() -> list[Path]:
 
 
 def read_up_to(paths: Iterable[Path], max_bytes: int) -> list[bytes]:
-    """The files' contents; the last one is cut so that together they have at most `max_bytes`."""
+    """Return the files' contents; the last one is cut so that together they have at most `max_bytes`."""
     contents: list[bytes] = []
     for path in paths:
         if max_bytes <= 0:
@@ -50,7 +51,7 @@ def read_up_to(paths: Iterable[Path], max_bytes: int) -> list[bytes]:
 
 
 def num_files_in(files: Sequence[bytes], num_bytes: float) -> int:
-    """How many of the first files it takes to reach that many bytes."""
+    """Return how many of the first files it takes to reach that many bytes."""
     ends = itertools.accumulate(map(len, files))
     return sum(1 for end, file in zip(ends, files, strict=True) if end - len(file) < num_bytes)
 
@@ -60,7 +61,8 @@ def corpus_of_contents(files: list[bytes]) -> Corpus:
 
 
 def corpus_of_files(field: str, patterns: str | list[str]) -> Corpus:
-    """The files that data.kwargs.<field> names. Raises ValueError where there is nothing to read."""
+    """Return the corpus of the files that data.kwargs.<field> names. Raises ValueError where there is nothing to
+    read."""
     if not isinstance(patterns, str | list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f"data.kwargs.{field} is {patterns!r}; give a file name or a list of them")
     patterns = [patterns] if isinstance(patterns, str) else patterns
@@ -98,7 +100,8 @@ def _documents(texts: Iterable[str]) -> datasets.Dataset:
 
 
 def _pieces(document: str, num_characters: int = 1 << 14) -> Iterator[str]:
-    """The document cut at line ends, so that tokenising needs little memory; joined by line ends it is the document."""
+    """Cut a document at line ends, so that tokenising needs little memory. Joined by line ends, the pieces are the
+    document."""
     start = 0
     while (end := document.find("\n", start + num_characters)) >= 0:
         yield document[start:end]

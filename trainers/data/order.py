@@ -13,14 +13,15 @@ from trainers.data.samples import SampleSet
 
 
 class SampleOrder:
-    """Global sample number (0, 1, 2, ... over the whole run) -> index; every pass is a permutation of its own."""
+    """Turns sample numbers (0, 1, 2, ... over the whole run) into indices of the data; every pass has an order of its
+    own."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples, self.seed = num_samples, seed
         self._passes: dict[int, Tensor] = {}
 
     def indices(self, numbers: Iterable[int]) -> list[int]:
-        """The data indices of these global sample numbers."""
+        """Return the indices of the data for these sample numbers."""
         places = (divmod(number, self.num_samples) for number in numbers)
         return [int(self._pass(number_of_pass)[place]) for number_of_pass, place in places]
 
@@ -33,7 +34,7 @@ class SampleOrder:
 
 
 def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
-    """Indices (num_samples,) in the order of that pass."""
+    """Return the indices (num_samples,) in the order of that pass."""
     digest = hashlib.sha256(
         f"{seed} {number_of_pass}".encode()
     ).digest()  # seed + pass would repeat other seeds' passes
@@ -42,18 +43,19 @@ def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
 
 
 class LongestAlways:
-    """The longest samples in every step: the optimizer's memory comes after the first, and shorter ones would hide it."""
+    """Takes the longest samples in every step. The first step has no optimizer state yet, so it is not the one to
+    fit."""
 
     def __init__(self, samples: SampleSet, effective_batch_size: int) -> None:
         self._indices = longest(samples, effective_batch_size)
 
     def indices(self, numbers: Iterable[int]) -> list[int]:
-        """The data indices of these global sample numbers."""
+        """Return the indices of the data for these sample numbers."""
         return [self._indices[number % len(self._indices)] for number in numbers]
 
 
 def longest(samples: SampleSet, count: int) -> list[int]:
-    """Indices of the `count` longest samples, where the set has `lengths`, one for each; else of the first."""
+    """Return the indices of the `count` longest samples, or of the first ones where the set has no `lengths`."""
     lengths = getattr(samples, "lengths", None)
     if lengths is None:
         return list(range(min(count, len(samples))))
@@ -61,6 +63,7 @@ def longest(samples: SampleSet, count: int) -> list[int]:
 
 
 def micro_batch_numbers(step: int, micro_step: int, rank: int, split: Split) -> range:
-    """Return the sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same set."""
+    """Return the sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same
+    set."""
     first = step * split.effective_batch_size + micro_step * split.world_size + rank
     return range(first, (step + 1) * split.effective_batch_size, split.num_micro_batches)

@@ -23,7 +23,7 @@ ROWS_PER_WRITE = 1 << 12
 def pack(
     documents: datasets.Dataset, name: str, encode: Encode, vocab_size: int, seq_len: int, directory: Path
 ) -> datasets.Dataset:
-    """Rows of T + 1 tokens. Raises ValueError where the text does not fill one."""
+    """Return the documents' tokens in rows of T + 1. Raises ValueError where the text does not fill one."""
     packer = Packer(encode, seq_len, np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32))
     rows = documents.with_format("arrow").map(
         packer,
@@ -61,7 +61,7 @@ class Packer:
 
 
 def cut(tokens: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows (N, T + 1) at stride T, the tokens from the next row's first on)."""
+    """Return (rows (N, T + 1), the tokens that are left). A row starts with the last token of the row before it."""
     num_rows = max(0, (len(tokens) - 1) // seq_len)
     if not num_rows:
         return np.empty((0, seq_len + 1), tokens.dtype), tokens
@@ -70,7 +70,7 @@ def cut(tokens: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_rows(rows: datasets.Dataset, fraction: float, seq_len: int) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """(the first rows, the last `fraction` of them, at least one)."""
+    """Return (the first rows, the last `fraction` of them, which is at least one row)."""
     num_val = max(1, round(fraction * len(rows)))
     num_train = len(rows) - num_val
     if not num_train:
@@ -82,7 +82,7 @@ def split_rows(rows: datasets.Dataset, fraction: float, seq_len: int) -> tuple[d
 
 
 def write_rows(path: Path, rows: datasets.Dataset, seq_len: int) -> None:
-    """The rows' tokens as one array on disk, which opens in no time and without the library that made it."""
+    """Write the rows' tokens as one array, which opens at once and without the library that made it."""
     array: np.ndarray | None = None
     for start in range(0, len(rows), ROWS_PER_WRITE):
         table: Any = rows.with_format("arrow")[start : start + ROWS_PER_WRITE]

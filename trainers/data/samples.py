@@ -10,14 +10,15 @@ from trainers.data.text import hf, python_stdlib, text
 
 
 class SampleSet(Protocol):
-    """A map-style data set. Where samples differ in length it pads in `__getitems__`, and says their `lengths`."""
+    """A map-style data set. One whose samples differ in length pads them in `__getitems__`, and lists them as
+    `lengths`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
-    """The (train, val) sets that `data.target` names; neither is empty."""
+    """Return the (train, val) sets that `data.target` names; neither is empty."""
     found = call_target("data", _target(config.target), config.kwargs)
     return _checked_pair(config.target, found)
 

@@ -40,7 +40,7 @@ def python_stdlib(
     max_text_bytes: int = 8_000_000,
     val_fraction: float = 0.05,
 ) -> tuple[TokenSamples, TokenSamples]:
-    """Source text of the running Python's standard library; whole files are held out as val."""
+    """Open the source text of the running Python's standard library; whole files of it are held out as val."""
     _check_whole("seq_len", seq_len)
     _check_whole("max_text_bytes", max_text_bytes)
     _check_fraction(val_fraction)
@@ -57,7 +57,8 @@ def text(
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
     val_fraction: float = 0.05,
 ) -> tuple[TokenSamples, TokenSamples]:
-    """UTF-8 files, or patterns of them; without `val` the last `val_fraction` of the training samples is held out."""
+    """Open UTF-8 files, or patterns of them. Without `val` the last `val_fraction` of the training samples is held
+    out."""
     _check_whole("seq_len", seq_len)
     _check_fraction(val_fraction)
     held_out = val_fraction if val is None else corpus_of_files("val", val)
@@ -74,7 +75,8 @@ def hf(
     seq_len: int = 256,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
 ) -> tuple[TokenSamples, TokenSamples]:
-    """A data set of the `datasets` library: a name on the hub, or a folder that save_to_disk or load_dataset knows."""
+    """Open a data set of the `datasets` library: a name on the hub, or a folder that save_to_disk or load_dataset
+    knows."""
     _check_whole("seq_len", seq_len)
     with no_progress_bars():
         splits = hf_splits(path, name)
@@ -94,7 +96,7 @@ def _check_fraction(val_fraction: object) -> None:
 
 
 class TokenSamples(Dataset[dict[str, Tensor]]):
-    """Packed text, mapped into memory. A sample is {input_ids (T,), targets (T,)}, the targets one token ahead."""
+    """Packed text, mapped into memory. A sample is {input_ids (T,), targets (T,)}; targets are one token ahead."""
 
     def __init__(self, file: Path, vocab_size: int, seq_len: int) -> None:
         self.rows = np.load(file, mmap_mode="r")
@@ -110,7 +112,7 @@ class TokenSamples(Dataset[dict[str, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Tensor]]:
-        """The samples at `indices`, read at once."""
+        """Return the samples at `indices`, read at once."""
         rows = torch.from_numpy(self.rows[indices].astype(np.int64))
         return [{"input_ids": row[:-1], "targets": row[1:]} for row in rows]
 
@@ -118,7 +120,10 @@ class TokenSamples(Dataset[dict[str, Tensor]]):
 def _packed_sets(
     train: Corpus, held_out: Corpus | float, seq_len: int, tokenizer: TokenizerSpec
 ) -> tuple[TokenSamples, TokenSamples]:
-    """(train, val) from the cache, where they are put first if they are not there. A fraction holds out of `train`."""
+    """Return (train, val) from the cache, into which they are packed first if need be.
+
+    held_out: the text of val, or the fraction of the training samples that becomes val.
+    """
     held_out_identity = held_out.content_hash if isinstance(held_out, Corpus) else held_out
     identity = [FORMAT_VERSION, train.content_hash, held_out_identity, seq_len, tokenizer_identity(tokenizer)]
     key = hash_of([json.dumps(identity).encode()])

@@ -25,7 +25,8 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 def tokenizer_identity(spec: TokenizerSpec) -> str:
-    """What decides the tokens. Raises ValueError where `data.kwargs.tokenizer` is none of the choices."""
+    """Return a text that differs where the tokens would. Raises ValueError where `data.kwargs.tokenizer` is no valid
+    choice."""
     match spec:
         case {"train_bpe": int(vocab_size)} if len(spec) == 1 and not isinstance(vocab_size, bool):
             if vocab_size < 256:
@@ -45,7 +46,8 @@ def tokenizer_identity(spec: TokenizerSpec) -> str:
 
 
 def encoder_of(spec: TokenizerSpec, documents: datasets.Dataset, directory: Path) -> tuple[Encode, int]:
-    """(texts -> their tokens in one array, vocab_size); a tokenizer is left in `directory` as tokenizer.json."""
+    """Return (a function from texts to their tokens in one array, vocab_size). The tokenizer is saved as
+    tokenizer.json."""
     if spec == "bytes":
         return lambda texts: np.frombuffer("".join(texts).encode(), np.uint8), 256
     tokenizer = _loaded(spec) if isinstance(spec, str) else _trained_bpe(spec["train_bpe"], documents)
@@ -71,7 +73,7 @@ def _loaded(spec: str) -> Any:
 
 
 def _trained_bpe(vocab_size: int, documents: datasets.Dataset) -> Any:
-    """A byte-level BPE of the documents; smaller than asked for where they hold fewer pairs."""
+    """Train a byte-level BPE on the documents. It is smaller than asked for where they hold fewer pairs of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -86,5 +88,5 @@ def _trained_bpe(vocab_size: int, documents: datasets.Dataset) -> Any:
 
 
 def lines_of(texts: pyarrow.Table) -> list[str]:
-    """The table's texts, such that they can be put one after the other."""
+    """Return the table's texts, each ended by a line end, so that they can be put one after the other."""
     return [f"{text or ''}\n" for text in texts.column(0).to_pylist()]
