@@ -1,4 +1,5 @@
-"""Two ranks of a gloo group, in processes that serve one test after the other: starting them costs more than most tests."""
+"""Two ranks of a gloo group, in processes that serve one test after the other: starting them costs more than most
+tests."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class _Pair:
             self.processes.append(process)
 
     def ask(self, question: tuple[Any, ...]) -> list[Any]:
-        """Return the answer of each rank. Raises AssertionError as soon as one fails: the other may wait for it for ever."""
+        """Return the answer of each rank. Raises AssertionError as soon as one fails: the other may wait for it for
+        ever."""
         for pipe in self.pipes:
             pipe.send(question)
         answers: dict[int, Any] = {}
