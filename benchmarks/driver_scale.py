@@ -3,7 +3,7 @@
     python benchmarks/driver_scale.py [--device cpu|cuda] [--quick]
 
 Studies of 100, 1,000 and 10,000 trials, one after the other in one process and one Ray cluster: the real Director, journal,
-scheduler, Tune, Tune actors and Switchboard, without training: NUM_LANES lanes answer every assignment at once, as a trial
+scheduler, Tune, Tune actors and Dispatcher, without training: NUM_LANES lanes answer every assignment at once, as a trial
 does that has completed. The device makes no difference. Each study is one grid stage of as many learning rates, proposed at
 its start, so every event is decided in a study of the full number. Seconds per trial are wall-clock over the whole study,
 Tune's start and end included; of the first and the last 100 alone, between their ends. Memory is the driver's resident set
@@ -31,7 +31,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
 from orchestrator.decisions.director import Director
 from orchestrator.execution.session import start_ray
-from orchestrator.execution.tune import run_in_tune
+from orchestrator.execution.tune import run_stage
 from orchestrator.output.tracking import NoTracker
 from orchestrator.stages.context import Setting
 from orchestrator.study.journal import Journal
@@ -105,13 +105,13 @@ def run(num_trials: int, run_dir: Path) -> Course:
     """Run the study from its first trial to its last, then open it again to time how long resuming takes."""
     config, course = study_of(num_trials), Course()
     run_dir.mkdir()
-    with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as switchboard:
+    with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as dispatcher:
         journal.append("run", token="scale")
         course.started, course.cpu_started = time.monotonic(), time.process_time()
         director = _director(config, journal, run_dir)
         director.on_change = course.saw
         assert not director.finished()
-        run_in_tune(director, switchboard, run_dir, "scale")
+        run_stage(director, dispatcher, run_dir, "scale")
     assert len(course.ends) == num_trials
     began = time.monotonic()
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
@@ -127,24 +127,24 @@ def _director(config: StudyConfig, journal: Journal, run_dir: Path) -> Director:
 
 @contextlib.contextmanager
 def lanes() -> Iterator[str]:
-    """A Switchboard, by its name, and lanes that take from it as `orchestrator.execution.ranks.serve` does."""
+    """A Dispatcher, by its name, and lanes that take from it as `orchestrator.execution.ranks.serve` does."""
     import ray
 
-    from orchestrator.execution.dispatcher import Switchboard
+    from orchestrator.execution.dispatcher import Dispatcher
 
-    name = f"switchboard-{uuid.uuid4().hex[:8]}"
-    actor: Any = ray.remote(Switchboard)
-    board = actor.options(name=name, num_cpus=0, max_concurrency=1000).remote(NUM_LANES)
-    answering = ray.remote(_answer_at_once).remote(board)
+    name = f"dispatcher-{uuid.uuid4().hex[:8]}"
+    actor: Any = ray.remote(Dispatcher)
+    dispatcher = actor.options(name=name, num_cpus=0, max_concurrency=1000).remote(NUM_LANES)
+    answering = ray.remote(_answer_at_once).remote(dispatcher)
     try:
         yield name
     finally:
-        ray.get(board.close.remote())
+        ray.get(dispatcher.close.remote())
         ray.get(answering)
-        ray.kill(board)
+        ray.kill(dispatcher)
 
 
-def _answer_at_once(board: Any) -> None:
+def _answer_at_once(dispatcher: Any) -> None:
     """All lanes, each a thread. Their first trials end together, when the relays of all have started."""
     import threading
 
@@ -154,13 +154,13 @@ def _answer_at_once(board: Any) -> None:
 
     def serve(lane: str) -> None:
         for turn in itertools.count(1):
-            assignment: Any = ray.get(board.take.remote(lane, lane, turn))
+            assignment: Any = ray.get(dispatcher.take.remote(lane, lane, turn))
             if assignment is None:
                 return
             if turn == 1:
                 together.wait()
-            ray.get(board.say.remote(assignment.key, Message(METRICS, outcome="complete")))
-            ray.get(board.freed.remote(lane))
+            ray.get(dispatcher.say.remote(assignment.key, Message(METRICS, outcome="complete")))
+            ray.get(dispatcher.freed.remote(lane))
 
     threads = [threading.Thread(target=serve, args=(f"lane-{i}",)) for i in range(NUM_LANES)]
     for thread in threads:

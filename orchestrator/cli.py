@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     run_dir = _run_dir(arguments, study)
-    ending = run_study(study, run_dir, arguments.address, fresh=arguments.fresh)
+    ending = run_study(study, run_dir, arguments.address, remeasure=arguments.fresh)
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(ending.message, stream)}", file=stream)
     if ending.exit_code in (0, 1):

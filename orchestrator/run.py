@@ -8,27 +8,26 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import uses_compile
 from orchestrator.decisions.director import Director
+from orchestrator.execution.lanes import Lanes, open_lanes
+from orchestrator.execution.placement import LaneShape, lane_shape
+from orchestrator.execution.session import ray_cluster, wait_for_a_node
+from orchestrator.execution.tune import run_stage
 from orchestrator.output.progress import Progress
+from orchestrator.output.results import Ending, finish
+from orchestrator.output.tracking import open_tracker
+from orchestrator.signals import interrupts_between_events, sigterm_is_ctrl_c
 from orchestrator.stages.context import Setting
 from orchestrator.study.journal import Journal
 from orchestrator.study.reuse import Measurements, identity
-from orchestrator.study.state import Halted, Study, TrialState
-from trainers.files import StorageLost, naming_the_disk
-
-if TYPE_CHECKING:
-    from orchestrator.execution.lanes import Lanes
-from orchestrator.execution.placement import lane_shape
-from orchestrator.execution.session import ray_cluster, wait_for_a_node
-from orchestrator.execution.tune import run_in_tune
-from orchestrator.output.results import Ending, finish
-from orchestrator.signals import interrupts_between_events, sigterm_is_ctrl_c
 from orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory
+from orchestrator.study.state import Halted, Study, TrialState
+from trainers.data.cache import cache_directory
+from trainers.files import StorageLost, naming_the_disk
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
@@ -43,26 +42,22 @@ class Session:
     journal: Journal
     progress: Progress
     token: str
-    """Of this run: who writes what."""
-    fresh: bool
+    """It names this run in every checkpoint that it writes: ranks of an earlier run may still be writing theirs."""
+    remeasure: bool
     """Measure the frontier though another study has done so on this machine."""
 
 
 def run_study(
-    config: StudyConfig, run_dir: Path, address: str | None = None, *, fresh: bool = False, quiet: bool = False
+    config: StudyConfig, run_dir: Path, address: str | None = None, *, remeasure: bool = False, quiet: bool = False
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     with open_run_directory(config, run_dir) as journal, sigterm_is_ctrl_c():
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
-            facts = preflight.check(config, compiles=address is None and uses_compile(config))
-            if not journal.study.trials:  # until then the study file may have been mended
-                journal.append("facts", facts=facts | preflight.predicted_memory(config, facts))
-            token = uuid.uuid4().hex[:8]
-            journal.append("run", token=token)
+            token = _begin(config, journal, is_local=address is None)
             with Progress(config, journal.study, quiet) as progress:
-                _run_stages(Session(config, run_dir, journal, progress, token, fresh), address)
+                _run_stages(Session(config, run_dir, journal, progress, token, remeasure), address)
         except Halted as error:
             why = f"{error}. Nothing is lost: mend that, and run the same command again"
             return _stopped(1, why, config, run_dir, journal.study)
@@ -72,32 +67,28 @@ def run_study(
         return finish(config, run_dir, journal.study)
 
 
-def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:
-    """With the results so far written, if there is room for them."""
-    try:
-        finish(config, run_dir, study)
-    except StorageLost as error:
-        why += f"; {error}"
-    return Ending(exit_code, f"{why} ({_count(study)})")
+def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> str:
+    """Check what can be checked before anything starts, and return this run's token."""
+    facts = preflight.check(config, compiles=is_local and uses_compile(config))
+    if not journal.study.trials:  # until then the study file may have been mended
+        journal.append("facts", facts=facts | preflight.predicted_memory(config, facts))
+    token = uuid.uuid4().hex[:8]
+    journal.append("run", token=token)
+    return token
 
 
 def _run_stages(session: Session, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
-    from orchestrator.execution.lanes import open_lanes
-    from orchestrator.output.tracking import open_tracker
-
-    config, run_dir, journal = session.config, session.run_dir, session.journal
+    config, run_dir, journal, say = session.config, session.run_dir, session.journal, session.progress.say
     tracker = open_tracker(config.tracking, config.name, run_dir)
     started = time.monotonic()
-    session.progress.say("starting Ray and the lanes")
+    say("starting Ray and the lanes")
     # Once more inside: ray.init takes SIGTERM for itself.
     with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(tracker):
-        wait_for_a_node(session.progress.say)
+        wait_for_a_node(say)
         shape = lane_shape(config)
-        if config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in journal.study.facts:
-            share = preflight.available_memory_bytes() // (shape.num_lanes * shape.world_size)
-            journal.append("facts", facts={"memory_limit_bytes": share})
-        with open_lanes(shape, run_dir / ".ray", session.progress.say, config.kill.max_silent_seconds) as lanes:
+        _share_host_memory(session, shape)
+        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds) as lanes:
             journal.append("ready", token=session.token, seconds=time.monotonic() - started)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
@@ -106,38 +97,25 @@ def _run_stages(session: Session, address: str | None) -> None:
                 with interrupts_between_events() as is_stopping:
                     setting = Setting(config, str(run_dir))
                     director = Director(stage, setting, journal, tracker, shape.num_lanes, is_stopping, known)
-                    _run_stage(director, session, lanes)
+                    _run_trials(director, session, lanes)
                 _conclude(director, session)  # not where an interrupt that Tune swallowed has left trials undone
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
 
 
-def _measurements(session: Session, lanes: Lanes) -> Measurements:
-    """What earlier studies measured on the device that this one's lanes have."""
-    import ray
-
-    from trainers.data.cache import cache_directory
-
-    device: Any = ray.get(lanes.switchboard.device.remote())
-    shared = identity(session.config, session.journal.study.facts, device)
-    return Measurements(
-        cache_directory() / "measurements.jsonl", shared, str(session.run_dir), fresh=session.fresh or not device
-    )
-
-
-def _run_stage(director: Director, session: Session, lanes: Lanes) -> None:
-    """From wherever the journal has it until every trial has ended."""
+def _run_trials(director: Director, session: Session, lanes: Lanes) -> None:
+    """Run a stage from wherever the journal has it until every trial has ended."""
     session.progress.watch(director)
     try:
         if not director.finished():
             with naming_the_disk(session.run_dir):  # Tune writes there, too
-                run_in_tune(director, lanes.name, session.run_dir, session.token)
+                run_stage(director, lanes.dispatcher_name, session.run_dir, session.token)
     except StorageLost as error:
         raise Halted(str(error)) from error
     except KeyboardInterrupt:
         session.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
-        if not _let_trials_save(lanes.switchboard):
+        if not lanes.let_trials_save(SECONDS_TO_SAVE):
             session.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
@@ -149,17 +127,29 @@ def _conclude(director: Director, session: Session) -> None:
     session.progress.concluded(study.conclusions[stage])
 
 
-def _let_trials_save(switchboard: Any) -> bool:
-    """Whether all of them did in time."""
-    import ray
-    from ray.exceptions import RayError
+def _share_host_memory(session: Session, shape: LaneShape) -> None:
+    """Journal each CPU rank's share of this host's memory as its limit, where the study file has none, once for the study."""
+    facts = session.journal.study.facts
+    if session.config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in facts:
+        share = preflight.available_memory_bytes() // shape.num_ranks
+        session.journal.append("facts", facts={"memory_limit_bytes": share})
 
+
+def _measurements(session: Session, lanes: Lanes) -> Measurements:
+    """Return what earlier studies measured on the device that this one's lanes have."""
+    device = lanes.device()
+    shared = identity(session.config, session.journal.study.facts, device)
+    file, take_none = cache_directory() / "measurements.jsonl", session.remeasure or not device
+    return Measurements(file, shared, str(session.run_dir), fresh=take_none)
+
+
+def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:
+    """Write the results so far, if there is room for them, and say where the study stands."""
     try:
-        ray.get(switchboard.dismiss_all.remote(), timeout=SECONDS_TO_SAVE)
-        ray.get(switchboard.until_idle.remote(), timeout=SECONDS_TO_SAVE)
-    except RayError:  # too slow, or the cluster is gone with whoever was to save
-        return False
-    return True
+        finish(config, run_dir, study)
+    except StorageLost as error:
+        why += f"; {error}"
+    return Ending(exit_code, f"{why} ({_count(study)})")
 
 
 def _count(study: Study) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def interrupts_between_events() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM raise a flag that the Director looks at; the second one is raised at once.
+    """Yield a question for the Director to ask between events: has Ctrl-C or SIGTERM come? The second one is raised at once.
 
-    Raised wherever the main thread happens to be, a KeyboardInterrupt was lost in Ray's callbacks now and then.
+    A KeyboardInterrupt that is raised wherever the main thread happens to be was lost in Ray's callbacks now and then. On
+    leaving, one that came is raised in any case.
     """
     asked = False
 

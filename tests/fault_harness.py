@@ -221,9 +221,9 @@ def kill_relay(scene: Scene) -> str | None:
     return send(signal.SIGKILL, "the trial's Tune actor", scene.on_the_head("ResourceTrainable"))
 
 
-def kill_switchboard(scene: Scene) -> str | None:
+def kill_dispatcher(scene: Scene) -> str | None:
     """Without it nothing can be run: the driver says so and ends, and is started again."""
-    what = send(signal.SIGKILL, "the Switchboard", scene.on_the_head("Switchboard"))
+    what = send(signal.SIGKILL, "the Dispatcher", scene.on_the_head("Dispatcher"))
     if what is not None:
         code, output = scene.driver.end()
         said = "the process that hands trials to the lanes has died" in " ".join(output.split())
@@ -274,7 +274,7 @@ FAULTS: dict[str, Callable[[Scene], str | None]] = {
     "lane": kill_lane,
     "controller": kill_controller,
     "relay": kill_relay,
-    "switchboard": kill_switchboard,
+    "dispatcher": kill_dispatcher,
     "node": kill_node,
     "outage": take_node_away,
     "sigterm": tell_to_end,

@@ -84,8 +84,8 @@ def shipped_bytes(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[P
     return sum(shipped_bytes(child, left_out, inner) for child in path.iterdir())
 
 
-def absolute_paths(value: Any) -> Iterator[Path]:
-    """The existing absolute paths among the texts of (nested) keyword arguments, such as a study's data.kwargs."""
+def absolute_paths(value: object) -> Iterator[Path]:
+    """Yield the existing absolute paths among the texts of (nested) keyword arguments, such as a study's data.kwargs."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

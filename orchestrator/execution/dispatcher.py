@@ -1,5 +1,6 @@
 """Who runs what: the one actor through which trials reach lanes and their words reach Tune.
 
+It knows lanes (`_Lane`; docs/architecture.md draws their states) and trials that were handed over (`_Handover`).
 It imports next to nothing: its process starts beside those of the first lane, on the same cores.
 """
 
@@ -7,315 +8,444 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import replace
-from typing import Any, Literal
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from orchestrator.study.messages import HOST_RAN_OUT, Assignment, Blame, Host, Message
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 # An assignment under which its lane's processes died this often is at fault itself.
 MAX_LANE_DEATHS = 2
 # A lane whose processes end this often without taking a trial will not come up.
 MAX_STARTS = 3
 
-
-class _Line:
-    """One trial in flight, as the Switchboard sees it."""
-
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id = trial_id
-        self.messages: deque[Message] = deque()
-        self.arrived = asyncio.Event()
-        self.dismissed = asyncio.Event()
-        self.verdict = asyncio.Event()
-        self.closed = False
-
-    def end(self, message: Message) -> None:
-        """Close the line with a last message, unless it has had one."""
-        if not self.closed:
-            self.messages.append(message)
-            self.closed = True
-            self.arrived.set()
+DispatcherHandle: TypeAlias = Any
+"""Ray's handle of the actor: Ray makes its methods at run time (`handle.take.remote(...)`), so no type knows them."""
 
 
-class Switchboard:
-    """Who runs what. An asyncio actor: calls wait without blocking each other."""
+class LaneState(Enum):
+    """What a lane is doing, as far as its ranks and Ray Train have said."""
+
+    STARTING = "starting"
+    """Ray Train is to start its processes, for the first time or after the last ones died."""
+    IDLE = "idle"
+    """Its processes run no trial: they wait for one, or are about to ask for one."""
+    RUNNING = "running"
+    """Its processes run a trial; at a rung or an evaluation that trial waits for its verdict."""
+    LEAVING = "leaving"
+    """Its processes were told to end: a trial that they run is to save and to stop, and no other begins there."""
+    GIVEN_UP = "given up"
+    """Its processes did not get as far as asking for a trial, again and again."""
+
+
+@dataclass(frozen=True)
+class _Death:
+    """What the processes of a lane died of."""
+
+    cause: str = "its processes died without a message"
+    blame: Blame = "trial"
+
+
+class _Handover:
+    """One handing over of a trial: from `assign` to the trial's last word, or until it is dismissed."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.is_wanted = True
+        """False once it is dismissed."""
+        self.has_ended = False
+        """Whether its last word has come."""
+        self.heard_at: float | None = None
+        """When its lane last said something of it; None while it waits in the queue or for its verdict."""
+        self._unread: deque[Message] = deque()
+        self._has_unread = asyncio.Event()
+        self._verdict = asyncio.Event()
+
+    def hear(self) -> None:
+        self.heard_at = time.monotonic()
+
+    def deliver(self, message: Message) -> None:
+        """Keep a message for the driver, unless the last word has come already."""
+        if not self.has_ended:
+            self._unread.append(message)
+            self.has_ended = message.outcome is not None
+            self._has_unread.set()
+
+    async def next_message(self) -> Message:
+        if not self._unread:
+            self._verdict.set()
+        while not self._unread:
+            self._has_unread.clear()
+            await self._has_unread.wait()
+        return self._unread.popleft()
+
+    def expect_verdict(self) -> None:
+        """From here on only a driver that asks for a message gives one: an earlier verdict was on an earlier message."""
+        self._verdict.clear()
+
+    async def verdict(self) -> Literal["go on", "stop"]:
+        """Wait for the driver's word on the last message; this waiting is no silence."""
+        self.heard_at = None
+        await self._verdict.wait()
+        self.hear()
+        return "go on" if self.is_wanted else "stop"
+
+    def dismiss(self) -> None:
+        self.is_wanted = False
+        self._verdict.set()
+
+
+class _Lane:
+    """One lane, and all that is known of it. Its methods are the only transitions between its states."""
+
+    def __init__(self) -> None:
+        self.state = LaneState.STARTING
+        self.trial: _Handover | None = None
+        """What it took, until its ranks say that they are done with it; it stays when they die, until that is dealt with."""
+        self.host: Host | None = None
+        self.placement: PlacementGroup | None = None
+        """Of its last processes."""
+        self.given_up_because = ""
+        """It stays when the lane comes up after all: such a lane runs trials, but the study does not count on it."""
+        self.group = ""
+        """The processes whose rank 0 asked last."""
+        self._former_groups: set[str] = set()
+        self._turn, self._taken = 0, None
+        self._death = _Death()
+        self._deaths_since_take = self._lost_runs_since_take = 0
+
+    def come_up(self, host: Host, placement: PlacementGroup | None) -> None:
+        """Its processes are new, and nobody has told these to end. If the host's kernel ended a process meanwhile, that was it."""
+        if self.host and self.host.name == host.name and self.host.memory_kills < host.memory_kills:
+            self._death = replace(self._death, blame="memory")
+        self.host, self.placement = host, placement
+        if self.state is LaneState.LEAVING:
+            self.state = LaneState.STARTING
+
+    def ask_for_trial(self, group: str) -> None:
+        """Rank 0 of a group of processes asks for a trial: whatever group asked before has been replaced."""
+        if group != self.group:
+            self._former_groups.add(self.group)
+            self.group, self._turn = group, 0
+        self._death, self._deaths_since_take, self._lost_runs_since_take = _Death(), 0, 0
+        if self.state is not LaneState.LEAVING:
+            self.state = LaneState.IDLE
+
+    def waits(self, group: str) -> bool:
+        """True if a trial can begin there: the group is neither dead nor replaced nor told to end."""
+        return self.state is LaneState.IDLE and self.group == group
+
+    def begin(self, trial: _Handover) -> None:
+        assert self.state is LaneState.IDLE, f"a trial began on a lane that was {self.state.value}"
+        self.state, self.trial = LaneState.RUNNING, trial
+        trial.hear()
+
+    def let_go(self) -> _Handover | None:
+        """Part with its trial, if it has one, and return it."""
+        trial, self.trial = self.trial, None
+        if self.state is LaneState.RUNNING:
+            self.state = LaneState.IDLE
+        return trial
+
+    def leave(self) -> None:
+        """A process of it was told to end."""
+        self.state = LaneState.LEAVING
+
+    def lose_processes(self) -> None:
+        """Its trial stays: what becomes of it depends on what the processes died of."""
+        if self.state in (LaneState.IDLE, LaneState.RUNNING):
+            self.state = LaneState.STARTING
+
+    def die(self, cause: str, blame: Blame) -> None:
+        """Lose its processes to this cause. What ends after it was told to has not died of its trial, however it looked."""
+        told = blame == "trial" and self.state is LaneState.LEAVING
+        self._death = _Death(cause, "machine" if told else blame)
+        self.lose_processes()
+
+    def give_up(self, cause: str) -> None:
+        self.state, self.given_up_because = LaneState.GIVEN_UP, cause
+
+    def count_death(self) -> int:
+        """Return how many groups of its processes have died since one asked for a trial."""
+        self._deaths_since_take += 1
+        return self._deaths_since_take
+
+    def count_lost_run(self) -> int:
+        """Return how many of its Train runs were lost since one asked for a trial."""
+        self._lost_runs_since_take += 1
+        return self._lost_runs_since_take
+
+    def pop_death(self) -> _Death:
+        """Return what its processes died of, which then is dealt with."""
+        death, self._death = self._death, _Death()
+        return death
+
+    def note_taken(self, turn: int, taken: Assignment | None) -> None:
+        self._turn, self._taken = turn, taken
+
+    def has_turn(self, group: str, turn: int) -> bool:
+        """True if it is known what the group runs in that turn: what rank 0 took, or nothing as it was replaced."""
+        return (self.group, self._turn) == (group, turn) or group in self._former_groups
+
+    def taken(self, group: str) -> Assignment | None:
+        return self._taken if group == self.group else None
+
+
+class Dispatcher:
+    """Who runs what. An asyncio actor: calls wait without blocking each other.
+
+    A `key` names one handing over: what a rank of an earlier one still says of the same trial is not taken for this one's.
+    """
 
     def __init__(self, num_lanes: int, max_silent_seconds: float | None = None) -> None:
         """max_silent_seconds: after which a trial that has said nothing has hung; None: never."""
         self._num_lanes, self._max_silent_seconds = num_lanes, max_silent_seconds
-        self._heard: dict[str, float] = {}
-        """When each lane with an assignment last said something; absent while it waits for a verdict."""
-        self._lost: dict[str, str] = {}
-        self._deaths_since_take: dict[str, int] = {}
-        self._runs_since_take: dict[str, int] = {}
-        self._queue: deque[Assignment] = deque()
-        self._lines: dict[str, _Line] = {}
-        self._in_flight: dict[str, Assignment] = {}
-        self._turns: dict[tuple[str, int], Assignment | None] = {}
-        self._groups: dict[str, str] = {}
-        self._replaced: set[str] = set()
-        self._causes: dict[str, str] = {}
-        self._blames: dict[str, Blame] = {}
-        self._hosts: dict[str, Host] = {}
-        self._placements: dict[str, Any] = {}
-        self._leaving: set[str] = set()
-        """Lanes of which a process was told to end."""
-        self._changed = asyncio.Condition()
-        self._closing = False
+        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._given_up: list[_Lane] = []
+        """In the order in which they were."""
+        self._wanted: dict[str, _Handover] = {}
+        """By their keys; those that were dismissed are not here, though a lane may have them still."""
+        self._queue: deque[_Handover] = deque()
+        self._changed = asyncio.Event()
+        self._is_closing = False
 
     # For the ranks of a lane
 
-    async def introduce(self, lane: str, host: Host, placement: Any = None) -> None:
-        """The lane has new processes, there, in that placement group."""
-        before = self._hosts.get(lane, host)
-        if before.name == host.name and before.memory_kills < host.memory_kills:
-            self._blames[lane] = "memory"
-        self._hosts[lane], self._placements[lane] = host, placement
-        self._leaving.discard(lane)
-        async with self._changed:
-            self._changed.notify_all()
+    async def introduce(self, lane: str, host: Host, placement: PlacementGroup | None = None) -> None:
+        """Rank 0: the lane has new processes, there, in that placement group."""
+        self._lanes[lane].come_up(host, placement)
+        self._tell()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
-        """Rank 0: the next assignment of this lane; None when the study is over, or the lane is to have other processes.
-        One that the lane died under comes again."""
-        left_over = self._in_flight.get(lane)
-        if left_over is not None:
-            self._after_lane_death(lane, left_over)
-        self._blames.pop(lane, None)
-        self._deaths_since_take[lane] = self._runs_since_take[lane] = 0
-        async with self._changed:
-            if self._groups.get(lane, group) != group:
-                self._replaced.add(self._groups[lane])
-            self._groups[lane] = group
-            self._changed.notify_all()
-            await self._changed.wait_for(lambda: self._next() or self._is_over(lane, group))
-            assignment = None if self._is_over(lane, group) else self._next()
-            if assignment is not None:
-                self._queue.remove(assignment)
-                self._in_flight[lane] = assignment
-                self._heard[lane] = time.monotonic()
-            self._turns = {key: kept for key, kept in self._turns.items() if key[0] not in (group, *self._replaced)}
-            self._turns[(group, turn)] = assignment
-            self._changed.notify_all()
-        return assignment
+        """Rank 0: wait for the next assignment of this lane; None when the study is over, or other processes are to have it.
 
-    def _next(self) -> Assignment | None:
-        """The first whose trial no other lane has still: two would write to one directory."""
-        running = {assignment.trial_id for assignment in self._in_flight.values()}
-        return next((waiting for waiting in self._queue if waiting.trial_id not in running), None)
+        One that the lane died under comes again.
+        """
+        taker = self._lanes[lane]
+        self._deal_with_death(taker)
+        taker.ask_for_trial(group)
+        self._tell()
+        await self._until(lambda: self._next() or self._is_closing or not taker.waits(group))
+        trial = None if self._is_closing or not taker.waits(group) else self._next()
+        if trial is not None:
+            self._queue.remove(trial)
+            taker.begin(trial)
+        taken = trial.assignment if trial else None
+        if taker.group == group:
+            taker.note_taken(turn, taken)
+        self._tell()
+        return taken
 
-    def _is_over(self, lane: str, group: str) -> bool:
-        """A group that died while it waited must not take what its successor is to have."""
-        return self._closing or self._groups[lane] != group or lane in self._leaving
+    async def follow(self, lane: str, group: str, turn: int) -> Assignment | None:
+        """The other ranks: wait for what rank 0 of their group took in this turn; None to a group that was replaced."""
+        followed = self._lanes[lane]
+        await self._until(lambda: followed.has_turn(group, turn))
+        return followed.taken(group)
 
-    async def follow(self, group: str, turn: int) -> Assignment | None:
-        """The other ranks: what rank 0 of their group took in this turn; None to a group that has a successor."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: (group, turn) in self._turns or group in self._replaced)
-            return self._turns.get((group, turn))
-
-    async def until_freed(self, lane: str, key: str) -> None:
-        """The other ranks, where their processes are to end: rank 0 has said its last word on that assignment."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: getattr(self._in_flight.get(lane), "key", None) != key)
-
-    async def say(self, key: str, message: Message) -> str:
-        """Deliver a message; answers "stop" where the trial is no longer wanted."""
-        self._hear(key)
-        line = self._lines.get(key)
-        if line is None or line.closed or line.dismissed.is_set():
+    async def say(self, key: str, message: Message) -> Literal["go on", "stop"]:
+        """Deliver a message; answers "stop" where the trial is no longer wanted, or its lane's processes are to end."""
+        lane, trial = self._lane_with(key), self._wanted.get(key)
+        if lane is not None and lane.trial is not None:
+            lane.trial.hear()
+        if trial is None or trial.has_ended:
             return "stop"
         if message.outcome == "stopped":  # and nobody dismissed it
             message = replace(message, outcome="interrupted", reason="interrupted: its processes were told to end")
-        line.messages.append(message)
-        line.closed = message.outcome is not None
-        line.arrived.set()
-        return "stop" if self._leaving.intersection(self._lanes_with(key)) else "go on"
+        trial.deliver(message)
+        return "stop" if lane is not None and lane.state is LaneState.LEAVING else "go on"
 
-    async def ask(self, key: str, message: Message) -> str:
+    async def ask(self, key: str, message: Message) -> Literal["go on", "stop"]:
         """Deliver a message and wait for the verdict on it."""
-        line = self._lines.get(key)
-        if line is None:
+        trial = self._wanted.get(key)
+        if trial is None:
             return "stop"
-        line.verdict.clear()
+        trial.expect_verdict()
         answer = await self.say(key, message)
-        if line.closed or line.dismissed.is_set():
+        if trial.has_ended or await trial.verdict() == "stop":
             return "stop"
-        for lane in self._lanes_with(key):
-            del self._heard[lane]
-        await line.verdict.wait()
-        self._hear(key)
-        return "stop" if line.dismissed.is_set() else answer
-
-    def _hear(self, key: str) -> None:
-        self._heard |= dict.fromkeys(self._lanes_with(key), time.monotonic())
-
-    def _lanes_with(self, key: str) -> list[str]:
-        return [lane for lane, assignment in self._in_flight.items() if assignment.key == key]
+        return answer
 
     async def freed(self, lane: str) -> None:
         """The lane is done with its assignment, whatever came of it."""
-        async with self._changed:
-            self._in_flight.pop(lane, None)
-            self._changed.notify_all()
+        self._lanes[lane].let_go()
+        self._tell()
 
     async def give_back(self, lane: str, key: str) -> None:
-        """The lane will have other processes before it runs its assignment: it is the next one again."""
-        async with self._changed:
-            assignment = self._in_flight.pop(lane, None)
-            if assignment is not None and assignment.key == key and key in self._lines:
-                self._queue.appendleft(assignment)
-            self._changed.notify_all()
+        """The lane will have other processes before it runs its assignment: that is the next one again."""
+        trial = self._lanes[lane].let_go()
+        if trial is not None and trial.assignment.key == key and trial.is_wanted:
+            self._queue.appendleft(trial)
+        self._tell()
 
-    async def cause_of_death(self, lane: str, cause: str, blame: Blame) -> None:
-        """A group of the lane died; a lane whose groups never get as far as taking a trial is given up."""
-        self._blame(lane, cause, blame)
-        deaths = self._deaths_since_take[lane] = self._deaths_since_take.get(lane, 0) + 1
-        await self._give_up_after(deaths, lane, cause)
-
-    async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
-        """The lane's Train run is over before its time, and its processes are gone. Answers whether to start another."""
-        self._blame(lane, cause, blame)
-        if lane in self._in_flight:
-            self._after_lane_death(lane, self._in_flight[lane])
-        runs = self._runs_since_take[lane] = self._runs_since_take.get(lane, 0) + 1
-        await self._give_up_after(runs, lane, cause)
-        async with self._changed:
-            self._changed.notify_all()
-        return lane not in self._lost and not self._closing
-
-    async def no_room(self, lane: str) -> bool:
-        """The cluster has none for the lane's processes, for now: what they ran is for others. Answers whether to try again."""
-        if lane in self._in_flight:
-            self._after_lane_death(lane, self._in_flight[lane])
-        async with self._changed:
-            self._changed.notify_all()
-        return not self._closing
-
-    def _blame(self, lane: str, cause: str, blame: Blame) -> None:
-        """What ends after it was told to has not died of its trial, however it looked."""
-        told = blame == "trial" and lane in self._leaving
-        self._causes[lane], self._blames[lane] = cause, "machine" if told else blame
-
-    async def _give_up_after(self, starts: int, lane: str, cause: str) -> None:
-        if starts >= MAX_STARTS and lane not in self._lost:
-            await self._lose(lane, f"its processes ended {starts} times before they took a trial: {cause}")
-
-    async def _lose(self, lane: str, cause: str) -> None:
-        self._lost[lane] = cause
-        if lane in self._in_flight:
-            self._after_lane_death(lane, self._in_flight[lane])
-        async with self._changed:
-            self._changed.notify_all()
-        for line in self._lines.values():
-            self._end_without_lanes(line)
-
-    def _end_without_lanes(self, line: _Line) -> None:
-        if len(self._lost) == self._num_lanes:
-            last = list(self._lost.values())[-1]
-            line.end(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
+    async def until_freed(self, lane: str, key: str) -> None:
+        """The other ranks, where their processes are to end: wait until rank 0 has said its last word on that assignment."""
+        await self._until(lambda: self._lane_with(key) is not self._lanes[lane])
 
     async def outlook(self, lane: str, *, leaving: bool = False) -> Literal["go on", "closed", "hung"]:
-        """For every rank to ask beside its work: closed when the study is over, hung when its trial has been silent too long,
-        which ends that trial. Fails when the driver is gone, as the Switchboard is then too.
+        """Every rank asks beside its work: closed when the study is over, hung when its trial has been silent too long, which
+        ends that trial. The call fails when the driver is gone, as the Dispatcher is then too.
 
         leaving: the rank's process was told to end; its trial is to save a checkpoint and to stop.
         """
-        if self._closing:
+        if self._is_closing:
             return "closed"
-        if leaving and lane not in self._leaving:
-            self._leaving.add(lane)
-            async with self._changed:
-                self._changed.notify_all()
-        silent = time.monotonic() - self._heard[lane] if lane in self._heard and lane in self._in_flight else 0.0
-        if self._max_silent_seconds is None or silent <= self._max_silent_seconds:
+        asked = self._lanes[lane]
+        if leaving and asked.state is not LaneState.LEAVING:
+            asked.leave()
+            self._tell()
+        if asked.trial is None or not self._end_if_silent(asked.trial):
             return "go on"
-        line = self._lines.get(self._in_flight.pop(lane).key)
-        if line is not None:
-            limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
-            line.end(
-                Message(outcome="failed", reason=f"failed: it said nothing for {silent:.0f} s, longer than {limit}")
-            )
-        async with self._changed:
-            self._changed.notify_all()
+        asked.let_go()
+        self._tell()
         return "hung"
 
-    # For the driver's side
+    # For those who keep a lane alive
+
+    async def group_died(self, lane: str, cause: str, blame: Blame) -> None:
+        """A group of the lane's processes died; a lane whose groups never get as far as taking a trial is given up."""
+        dead = self._lanes[lane]
+        dead.die(cause, blame)
+        self._give_up_after(dead.count_death(), dead, cause)
+        self._tell()
+
+    async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
+        """The lane's Train run is over before its time, and its processes are gone. Answers whether to start another."""
+        dead = self._lanes[lane]
+        dead.die(cause, blame)
+        self._deal_with_death(dead)
+        self._give_up_after(dead.count_lost_run(), dead, cause)
+        self._tell()
+        return not dead.given_up_because and not self._is_closing
+
+    async def no_room(self, lane: str) -> bool:
+        """The cluster has none for the lane's processes, for now: what they ran is for others. Answers whether to try again."""
+        self._lanes[lane].lose_processes()
+        self._deal_with_death(self._lanes[lane])
+        self._tell()
+        return not self._is_closing
+
+    async def placement(self, lane: str) -> PlacementGroup | None:
+        """The placement group of the lane's last processes; None before it had any."""
+        return self._lanes[lane].placement
+
+    # For the driver and the trials' relays
 
     async def device(self) -> str:
-        """What the first lane that comes up runs on; empty where none will."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._hosts or len(self._lost) == self._num_lanes)
-        return next((host.device for host in self._hosts.values()), "")
-
-    async def placement(self, lane: str) -> Any:
-        """The placement group of the lane's last processes; None before it had any."""
-        return self._placements.get(lane)
+        """Wait for the first lane that comes up, and say what it runs on; empty where none will."""
+        await self._until(lambda: any(lane.host for lane in self._lanes.values()) or self._no_lane_is_left())
+        return next((lane.host.device for lane in self._lanes.values() if lane.host), "")
 
     async def assign(self, assignment: Assignment) -> None:
         """An earlier handing over of the same trial, whose relay was lost, ends with this one."""
-        for key in [key for key, line in self._lines.items() if line.trial_id == assignment.trial_id]:
-            await self.dismiss(key)
-        self._lines[assignment.key] = line = _Line(assignment.trial_id)
-        self._end_without_lanes(line)
-        async with self._changed:
-            self._queue.append(assignment)
-            self._changed.notify_all()
+        for key, trial in list(self._wanted.items()):
+            if trial.assignment.trial_id == assignment.trial_id:
+                await self.dismiss(key)
+        self._wanted[assignment.key] = trial = _Handover(assignment)
+        self._end_without_lanes(trial)
+        self._queue.append(trial)
+        self._tell()
 
     async def next_message(self, key: str) -> Message:
-        """The trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
-        line = self._lines[key]
-        if not line.messages:
-            line.verdict.set()
-        while not line.messages:
-            line.arrived.clear()
-            await line.arrived.wait()
-        return line.messages.popleft()
+        """Wait for the trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
+        return await self._wanted[key].next_message()
 
     async def dismiss(self, key: str) -> None:
         """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
-        line = self._lines.pop(key, None)
-        if line is not None:
-            line.dismissed.set()
-            line.verdict.set()
-        self._queue = deque(waiting for waiting in self._queue if waiting.key != key)
+        trial = self._wanted.pop(key, None)
+        if trial is not None:
+            trial.dismiss()
+        self._queue = deque(waiting for waiting in self._queue if waiting.assignment.key != key)
 
     async def dismiss_all(self) -> None:
-        for key in list(self._lines):
-            await self.dismiss(key)
-
-    async def until_idle(self) -> None:
-        """Returns when no lane has an assignment."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._in_flight)
+        """Dismiss every trial, and wait until no lane has one: those that ran have saved a checkpoint by then."""
+        await self._dismiss_every_one()
+        await self._until(lambda: not any(lane.trial for lane in self._lanes.values()))
 
     async def close(self) -> None:
         """No more assignments: idle ranks return, and their Train runs end."""
-        await self.dismiss_all()
-        async with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        await self._dismiss_every_one()
+        self._is_closing = True
+        self._tell()
 
-    def _after_lane_death(self, lane: str, assignment: Assignment) -> None:
-        """The group that had this assignment is gone without a word about it."""
-        del self._in_flight[lane]
-        cause = self._causes.pop(lane, "its processes died without a message")
-        blame = self._blames.pop(lane, "trial")
-        line = self._lines.get(assignment.key)
-        if line is None or line.closed:
+    # What follows from what was said
+
+    def _tell(self) -> None:
+        """Something has changed that calls may wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], object]) -> None:
+        while not holds():
+            await self._changed.wait()
+
+    async def _dismiss_every_one(self) -> None:
+        for key in list(self._wanted):
+            await self.dismiss(key)
+
+    def _next(self) -> _Handover | None:
+        """The first whose trial no lane has still: two would write to one directory."""
+        on_a_lane = {lane.trial.assignment.trial_id for lane in self._lanes.values() if lane.trial}
+        return next((waiting for waiting in self._queue if waiting.assignment.trial_id not in on_a_lane), None)
+
+    def _lane_with(self, key: str) -> _Lane | None:
+        return next((lane for lane in self._lanes.values() if lane.trial and lane.trial.assignment.key == key), None)
+
+    def _deal_with_death(self, lane: _Lane) -> None:
+        """The processes that had the lane's trial, if it has one, are gone without a word about it: it comes again, or ends."""
+        trial = lane.let_go()
+        if trial is None:
             return
-        deaths = assignment.lane_deaths + 1
-        if blame == "machine":
-            line.end(Message(outcome="interrupted", reason=f"interrupted: {cause}"))
-        elif deaths < MAX_LANE_DEATHS:
-            self._queue.appendleft(replace(assignment, lane_deaths=deaths))
-        elif blame == "memory":
-            line.end(_ran_out_of_memory())
+        death = lane.pop_death()
+        if not trial.is_wanted or trial.has_ended:
+            return
+        deaths = trial.assignment.lane_deaths + 1
+        if death.blame != "machine" and deaths < MAX_LANE_DEATHS:
+            trial.assignment = replace(trial.assignment, lane_deaths=deaths)
+            self._queue.appendleft(trial)
         else:
-            line.end(Message(outcome="failed", reason=f"failed: it ended its lane {deaths} times; last: {cause}"))
+            trial.deliver(_last_word(death, deaths))
+
+    def _give_up_after(self, num_starts: int, lane: _Lane, cause: str) -> None:
+        if num_starts < MAX_STARTS or lane.given_up_because:
+            return
+        lane.give_up(f"its processes ended {num_starts} times before they took a trial: {cause}")
+        self._given_up.append(lane)
+        self._deal_with_death(lane)
+        for trial in self._wanted.values():
+            self._end_without_lanes(trial)
+
+    def _no_lane_is_left(self) -> bool:
+        return len(self._given_up) == self._num_lanes
+
+    def _end_without_lanes(self, trial: _Handover) -> None:
+        if self._no_lane_is_left():
+            last = self._given_up[-1].given_up_because
+            trial.deliver(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
+
+    def _end_if_silent(self, trial: _Handover) -> bool:
+        """End a trial that has said nothing for too long, and return whether it has."""
+        if self._max_silent_seconds is None or trial.heard_at is None:
+            return False
+        seconds = time.monotonic() - trial.heard_at
+        if seconds <= self._max_silent_seconds:
+            return False
+        if trial.is_wanted:
+            limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
+            reason = f"failed: it said nothing for {seconds:.0f} s, longer than {limit}"
+            trial.deliver(Message(outcome="failed", reason=reason))
+        return True
 
 
-def _ran_out_of_memory() -> Message:
-    what = "and ended its process; lower memory_limit, or see what else takes memory there"
-    return Message(outcome="out_of_memory", reason=f"{HOST_RAN_OUT} {what}")
+def _last_word(death: _Death, num_deaths: int) -> Message:
+    """What is said of a trial that its lane's processes died under."""
+    if death.blame == "machine":
+        return Message(outcome="interrupted", reason=f"interrupted: {death.cause}")
+    if death.blame == "memory":
+        what = "and ended its process; lower memory_limit, or see what else takes memory there"
+        return Message(outcome="out_of_memory", reason=f"{HOST_RAN_OUT} {what}")
+    return Message(outcome="failed", reason=f"failed: it ended its lane {num_deaths} times; last: {death.cause}")

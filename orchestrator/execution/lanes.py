@@ -1,9 +1,9 @@
 """Lanes: warm Ray Train worker groups that run trial after trial. The driver's side; `ranks.py` is what runs in them.
 
 A trial that starts a Train run of its own spends 10 to 20 seconds around its training. A lane is one long-lived Train
-run; its ranks take assignments from the `Switchboard`, an actor that knows every lane and every trial in flight.
+run; its ranks take assignments from the `Dispatcher`, an actor that knows every lane and every trial in flight.
 
-    Tune trial (LaneTrainable)  --assign, next_message, dismiss-->  Switchboard  <--take, say, ask--  ranks of a lane
+    Tune trial (LaneTrainable)  --assign, next_message, dismiss-->  Dispatcher  <--take, say, ask--  ranks of a lane
 """
 
 from __future__ import annotations
@@ -25,53 +25,183 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator.execution.dispatcher import Switchboard
-from orchestrator.execution.placement import ON_THE_HEAD, LaneShape
+from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
+from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ranks import first_line, hear_sigterm, serve
-from orchestrator.execution.ray_private import free_placement_groups
+from orchestrator.execution.ray_private import (
+    LANE_ENVIRONMENT,
+    LOW_MEMORY,
+    NO_ROOM,
+    NODE_GONE,
+    ON_THE_HEAD,
+    free_placement_groups,
+)
 from orchestrator.study.messages import Blame
 
-# Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
-HEALTH_CHECK_SECONDS = "0.2"
-
-
-SECONDS_TO_CLOSE = 10
-
-
-# What Ray says of a process that its memory monitor ended, and of one that went with its node.
-LOW_MEMORY, NODE_GONE = "running low on memory", "its node"
-
-
-# What Train says when it has found no room four times, each time waiting so long; an autoscaler sees what it asks for.
-NO_ROOM, SECONDS_TO_FIND_ROOM = "worker group startup timed out", "6"
+# How long the Dispatcher has to answer that it is closing, and a lane's Train run to end then.
+SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME = 10, 30
 
 
 @dataclass(frozen=True)
 class Lanes:
     """The lanes of a study while they are open."""
 
-    switchboard: Any
-    name: str
-    """The Switchboard's, by which the trials' relays find it."""
+    dispatcher: DispatcherHandle
+    dispatcher_name: str
+    """The trials' relays find it by this name."""
+
+    def device(self) -> str:
+        """Wait for the first lane, and return what it runs on; empty where no lane comes up."""
+        return ray.get(self.dispatcher.device.remote())
+
+    def let_trials_save(self, seconds: float) -> bool:
+        """Stop every trial at its next message, and return whether all have saved a checkpoint in time."""
+        try:
+            ray.get(self.dispatcher.dismiss_all.remote(), timeout=seconds)
+        except RayError:  # too slow, or the cluster is gone with whoever was to save
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def open_lanes(
+    shape: LaneShape, storage: Path, say: Callable[[str], None], max_silent_seconds: float | None = None
+) -> Iterator[Lanes]:
+    """Start the lanes in the background, and end every process on leaving. say: where people look."""
+    for name, value in LANE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    token = uuid.uuid4().hex[:8]
+    lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds)
+    keepers = [
+        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say) for index in range(shape.num_lanes)
+    ]
+    threads = [threading.Thread(target=keeper.keep_alive, daemon=True) for keeper in keepers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lanes
+    finally:
+        _send_home(lanes.dispatcher, threads)
+
+
+def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | None) -> Lanes:
+    actor: DispatcherHandle = ray.remote(Dispatcher)
+    options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
+    return Lanes(actor.options(**options).remote(num_lanes, max_silent_seconds), name)
+
+
+def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) -> None:
+    """Let the ranks of all lanes end, and the Dispatcher after them; a lane whose Dispatcher has died ends by itself."""
+    try:
+        ray.get(dispatcher.close.remote(), timeout=SECONDS_TO_CLOSE)
+    except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
+        return
+    except RayActorError:
+        pass
+    for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
+        thread.join(timeout=SECONDS_TO_GO_HOME)
+    with contextlib.suppress(RayError):
+        ray.kill(dispatcher)
+
+
+# One lane
+
+
+@dataclass(frozen=True)
+class _LaneKeeper:
+    """Keeps one lane alive: a Train run, and another wherever Ray loses one."""
+
+    dispatcher: DispatcherHandle
+    shape: LaneShape
+    storage: Path
+    lane: str
+    say: Callable[[str], None]
+
+    def keep_alive(self) -> None:
+        """Run one Train run after another until the study is over, or the lane given up; in a thread of its own."""
+        had_room = True
+        for attempt in itertools.count():
+            loss = self._run(attempt)
+            has_room = not has_no_room(loss)
+            if had_room and not has_room:
+                now = time.strftime("%H:%M")
+                self.say(f"{now}: the cluster has no room for a lane; it is tried again until there is")
+            had_room = has_room
+            try:
+                if not self._is_another_wanted(loss):
+                    return
+            except RayError:  # without a Dispatcher there are no lanes; the trials' relays say so
+                return
+
+    def _run(self, attempt: int) -> str | None:
+        """Return what a Train run said that was lost, None of one that ended; nothing of the run outlives this frame."""
+        try:
+            self._trainer(attempt).fit()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _is_another_wanted(self, loss: str | None) -> bool:
+        if loss is None and ray.get(self.dispatcher.outlook.remote(self.lane)) == "closed":
+            return False
+        trouble = self._remove_what_it_left()
+        if has_no_room(loss):
+            return ray.get(self.dispatcher.no_room.remote(self.lane))
+        said = f"{loss or 'its ranks went home'}{trouble}"
+        blame = "memory" if LOW_MEMORY in said else "machine"
+        cause = " ".join(said.split())[:300]  # its first line alone says nothing
+        return ray.get(self.dispatcher.run_lost.remote(self.lane, cause, blame))
+
+    def _remove_what_it_left(self) -> str:
+        """Return what went wrong with that, empty if nothing did: the lane's trials must hear of the loss in any case."""
+        try:
+            free_placement_groups(ray.get(self.dispatcher.placement.remote(self.lane)))
+        except Exception as error:
+            return f"; what it left behind could not be removed: {error}"
+        return ""
+
+    def _trainer(self, attempt: int) -> TorchTrainer:
+        shape = self.shape
+        return TorchTrainer(
+            serve,
+            train_loop_config={"dispatcher": self.dispatcher, "lane": self.lane},
+            torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=shape.world_size,
+                use_gpu=shape.use_gpu,
+                resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
+            ),
+            run_config=RunConfig(
+                name=f"{self.lane}-{attempt}",
+                storage_path=str(self.storage),
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
+                callbacks=[_TellCause(self.dispatcher, self.lane)],
+            ),
+        )
+
+
+def has_no_room(loss: str | None) -> bool:
+    """Return whether that is why a Train run was lost: then nothing is wrong with its lane."""
+    return loss is not None and NO_ROOM in loss
 
 
 class _TellCause(train.UserCallback):
-    """Tells the Switchboard why a group died."""
+    """Tells the Dispatcher what a group of the lane's processes died of."""
 
-    def __init__(self, board: Any, lane: str) -> None:
-        self._board, self._lane = board, lane
+    def __init__(self, dispatcher: DispatcherHandle, lane: str) -> None:
+        self._dispatcher, self._lane = dispatcher, lane
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = [f"rank {rank}: {first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
         blame = blame_for("\n".join(map(str, worker_exceptions.values())))
         try:
-            ray.get(self._board.cause_of_death.remote(self._lane, "; ".join(causes), blame))
+            ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame))
         except RayActorError:  # no group would find anything to do: this Train run ends with its controller
             os._exit(1)
 
 
 def blame_for(said: str) -> Blame:
-    """From what Ray says of the processes of a group that died."""
+    """Return what is to blame, from what Ray says of the processes of a group that died."""
     return "memory" if LOW_MEMORY in said else "machine" if NODE_GONE in said else "trial"
 
 
@@ -87,116 +217,3 @@ class _LaneTorch(TorchConfig):
     @property
     def backend_cls(self) -> type[_Backend]:
         return _Backend
-
-
-@contextlib.contextmanager
-def open_lanes(
-    shape: LaneShape, storage: Path, say: Callable[[str], None], max_silent_seconds: float | None = None
-) -> Iterator[Lanes]:
-    """Start the lanes in the background, and end every process on leaving. say: where people look."""
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", HEALTH_CHECK_SECONDS)
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", SECONDS_TO_FIND_ROOM)
-    token = uuid.uuid4().hex[:8]
-    name = f"switchboard-{token}"
-    switchboard: Any = ray.remote(Switchboard)
-    options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
-    board = switchboard.options(**options).remote(shape.num_lanes, max_silent_seconds)
-    keepers = [_Keeper(board, shape, storage, f"lane-{token}-{index}", say) for index in range(shape.num_lanes)]
-    threads = [threading.Thread(target=keeper.keep, daemon=True) for keeper in keepers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield Lanes(board, name)
-    finally:
-        _send_home(board, threads)
-
-
-def _send_home(board: Any, threads: list[threading.Thread]) -> None:
-    """The ranks of all lanes; a lane whose Switchboard has died ends by itself."""
-    try:
-        ray.get(board.close.remote(), timeout=SECONDS_TO_CLOSE)
-    except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
-        return
-    except RayActorError:
-        pass
-    for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
-        thread.join(timeout=30)
-    with contextlib.suppress(RayError):
-        ray.kill(board)
-
-
-def has_no_room(lost: str | None) -> bool:
-    """Whether that is why a Train run was lost: then nothing is wrong with its lane."""
-    return lost is not None and NO_ROOM in lost
-
-
-@dataclass(frozen=True)
-class _Keeper:
-    """Keeps one lane alive: a Train run, and another wherever Ray loses one."""
-
-    board: Any
-    shape: LaneShape
-    storage: Path
-    lane: str
-    say: Callable[[str], None]
-
-    def keep(self) -> None:
-        """Until the study is over, or the lane given up; in a thread of its own."""
-        before = None
-        for attempt in itertools.count():
-            lost = self._lost_run(attempt)
-            if has_no_room(lost) and not has_no_room(before):
-                self.say(
-                    f"{time.strftime('%H:%M')}: the cluster has no room for a lane; it is tried again until there is"
-                )
-            before = lost
-            with contextlib.suppress(RayError):  # without a Switchboard there are no lanes; the trials' relays say so
-                if self._is_another_wanted(lost):
-                    continue
-            return
-
-    def _lost_run(self, attempt: int) -> str | None:
-        """What a Train run that ended before its time said; nothing of the run outlives this frame."""
-        try:
-            self._trainer(attempt).fit()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return None
-
-    def _is_another_wanted(self, lost: str | None) -> bool:
-        if lost is None and ray.get(self.board.outlook.remote(self.lane)) == "closed":
-            return False
-        left_behind = self._left_behind()
-        if has_no_room(lost):
-            return ray.get(self.board.no_room.remote(self.lane))
-        said = f"{lost or 'its ranks went home'}{left_behind}"
-        blame = "memory" if LOW_MEMORY in said else "machine"
-        cause = " ".join(said.split())[:300]  # its first line alone says nothing
-        return ray.get(self.board.run_lost.remote(self.lane, cause, blame))
-
-    def _left_behind(self) -> str:
-        """Remove it; empty, or, where that fails, what to say of it: the lane's trials must hear of the loss in any case."""
-        try:
-            free_placement_groups(ray.get(self.board.placement.remote(self.lane)))
-        except Exception as error:
-            return f"; what it left behind could not be removed: {error}"
-        return ""
-
-    def _trainer(self, attempt: int) -> TorchTrainer:
-        shape = self.shape
-        return TorchTrainer(
-            serve,
-            train_loop_config={"switchboard": self.board, "name": self.lane},
-            torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
-            scaling_config=ScalingConfig(
-                num_workers=shape.world_size,
-                use_gpu=shape.use_gpu,
-                resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
-            ),
-            run_config=RunConfig(
-                name=f"{self.lane}-{attempt}",
-                storage_path=str(self.storage),
-                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
-                callbacks=[_TellCause(self.board, self.lane)],
-            ),
-        )

@@ -1,42 +1,12 @@
-"""How many lanes of what size a cluster holds, and what lies on its head."""
+"""How many lanes of what size a cluster holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
 from orchestrator.config.keys import StudyConfig
-
-
-def lane_shape(config: StudyConfig) -> Any:
-    """How many lanes of what size the cluster holds. Raises ValueError where it does not hold one."""
-
-    resources = ray.cluster_resources()
-    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    world_size, placement = config.world_size, config.placement
-    lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
-    ranks = lanes * world_size
-    cpus_of_nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    cpus_per_rank = placement.cpus_per_rank or (1 if num_gpus else largest_share(cpus_of_nodes, ranks))
-    for what, need, have in (("GPUs", ranks if num_gpus else 0, num_gpus), ("CPUs", ranks * cpus_per_rank, num_cpus)):
-        if need > have:
-            raise ValueError(
-                f"{lanes} lane(s) of world_size {world_size} need {need} {what}, and the cluster has {have}; "
-                "lower world_size or placement.lanes, or add nodes"
-            )
-    return LaneShape(lanes, world_size, cpus_per_rank, use_gpu=num_gpus > 0)
-
-
-def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:
-    """The most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too few."""
-    shares = range(max(cpus_of_nodes, default=1), 0, -1)
-    return next((share for share in shares if sum(cpus // share for cpus in cpus_of_nodes) >= num_ranks), 1)
-
-
-# What serves the whole study takes a share of a resource that only the head has: other nodes come and go.
-ON_THE_HEAD = {"node:__internal_head__": 0.001}
 
 
 @dataclass(frozen=True)
@@ -45,5 +15,43 @@ class LaneShape:
 
     num_lanes: int
     world_size: int
+    """Ranks of each lane."""
     cpus_per_rank: int
     use_gpu: bool
+    """One GPU for every rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks all lanes have together."""
+        return self.num_lanes * self.world_size
+
+
+def lane_shape(config: StudyConfig) -> LaneShape:
+    """Return what the study file asks for, and else the most that the cluster holds. Raises ValueError where it holds less."""
+    resources = ray.cluster_resources()
+    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    world_size, placement = config.world_size, config.placement
+    num_lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
+    share = 1 if num_gpus else largest_share(_cpus_of_nodes(), num_lanes * world_size)
+    shape = LaneShape(num_lanes, world_size, placement.cpus_per_rank or share, use_gpu=num_gpus > 0)
+    _refuse_too_few(shape, "GPUs", shape.num_ranks if shape.use_gpu else 0, num_gpus)
+    _refuse_too_few(shape, "CPUs", shape.num_ranks * shape.cpus_per_rank, num_cpus)
+    return shape
+
+
+def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:
+    """Return the most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too few."""
+    shares = range(max(cpus_of_nodes, default=1), 0, -1)
+    return next((share for share in shares if sum(cpus // share for cpus in cpus_of_nodes) >= num_ranks), 1)
+
+
+def _cpus_of_nodes() -> list[int]:
+    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int) -> None:
+    if num_needed > num_there:
+        raise ValueError(
+            f"{shape.num_lanes} lane(s) of world_size {shape.world_size} need {num_needed} {what}, and the cluster has "
+            f"{num_there}; lower world_size or placement.lanes, or add nodes"
+        )

@@ -1,9 +1,10 @@
-"""What runs in the processes of a lane: rank after rank takes the assignment of its group, and says what came of it."""
+"""What runs in the processes of a lane: its ranks take one assignment after another, and say what came of each."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 import traceback
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ray import train
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 
+from orchestrator.execution.dispatcher import DispatcherHandle
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text
@@ -28,9 +30,9 @@ from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.report import Report
 
-# What a CPU rank may still hold above its idle size after running out of memory before its processes are replaced.
+# A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
-# How long a rank may outlive its driver. It asks anew: a call left waiting would be one more for every recycled group.
+# How long a rank may outlive its driver. It asks again and again: one call left waiting would outlive a recycled group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -39,45 +41,74 @@ class LaneRecycled(Exception):
 
 
 _told_to_end = threading.Event()
-"""Set in a rank's process by SIGTERM, as it comes before a machine is taken away."""
+"""SIGTERM sets it in a rank's process; it comes before a machine is taken away."""
 
 
 def hear_sigterm() -> None:
+    """Note SIGTERM instead of ending at once: the trial is to save a checkpoint first."""
     signal.signal(signal.SIGTERM, lambda *_: _told_to_end.set())
 
 
-def serve(lane: dict[str, Any]) -> None:
-    """Ray Train's train function: run assignments until there are no more. Runs on every rank of a lane."""
-    board, name, rank = lane["switchboard"], lane["name"], train.get_context().get_world_rank()
-    _exit_with_the_study(board, name)
+@dataclass(frozen=True)
+class _Place:
+    """What this process is: one rank of a lane."""
+
+    dispatcher: DispatcherHandle
+    lane: str
+    rank: int
+
+    def introduce(self) -> None:
+        if self.rank == 0:
+            self.dispatcher.introduce.remote(self.lane, _host(), get_current_placement_group())
+
+    def next_assignment(self, group: str, turn: int) -> Assignment | None:
+        """Wait for it: rank 0 takes one, and the others follow."""
+        call = self.dispatcher.take if self.rank == 0 else self.dispatcher.follow
+        return ray.get(call.remote(self.lane, group, turn))
+
+    def give_back(self, assignment: Assignment) -> None:
+        if self.rank == 0:
+            ray.get(self.dispatcher.give_back.remote(self.lane, assignment.key))
+        else:
+            self.wait_until_freed(assignment)
+
+    def wait_until_freed(self, assignment: Assignment) -> None:
+        """Wait for rank 0's last word: if this process ended now, rank 0 could not say it."""
+        ray.get(self.dispatcher.until_freed.remote(self.lane, assignment.key))
+
+    def outlook(self, *, leaving: bool) -> str:
+        return ray.get(self.dispatcher.outlook.remote(self.lane, leaving=leaving))
+
+
+def serve(told: dict[str, Any]) -> None:
+    """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
+    place = _Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
+    _exit_with_the_study(place)
     _freeze_what_is_imported()
-    if rank == 0:
-        board.introduce.remote(name, _host(), get_current_placement_group())
+    place.introduce()
     group = _common_name()
-    turn = 0
-    while True:
-        turn += 1
-        next_one = board.take.remote(name, group, turn) if rank == 0 else board.follow.remote(group, turn)
-        assignment: Assignment | None = ray.get(next_one)
+    for turn in itertools.count(1):
+        assignment = place.next_assignment(group, turn)
         if assignment is None and _is_leaving():
             raise LaneRecycled("its processes were told to end")
         if assignment is None:
             return
-        if assignment.fresh and turn > 1:
-            ray.get(
-                board.give_back.remote(name, assignment.key)
-                if rank == 0
-                else board.until_freed.remote(name, assignment.key)
-            )
+        if assignment.fresh_process and turn > 1:
+            place.give_back(assignment)
             raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
-        clean = _run(assignment, board, name, rank)
-        if leaving := _is_leaving():  # known before the group ends: rank 0 may have taken another trial by then
-            ray.get(board.outlook.remote(name, leaving=True))
-        recycle = assignment.recycle_after or leaving
-        if clean and recycle:
-            ray.get(board.until_freed.remote(name, assignment.key))  # ended now, rank 0 could not say its last word
-        if not clean or recycle:
+        if not _run(assignment, place):
             raise LaneRecycled("fresh processes for the next trial")
+
+
+def _run(assignment: Assignment, place: _Place) -> bool:
+    """Run one assignment and say how it ended; False where this process is not to run another one."""
+    clean = _run_and_say(assignment, place)
+    leaving = _is_leaving()
+    if leaving:  # said before the group ends: rank 0 may have taken another trial by then
+        place.outlook(leaving=True)
+    if clean and (assignment.recycle_after or leaving):
+        place.wait_until_freed(assignment)
+    return clean and not assignment.recycle_after and not leaving
 
 
 def _freeze_what_is_imported() -> None:
@@ -95,20 +126,23 @@ def _host() -> Host:
 
 
 def _is_leaving() -> bool:
-    """Whether this process is to end soon: the trial it runs is to save a checkpoint, and no other to begin."""
+    """Return whether this process is to end soon: the trial it runs is to save a checkpoint, and no other to begin."""
     return _told_to_end.is_set() or is_draining(ray.get_runtime_context().get_node_id())
 
 
-def _exit_with_the_study(board: Any, lane: str) -> None:
-    """A rank in a long computation hears of nothing: this thread ends its process when the driver is lost, or its trial has
-    hung, and passes on that the process was told to end."""
+def _exit_with_the_study(place: _Place) -> None:
+    """Watch, in a thread, for what a rank in a long computation does not hear of.
+
+    The thread ends this process when the driver is lost or the rank's trial has hung, and passes on that the process was told
+    to end.
+    """
 
     def watch() -> None:
         outlook = "go on"
         while outlook == "go on":
             time.sleep(SECONDS_BETWEEN_LOOKS)
             try:
-                outlook = ray.get(board.outlook.remote(lane, leaving=_is_leaving()))
+                outlook = place.outlook(leaving=_is_leaving())
             except RayError:
                 outlook = "the driver is gone"
         if outlook != "closed":
@@ -118,7 +152,7 @@ def _exit_with_the_study(board: Any, lane: str) -> None:
 
 
 def _common_name() -> str:
-    """A name for this group of processes that all its ranks know and no group before it had."""
+    """Return a name for this group of processes that all its ranks know and no group before it had."""
     import torch.distributed as dist
 
     names = [uuid.uuid4().hex]
@@ -127,59 +161,61 @@ def _common_name() -> str:
     return names[0]
 
 
-def _run(assignment: Assignment, board: Any, lane: str, rank: int) -> bool:
+def _run_and_say(assignment: Assignment, place: _Place) -> bool:
     """Run one assignment and say how it ended; False where this process is not fit for another one."""
     from trainers import memory
     from trainers.device import pick_device
 
     device = pick_device()
     idle_bytes = memory.idle_bytes(device)
-    last_word, clean = _train(assignment, board, rank)
+    last_word, clean = _train(assignment, place)
     if clean:  # else the device may be past use, and the process ends in any case
         memory.give_back()
         leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
         clean = not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
     if last_word is not None:
-        ray.get(board.say.remote(assignment.key, last_word))
-    if rank == 0 or not clean:
-        ray.get(board.freed.remote(lane))
+        ray.get(place.dispatcher.say.remote(assignment.key, last_word))
+    if place.rank == 0 or not clean:
+        ray.get(place.dispatcher.freed.remote(place.lane))
     return clean
 
 
-def _train(assignment: Assignment, board: Any, rank: int) -> tuple[Message | None, bool]:
-    """(the trial's last word if this rank has it, whether the process may go on). No exception outlives this frame:
-    it would keep the whole model alive."""
+def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]:
+    """Return the trial's last word, if this rank has it, and whether the process may go on.
+
+    No exception outlives this frame: it would keep the whole model alive.
+    """
     from trainers import memory
     from trainers.device import on_cuda
     from trainers.loop import train as train_one
 
-    config = TrialConfig.model_validate(assignment.config)
-    relay = Relay(board, assignment.key)
+    config = TrialConfig.model_validate_json(assignment.config_json)
+    reporter = Reporter(place.dispatcher, assignment.key)
     try:
-        verdict = train_one(config, relay, Path(assignment.directory), assignment.token)
+        verdict = train_one(config, reporter, Path(assignment.directory), assignment.token)
     except StorageLost as error:
         return Message(outcome="no_room", reason=str(error)), config.world_size == 1
     except Exception as error:
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
-        _write_traceback(assignment, rank)
+        _write_traceback(assignment, place.rank)
         if lost_a_peer(error):  # whoever has another reason says it; if nobody has, this one is the cause of death
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
         return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {first_line(error)}"), False
-    if rank != 0:
+    if place.rank != 0:
         return None, True
-    return replace(relay.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
+    return replace(reporter.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
 
 
 def lost_a_peer(error: Exception) -> bool:
-    """Whether a collective failed because another rank's process ended: that is its fault, not this rank's trial's."""
+    """Return whether a collective failed because another rank's process ended: that is its fault, not this rank's trial's."""
     gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo")
     return isinstance(error, RuntimeError) and any(text.lower() in str(error).lower() for text in gone)
 
 
 def memory_reason(text: str, config: TrialConfig) -> str:
-    """What the allocator said, without the line of its source that said it."""
+    """Return what the allocator said, without the line of its source that said it."""
     asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMG]iB)", text)
     more = "what it asked for" if asked is None else f"{asked[1]} {asked[2]} more"
     if asked is not None and asked[2] == "bytes":
@@ -201,12 +237,12 @@ def _write_traceback(assignment: Assignment, rank: int) -> None:
         traceback.print_exc()
 
 
-class Relay:
+class Reporter:
     """Rank 0's report function: evaluations wait for the driver's word, what is between them goes out without waiting."""
 
-    def __init__(self, board: Any, key: str) -> None:
-        self._board, self._key = board, key
-        self._answer: Any = None
+    def __init__(self, dispatcher: DispatcherHandle, key: str) -> None:
+        self._dispatcher, self._key = dispatcher, key
+        self._answer: ray.ObjectRef | None = None
         self.last_message = Message()
 
     def __call__(self, report: Report) -> str:
@@ -215,6 +251,6 @@ class Relay:
             self.last_message = message
             return "go on"
         if report.kind == "milestone":  # once its checkpoint is past, only the driver's journal has it
-            return ray.get(self._board.ask.remote(self._key, message))
-        before, self._answer = self._answer, self._board.say.remote(self._key, message)
+            return ray.get(self._dispatcher.ask.remote(self._key, message))
+        before, self._answer = self._answer, self._dispatcher.say.remote(self._key, message)
         return "go on" if before is None else ray.get(before)

@@ -1,15 +1,73 @@
-"""What Ray knows of its cluster and has no public call for (2.60): everything here may change with its version."""
+"""Every private touch of Ray and Tune (2.60), each with its reason: all of this may change with Ray's version.
+
+Names with an underscore, what Ray says in its own messages, what Tune keeps, environment variables and resources that no
+documentation promises. No other file of this program touches any of it; with a new Ray this one is read first.
+"""
 
 from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignore[reportAttributeAccessIssue]
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial as TuneTrial
+
+# What Ray says
+
+LOW_MEMORY = "running low on memory"
+"""Ray's memory monitor says it of a process that it ended; the exception has no field for it."""
+
+NODE_GONE = "its node"
+"""Ray says it of a process that went with its node, as in "its node has died"; likewise."""
+
+NO_ROOM = "worker group startup timed out"
+"""Train says it when it has found no room for a worker group four times; the exception is a ControllerError like any other."""
+
+# What Ray reads from the environment
+
+DRIVER_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # the journal is what a study goes on from
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a banner at every verbosity
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the ranks look for themselves
+    "RAY_worker_niceness": "0",  # with Ray's default of 15 anything else on the host slows down what is being timed
+}
+"""For the driver and the cluster that it starts."""
+
+RANK_ENVIRONMENT = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+"""For the processes of a study: a print of the user's is not to go through Train's logger."""
+
+LANE_ENVIRONMENT = {
+    # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # Train waits so long for room, four times, before it says NO_ROOM; an autoscaler sees what it asks for.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "6",
+}
+"""For the driver whose lanes are opened."""
+
+
+def relay_environment(num_lanes: int) -> dict[str, str]:
+    """So many relays may be starting at once: by itself Tune starts those of a search algorithm one after the other."""
+    return {"TUNE_MAX_PENDING_TRIALS_PG": str(num_lanes)}
+
+
+# What the cluster knows
+
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
+"""A share of a resource that only the head has, for what serves the whole study: other nodes come and go."""
 
 
 def is_draining(node_id: str) -> bool:
-    """Whether the node is about to be taken away, so that nothing new is placed there."""
+    """Return whether the node is about to be taken away, so that nothing new is placed there."""
     return node_id in state.get_draining_nodes()
 
 
@@ -30,5 +88,34 @@ def free_placement_groups(last: PlacementGroup | None) -> None:
 
 
 def _has_dead_creator(group: PlacementGroupTableData) -> bool:
-    """What the driver itself created has no actor for its creator, which Ray counts as a dead one."""
+    """Return whether an actor created it and is dead. What the driver itself created has none, which Ray counts as dead."""
     return group.creator_actor_dead and not ray.ActorID(group.creator_actor_id).is_nil()
+
+
+# What Tune keeps and says
+
+
+def keep_relays(tune_controller: TuneController, trial: TuneTrial, num_lanes: int) -> None:
+    """Have Tune keep an actor for every lane: by itself it keeps one for the trials to come, and ends the others' processes."""
+    tune_controller._actor_cache.increase_max(trial.placement_group_factory, by=num_lanes)
+
+
+def forget_ended_trials(tune_controller: TuneController) -> None:
+    """Tune keeps what has ended, with every figure's history, and at its own end writes all of it down: the journal has it."""
+    trials = tune_controller.get_trials()
+    trials[:] = [trial for trial in trials if not trial.is_finished()]
+    tune_controller._stopped_trials.clear()
+    tune_controller._trials_to_cache.clear()
+
+
+class NoProgress(TrialProgressCallback):
+    """Instead of Tune's own, which prints nothing either but keeps, with all its figures, every trial it hears of."""
+
+    def on_trial_result(self, *told: Any, **more: Any) -> None: ...
+    def on_trial_error(self, *told: Any, **more: Any) -> None: ...
+    def on_trial_complete(self, *told: Any, **more: Any) -> None: ...
+
+
+def quiet_tune() -> None:
+    """What Tune logs as an error, with Ray's whole stack, the journal says in a line that names the file of the stack."""
+    logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)

@@ -14,35 +14,39 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
+from orchestrator.execution.dispatcher import DispatcherHandle
 from orchestrator.study.messages import Assignment, Message
 
 # It died while it was asked, or before (then nobody has its name).
-NO_SWITCHBOARD = (RayActorError, ValueError)
+NO_DISPATCHER = (RayActorError, ValueError)
 
 
 class LaneTrainable(tune.Trainable):
-    """A Tune trial without resources of its own: it hands its trial to a lane and relays what comes back."""
+    """A Tune trial without resources of its own. Each of its steps is one message of its trial."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._switchboard: str = config["switchboard"]
+        self._dispatcher_name: str = config["dispatcher"]
         self._assignment: Assignment = config["assignment"]
-        self._assigned = False
+        self._is_assigned = False
 
     def step(self) -> dict[str, Any]:
         try:
             message = self._next_message()
-        except NO_SWITCHBOARD as error:
+        except NO_DISPATCHER as error:
             said = str(error).splitlines()[0]
             message = Message(outcome="no_lane", reason=f"the process that hands trials to the lanes has died: {said}")
         return {"message": message, "done": message.outcome is not None}
 
     def _next_message(self) -> Message:
-        board: Any = ray.get_actor(self._switchboard)
-        if not self._assigned:
+        dispatcher = self._dispatcher()
+        if not self._is_assigned:
             self._assignment = replace(self._assignment, key=uuid.uuid4().hex)
-            ray.get(board.assign.remote(self._assignment))
-            self._assigned = True
-        return ray.get(board.next_message.remote(self._assignment.key))
+            ray.get(dispatcher.assign.remote(self._assignment))
+            self._is_assigned = True
+        return ray.get(dispatcher.next_message.remote(self._assignment.key))
+
+    def _dispatcher(self) -> DispatcherHandle:
+        return ray.get_actor(self._dispatcher_name)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._dismiss()
@@ -57,12 +61,11 @@ class LaneTrainable(tune.Trainable):
         self._dismiss()
         return {"trial": self._assignment.trial_id}
 
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: the run goes on from its own checkpoint."""
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Load nothing: the run goes on from its own checkpoint."""
 
     def _dismiss(self) -> None:
-        if self._assigned:
-            with contextlib.suppress(*NO_SWITCHBOARD):  # then no lane runs it any more
-                board: Any = ray.get_actor(self._switchboard)
-                ray.get(board.dismiss.remote(self._assignment.key))
-            self._assigned = False
+        if self._is_assigned:
+            with contextlib.suppress(*NO_DISPATCHER):  # then no lane runs it any more
+                ray.get(self._dispatcher().dismiss.remote(self._assignment.key))
+            self._is_assigned = False

@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.keys import StudyConfig
+import ray
 
+from orchestrator.config.keys import StudyConfig
+from orchestrator.execution.code_shipping import absolute_paths, runtime_env
+from orchestrator.execution.ray_private import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
+
+# How long a study waits for the cluster's first CPU.
 SECONDS_FOR_A_NODE = 60
+# How long whoever listens at --address has to answer.
+SECONDS_TO_ANSWER = 5
 
 
 @contextlib.contextmanager
 def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iterator[None]:
-    """A connection to Ray: the caller's where there is one, else ours, ended on leaving."""
-    import ray
-
+    """Connect to Ray, and disconnect on leaving; a connection of the caller's is used and left as it is."""
     if ray.is_initialized():
         yield
         return
@@ -33,20 +38,9 @@ def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iter
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
-    """ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
-    # Read when ray is imported: set before.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a banner at every verbosity
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the ranks look for themselves
-    # Ray's default of 15 would let anything else on the host slow down what is being timed.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    import ray
-
-    from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-
+    """Call ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
+    for name, value in DRIVER_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
     options = {"log_to_driver": False, "logging_level": logging.ERROR, **options}
     if address is not None:
@@ -67,7 +61,7 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
 
 @contextlib.contextmanager
 def environment_with(changes: dict[str, str]) -> Iterator[None]:
-    """The environment that processes started meanwhile inherit."""
+    """Change the environment that processes started meanwhile inherit."""
     before = {key: os.environ.get(key) for key in changes}
     os.environ.update(changes)
     try:
@@ -81,28 +75,20 @@ def environment_with(changes: dict[str, str]) -> Iterator[None]:
 
 
 def worker_environment() -> dict[str, str]:
-    """What every process of a study runs under."""
-    from trainers.memory import MALLOC_ENVIRONMENT
+    """Return the environment that every process of a study runs under."""
+    from trainers.memory import MALLOC_ENVIRONMENT  # here, because torch comes with it
 
-    return {
-        **MALLOC_ENVIRONMENT,
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes beside a memory limit
-        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    }
+    # No pool of compiler processes beside a memory limit.
+    return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1", **RANK_ENVIRONMENT}
 
 
 def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:
-    """Until the cluster has a CPU: one whose only worker is just being replaced, or started, has none for a while."""
-    import ray
-
+    """Wait until the cluster has a CPU: one whose only worker is just being replaced, or started, has none for a while."""
     deadline = time.monotonic() + seconds
     if not ray.cluster_resources().get("CPU"):
         say(f"the cluster has no CPUs: waiting for a node (at most {seconds:g} s)")
     while not ray.cluster_resources().get("CPU") and time.monotonic() < deadline:
         time.sleep(0.5)
-
-
-SECONDS_TO_ANSWER = 5
 
 
 def refuse_silent_address(address: str) -> None:

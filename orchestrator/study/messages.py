@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
 """How a trial's hold on its lane ended. Three say nothing of the trial: its machine was taken away (`interrupted`), there is
@@ -22,11 +22,12 @@ class Assignment:
     """A trial, or what is left of it, as handed to a lane."""
 
     trial_id: str
-    config: dict[str, Any]
+    config_json: str
+    """Its TrialConfig as JSON: whoever passes it on needs neither pydantic nor torch."""
     directory: str
     token: str
     recycle_after: bool = False
-    fresh: bool = False
+    fresh_process: bool = False
     """Only for processes that have run nothing before."""
     key: str = ""
     """Of this handing over: what a rank of an earlier one still says of the same trial is not taken for this one's."""

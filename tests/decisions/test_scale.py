@@ -128,15 +128,15 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     from ray._private.state import state
     from ray.tune.experiment import Trial as TuneTrial
 
-    from orchestrator.execution.dispatcher import Switchboard
-    from orchestrator.execution.tune import run_in_tune
+    from orchestrator.execution.dispatcher import Dispatcher
+    from orchestrator.execution.tune import run_stage
 
     num_trials, num_lanes, held = 60, 3, []
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
-    actor: Any = ray.remote(Switchboard)
-    board = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
+    actor: Any = ray.remote(Dispatcher)
+    dispatcher = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
     together = threading.Barrier(num_lanes, timeout=60)
-    args = [(board, f"lane-{i}", together, ending == "pruned") for i in range(num_lanes)]
+    args = [(dispatcher, f"lane-{i}", together, ending == "pruned") for i in range(num_lanes)]
     lanes = [threading.Thread(target=end_together, args=one, daemon=True) for one in args]
     for lane in lanes:
         lane.start()
@@ -153,27 +153,27 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path))
         director.on_change = count
-        run_in_tune(director, ending, tmp_path, "token")
+        run_stage(director, ending, tmp_path, "token")
         assert journal.study.count("grid", TrialState(ending)) == num_trials
-    ray.get(board.close.remote())
+    ray.get(dispatcher.close.remote())
     for lane in lanes:
         lane.join()
-    ray.kill(board)
+    ray.kill(dispatcher)
     assert max(held) <= 2 * num_lanes, "those that run, and those that are being saved"
     assert relays() - before == num_lanes
 
 
-def end_together(board: Any, lane: str, together: threading.Barrier, diverge: bool) -> None:
+def end_together(dispatcher: Any, lane: str, together: threading.Barrier, diverge: bool) -> None:
     """A lane whose trials end at the moment when those of all lanes do; those that diverge when they are told to."""
     import ray
 
     turn = 0
-    while (assignment := ray.get(board.take.remote(lane, lane, turn := turn + 1))) is not None:
+    while (assignment := ray.get(dispatcher.take.remote(lane, lane, turn := turn + 1))) is not None:
         with contextlib.suppress(threading.BrokenBarrierError):  # then the counts say so
             together.wait()
         loss = math.nan if diverge else 3.0
         if diverge:
-            ray.get(board.ask.remote(assignment.key, Message({"val_loss": loss}, evaluated=True)))
+            ray.get(dispatcher.ask.remote(assignment.key, Message({"val_loss": loss}, evaluated=True)))
         outcome = "stopped" if diverge else "complete"
-        ray.get(board.say.remote(assignment.key, Message({"val_loss": loss}, outcome=outcome)))
-        ray.get(board.freed.remote(lane))
+        ray.get(dispatcher.say.remote(assignment.key, Message({"val_loss": loss}, outcome=outcome)))
+        ray.get(dispatcher.freed.remote(lane))

@@ -11,8 +11,8 @@ from tests.fault_harness import FAULTS, segments
 
 pytestmark = pytest.mark.ray
 
-# Five kills are enough here; what these two strike is in test_trainable and test_lanes.
-LEVELS = [level for level in FAULTS if level not in ("switchboard", "outage")]
+# Five kills are enough here; what these two strike is in test_relay and test_lanes.
+LEVELS = [level for level in FAULTS if level not in ("dispatcher", "outage")]
 
 
 def test_a_study_struck_at_one_level_after_another_ends_as_it_does_undisturbed() -> None:

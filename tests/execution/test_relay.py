@@ -1,4 +1,4 @@
-"""What Tune runs, beside a real Switchboard."""
+"""What Tune runs, beside a real Dispatcher."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.dispatcher import MAX_STARTS, Switchboard
+from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
 from orchestrator.execution.relay import LaneTrainable
 from orchestrator.study.messages import Assignment, Message
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def test_a_trial_whose_switchboard_has_died_says_that_there_are_no_lanes() -> None:
+def test_a_trial_whose_dispatcher_has_died_says_that_there_are_no_lanes() -> None:
     import ray
 
-    board: Any = ray.remote(Switchboard).options(name="dying", num_cpus=0).remote(1)
+    dispatcher: Any = ray.remote(Dispatcher).options(name="dying", num_cpus=0).remote(1)
     handed_over, new = (relay(trial_id) for trial_id in "ab")
-    ray.get([board.run_lost.remote("lane", "its node is gone", "machine") for _ in range(MAX_STARTS)])
+    ray.get([dispatcher.run_lost.remote("lane", "its node is gone", "machine") for _ in range(MAX_STARTS)])
     assert "its node is gone" in handed_over.step()["message"].reason
-    ray.kill(board)
+    ray.kill(dispatcher)
     for _ in ("it dies while it is asked", "nobody knows its name any more"):
         said = new.step()
         message: Message = said["message"]
@@ -31,4 +31,4 @@ def test_a_trial_whose_switchboard_has_died_says_that_there_are_no_lanes() -> No
 
 
 def relay(trial_id: str) -> LaneTrainable:
-    return LaneTrainable({"switchboard": "dying", "assignment": Assignment(trial_id, {}, "/nowhere", "token")})
+    return LaneTrainable({"dispatcher": "dying", "assignment": Assignment(trial_id, "{}", "/nowhere", "token")})

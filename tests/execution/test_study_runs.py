@@ -21,9 +21,9 @@ from tests.support.studies import grid, tiny_study
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def run(run_dir: Path, *, fresh: bool = True, **changes: Any) -> tuple[Ending, Study]:
+def run(run_dir: Path, *, remeasure: bool = True, **changes: Any) -> tuple[Ending, Study]:
     config = tiny_study(**changes)
-    ending = run_study(config, run_dir, fresh=fresh, quiet=True)
+    ending = run_study(config, run_dir, remeasure=remeasure, quiet=True)
     return ending, replay(run_dir / "journal.jsonl", config.name)
 
 
@@ -121,7 +121,7 @@ def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else
     assert set(built[len(others) :]) == {built[-1]}, "the verification comes last, and alone"
     assert others.count(others[-1]) > 5, "the trials before it shared a process"
     changes = {"model": model, "stages": stages, "memory_limit": "256MiB", "seeds": [1]}
-    again, second = run(tmp_path / "again", fresh=False, **changes)
+    again, second = run(tmp_path / "again", remeasure=False, **changes)
     assert again == ending
     assert second.conclusions["frontier"].values == study.conclusions["frontier"].values
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "again" / "journal.jsonl").read_text().splitlines()]
@@ -220,7 +220,7 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> Non
 
 
 def test_an_interrupt_that_tune_swallowed_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run_in_tune", lambda *told: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(runner, "run_stage", lambda *told: os.kill(os.getpid(), signal.SIGINT))
     ending, study = run(tmp_path / "run", stages=grid())
     assert ending.exit_code == 130
     assert not study.conclusions
