@@ -1,0 +1,55 @@
+"""Ray stays in its room, and what is private of it in one file: with a new Ray that file is read first."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
+
+
+def files(*left_out: str) -> list[Path]:
+    paths = [path.relative_to(ORCHESTRATOR) for path in sorted(ORCHESTRATOR.rglob("*.py"))]
+    return [path for path in paths if not path.is_relative_to(Path(*left_out))]
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The modules and names that a file imports, at its head or inside a function."""
+    for node in ast.walk(ast.parse((ORCHESTRATOR / file).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def private_attributes(file: Path) -> Iterator[str]:
+    """What a file reads with an underscore of anything but itself."""
+    for node in ast.walk(ast.parse((ORCHESTRATOR / file).read_text())):
+        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if is_private and ast.unparse(node.value) not in ("self", "os"):
+            yield ast.unparse(node)
+
+
+def test_only_execution_imports_ray() -> None:
+    found = {str(file): [name for name in imported(file) if name.split(".")[0] == "ray"] for file in files("execution")}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_only_one_file_touches_what_is_private_of_ray() -> None:
+    assert list(private_attributes(Path("execution/ray_private.py"))), "the test sees what it looks for"
+    for file in files("execution", "ray_private.py"):
+        private = [name for name in imported(file) if name.split(".")[0] == "ray" and "._" in name]
+        if file.parts[0] == "execution":
+            private += private_attributes(file)
+        assert private == [], file
+
+
+def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> None:
+    for module, heavy in (("dispatcher", {"ray", "torch", "pydantic"}), ("relay", {"torch"})):
+        code = f"import sys, orchestrator.execution.{module}; print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ORCHESTRATOR.parent)
+        assert done.returncode == 0, done.stderr
+        assert not heavy & set(done.stdout.split()), module
