@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -46,8 +46,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     """The same in this process: (exit code, stdout, stderr)."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
-    printed = capsys.readouterr()
-    return ended.value.code or 0, printed.out, printed.err
+    printed, code = capsys.readouterr(), ended.value.code or 0
+    assert isinstance(code, int)
+    return code, printed.out, printed.err
 
 
 @pytest.fixture
@@ -209,6 +210,7 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
     assert not (home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = {"type": "frontier", "activation_checkpointing": ["none", "full"], "seq_len": [64]}
     (home / "lengths.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
@@ -225,6 +227,7 @@ def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.Captu
     assert not (home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_plan_refuses_a_length_that_the_data_cannot_have(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = {"type": "frontier", "seq_len": [1_000_000]}
     (home / "long.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
@@ -233,6 +236,7 @@ def test_plan_refuses_a_length_that_the_data_cannot_have(home: Path, capsys: pyt
     assert "one sample needs seq_len + 1 = 1000001; give more text or lower data.kwargs.seq_len" in err
 
 
+@pytest.mark.slow
 def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,15 +245,10 @@ def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
     _, out, _ = call(capsys, "plan", "budget.yaml")
     rows = dict(re.findall(r"^ *(none|0\.5 \(<= none\)) +(.*?) *$", out, re.MULTILINE))
     assert rows["none"] == rows["0.5 (<= none)"] != ""
-    _, out, err = call(capsys, "plan", "budget.yaml", "--set", "loss=tests.test_cli:reading_a_value")
+    _, out, err = call(capsys, "plan", "budget.yaml", "--set", "loss=tests.support.studies:reading_a_value")
     assert "not predictable" in out
     assert "none: fake tensors cannot follow it (DataDependentOutputException" in out
     assert err == ""
-
-
-def reading_a_value(module: Any, batch: Any) -> Any:
-    loss_sum, num_targets = module(batch)
-    return loss_sum * (1 if loss_sum.item() > 0 else -1), num_targets
 
 
 # The peaks of the allocator itself, as the profiler saw its events (MiB).
@@ -257,7 +256,9 @@ MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
 
 
 @pytest.mark.parametrize("mode", MEASURED)
-def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(home: Path, mode: str) -> None:
+def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
+    home: Path, mode: Literal["none", "full"]
+) -> None:
     from trainers.config import DataConfig, ModelConfig, TrialConfig
     from trainers.prediction import PROCESS_BYTES, predict
 
@@ -286,6 +287,7 @@ def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentio
     assert flops_per_sample(config) == 6 * weights * tokens + 12 * tokens**2 * 16
 
 
+@pytest.mark.slow
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
     from orchestrator.config.load import load_study
     from orchestrator.config.trial import base_trial

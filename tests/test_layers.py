@@ -45,15 +45,21 @@ def loaded_with(name: str) -> set[str]:
     return {*HEAVY, "orchestrator"} & set(done.stdout.split())
 
 
-def imported_rooms(file: Path) -> set[str]:
-    """The rooms, and the files on top, that a file imports, at its head or inside a function."""
+def imports(source: str) -> set[str]:
+    """The dotted names that a file imports, at its head or inside a function."""
     found = set[str]()
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("orchestrator.")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found |= {f"{module}.{alias.name}" for alias in node.names}
     return found
+
+
+def imported_rooms(file: Path) -> set[str]:
+    """The rooms, and the files on top, that a file imports."""
+    return {name.split(".")[1] for name in imports(file.read_text()) if name.startswith("orchestrator.")}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -86,3 +92,28 @@ def test_the_trainers_know_neither_ray_nor_a_tracker_nor_a_study() -> None:
         imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not foreign & {name.split(".")[0] for name in imports}, file
+
+
+def imported_test_modules(source: str) -> set[str]:
+    """The names of test modules, or of what is in them, that a file imports."""
+    return {name for name in imports(source) if any(part.startswith("test_") for part in name.split("."))}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_file_imports_a_test_module(file: Path) -> None:
+    """What tests share lives in tests/support: a test module can then be moved, or split, alone."""
+    assert imported_test_modules(file.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from tests.stages.test_search import World",
+        "from tests.stages import test_search",
+        "import tests.stages.test_search",
+        "from .test_search import World",
+        "def inside():\n    from tests.test_cli import call",
+    ],
+)
+def test_an_import_of_a_test_module_is_seen_however_it_is_written(line: str) -> None:
+    assert imported_test_modules(line)
