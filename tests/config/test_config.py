@@ -238,7 +238,7 @@ def keys_with_documentation(module: str) -> Iterator[tuple[str, str]]:
 
 def documentation(node: ast.stmt | None) -> str:
     found = node.value if isinstance(node, ast.Expr) else None
-    return str(found.value) if isinstance(found, ast.Constant) and isinstance(found.value, str) else ""
+    return " ".join(str(found.value).split()) if isinstance(found, ast.Constant) else ""
 
 
 DOCUMENTED = dict(
@@ -262,7 +262,7 @@ def test_every_key_of_a_study_file_is_among_those_whose_documentation_is_read() 
 
 @pytest.mark.parametrize("key", DOCUMENTED)
 def test_every_key_has_documentation_in_whole_sentences(key: str) -> None:
-    text = " ".join(DOCUMENTED[key].split())
+    text = DOCUMENTED[key]
     assert len(text.split()) >= 3, "nothing under the field"
     assert text.endswith((".", "?")), text
     assert not re.search(r"^\W*(likewise|\.\.\.)", text, re.IGNORECASE), "each key is read alone"

@@ -1,2 +1,2 @@
-"""Samples, from their text on disk to a batch on the device. Start with samples.py; the order of the way is corpus,
-tokenizers, packing, cache, text (which puts these four together), samples, order, batches."""
+"""Samples, from their text on disk to a batch on the device: corpus, tokenizers, packing and cache are put together in
+text; then samples, order and batches. Start with samples.py."""
