@@ -10,15 +10,13 @@ import pytest
 from orchestrator.config.keys import StudyConfig
 
 
-@pytest.fixture(scope="session")
-def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of tokenized text that no other session touches."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _own_data_cache(data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(data_cache))
+@pytest.fixture(scope="session", autouse=True)
+def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of tokenized text and of measurements that no other session touches; set before any other fixture runs."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BATCHSCOUT_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +29,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> I
     study = StudyConfig.model_validate(
         {"name": "session", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BATCHSCOUT_CACHE", str(data_cache))
-        start_ray(study, None, tmp_path_factory.mktemp("ray"), num_cpus=2)
+    start_ray(study, None, tmp_path_factory.mktemp("ray"), num_cpus=2)
     yield
     ray.shutdown()

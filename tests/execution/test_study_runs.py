@@ -1,11 +1,14 @@
-"""Whole studies on real Ray: lanes, Tune, the journal, and what comes out."""
+"""Whole studies on real Ray: lanes, Tune, the journal, and what comes out.
+
+A lane takes ten seconds to start, so a study here is run once and asked many laws: each fixture is a study that has ended.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,65 @@ import pytest
 from orchestrator import run as runner
 from orchestrator.output.results import Ending
 from orchestrator.run import run_study
-from orchestrator.study.journal import replay
-from orchestrator.study.state import Study, TrialState
+from orchestrator.study.journal import read_records, replay
+from orchestrator.study.state import Study, Trial, TrialState
 from tests.support.studies import grid, tiny_study
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+# A fixture is a whole study, and the first test that asks for it waits for it.
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
+
+MIB = 2**20
 
 
-def run(run_dir: Path, *, remeasure: bool = True, **changes: Any) -> tuple[Ending, Study]:
-    config = tiny_study(**changes)
+@dataclass(frozen=True)
+class Ran:
+    """A study that has ended, and where its models left the numbers of the processes that built them."""
+
+    ending: Ending
+    study: Study
+    run_dir: Path
+    changes: dict[str, Any]
+    log: Path
+
+    def journal(self) -> bytes:
+        return (self.run_dir / "journal.jsonl").read_bytes()
+
+    def kinds(self) -> list[str]:
+        return [record["kind"] for record in read_records(self.run_dir / "journal.jsonl")[0]]
+
+    def recommended(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "recommendation.json").read_text())
+
+    def lane_processes(self) -> list[str]:
+        """In the order in which they built models; the driver builds one, too, before anything starts."""
+        return [number for number in self.log.read_text().split() if number != str(os.getpid())]
+
+
+def run(folder: Path, *, remeasure: bool = True, **changes: Any) -> Ran:
+    run_dir, config = folder / "run", tiny_study(**changes)
     ending = run_study(config, run_dir, remeasure=remeasure, quiet=True)
-    return ending, replay(run_dir / "journal.jsonl", config.name)
+    return Ran(ending, replay(run_dir / "journal.jsonl", config.name), run_dir, changes, folder / "processes")
+
+
+def run_leaving_traces(folder: Path, **changes: Any) -> Ran:
+    """Of a model that says where it is."""
+    model = {"target": "tests.support.studies:SaysWhereItIs", "kwargs": {"log": str(folder / "processes")}}
+    return run(folder, model=model, **changes)
 
 
 def states(study: Study) -> dict[str, str]:
     return {trial.id: str(trial.state) for trial in study.trials.values()}
+
+
+def check_running_again_changes_nothing(ran: Ran) -> None:
+    before = ran.journal()
+    again = run(ran.run_dir.parent, **ran.changes)
+    assert again.ending == ran.ending
+    assert again.journal() == before
+    assert states(again.study) == states(ran.study)
+
+
+# Five stages
 
 
 @pytest.mark.compiled
@@ -40,17 +87,17 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
             "largest": 16,
             "activation_checkpointing": ["none", "full"],
             "steps": 5,
-            "finalists": 2,
-            "rounds": 2,
+            "finalists": 1,
+            "rounds": 1,
         },
         {"type": "throughput", "multiples": [1, 2], "steps": 8},
         {"type": "equivalence", "steps": 3},
         {"type": "train", "pruner": {"type": "asha", "min_samples": 32}},
         {"type": "learning_rate", "multipliers": [0.5, 1]},
     ]
-    ending, study = run(tmp_path / "run", stages=stages, memory_limit="600MiB")
-    assert ending.exit_code == 0, ending.message
-    found = json.loads((tmp_path / "run" / "recommendation.json").read_text())
+    ran = run(tmp_path, stages=stages, memory_limit="600MiB")
+    assert ran.ending.exit_code == 0, ran.ending.message
+    found = ran.recommended()
     for key in (
         "micro_batch_size", "gradient_accumulation_steps", "world_size", "effective_batch_size",
         "activation_checkpointing", "compile", "precision", "learning_rate", "warmup_samples",
@@ -59,195 +106,262 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
         assert key in found
     product = found["micro_batch_size"] * found["gradient_accumulation_steps"] * found["world_size"]
     assert found["effective_batch_size"] == product
-    assert all(conclusion.ok for conclusion in study.conclusions.values())
-    assert "train-m4k1" in study.trials
-    assert study.trials["train-m4k1"].state is TrialState.COMPLETE, "the baseline is never cut"
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert all(trial in report for trial in study.trials)
+    assert [*ran.study.conclusions] == [stage["type"] for stage in stages]
+    assert all(conclusion.ok for conclusion in ran.study.conclusions.values())
+    assert ran.study.trials["train-m4k1"].state is TrialState.COMPLETE, "the baseline is never cut"
+    report = (ran.run_dir / "report.html").read_text()
+    assert all(trial in report for trial in ran.study.trials)
 
 
-def test_running_a_finished_study_again_changes_nothing(tmp_path: Path) -> None:
-    _, study = run(tmp_path / "run", stages=grid())
-    before = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    ending, again = run(tmp_path / "run", stages=grid())
-    assert ending.exit_code == 0
-    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
-    assert states(again) == states(study)
+# A study whose trials end in every way that is a result
+
+RATES = (1e-5, 1e-4, 1e-3, 3e-3)
+DIVERGES = 1e4
+TOO_LARGE = 128
 
 
-def test_two_ranks_learn_what_one_rank_learns(tmp_path: Path) -> None:
-    alone = grid(effective_batch_size=[8])
-    together = grid(effective_batch_size=[8], micro_batch_size=[2])
-    _, one = run(tmp_path / "one", stages=alone)
-    _, two = run(tmp_path / "two", stages=together, world_size=2)
-    loss_of_one = one.trials["grid-m4k2-none-eager"].metrics["val_loss"]
-    loss_of_two = two.trials["grid-m2k2-none-eager"].metrics["val_loss"]
-    assert loss_of_two == pytest.approx(loss_of_one, rel=1e-4)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
+    """A size that does not fit, a learning rate that diverges, losers and winners, with W&B listening."""
+    pruner = {"type": "asha", "min_samples": 32, "reduction_factor": 2}
+    stages = grid(micro_batch_size=[TOO_LARGE, 4], learning_rate=[*RATES, DIVERGES], pruner=pruner)
+    folder = tmp_path_factory.mktemp("results")
+    return run_leaving_traces(folder, stages=stages, memory_limit="16MiB", tracking={"wandb": "offline"})
 
 
-def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(tmp_path: Path) -> None:
-    log = tmp_path / "processes"
-    model = {"target": "tests.support.studies:SaysWhereItIs", "kwargs": {"log": str(log)}}
-    stages = grid(micro_batch_size=[4096, 4], effective_batch_size=[4096])
-    ending, study = run(tmp_path / "run", model=model, stages=stages, memory_limit="96MiB", sample_budget=4096)
-    large, small = study.trials["grid-m4096k1-none-eager"], study.trials["grid-m4k1024-none-eager"]
-    assert large.state is TrialState.OUT_OF_MEMORY
-    assert "more did not fit into the limit of 96 MiB" in large.reason
-    assert small.state is TrialState.COMPLETE
-    assert ending.exit_code == 0, ending.message
-    assert len({*log.read_text().split()[-2:]}) == 1, "in the process that had run out"
+def with_rate(ran: Ran, rate: float) -> Trial:
+    return next(
+        trial
+        for trial in ran.study.trials.values()
+        if trial.config.learning_rate == rate and trial.config.micro_batch_size != TOO_LARGE
+    )
 
 
-def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(tmp_path: Path) -> None:
-    quick = {"compile": [False], "activation_checkpointing": ["none"], "finalists": 1, "cross_entropy": ["whole"]}
-    changes = {"memory_limit": "96MiB", "sample_budget": 4096, "headroom": "0%"}
-    ending, study = run(tmp_path / "run", stages=[{"type": "frontier", "smallest": 64, **quick}], **changes)
-    assert ending.exit_code == 0, ending.message
-    edge = max(study.conclusions["frontier"].values["fitting"])
-    probes = [trial for trial in study.trials.values() if not trial.fresh]
-    sizes = {s: [t.config.micro_batch_size for t in probes if t.state is s] for s in TrialState}
-    assert min(sizes[TrialState.OUT_OF_MEMORY], default=math.inf) > edge
-    assert max(sizes[TrialState.COMPLETE]) == edge
+def test_a_study_of_results_is_exit_code_0(results: Ran) -> None:
+    assert results.ending.exit_code == 0, results.ending.message
 
 
-def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(tmp_path: Path) -> None:
-    log = tmp_path / "processes"
-    model = {"target": "tests.support.studies:SaysWhereItIs", "kwargs": {"log": str(log)}}
-    stages = [{"type": "frontier", "largest": 4, "compile": [False], "activation_checkpointing": ["none"], "rounds": 2}]
-    ending, study = run(tmp_path / "run", model=model, stages=stages, memory_limit="256MiB")
-    assert ending.exit_code == 0, ending.message
-    built = log.read_text().split()
-    others = built[: built.index(built[-1])]
-    assert set(built[len(others) :]) == {built[-1]}, "the verification comes last, and alone"
+def test_running_a_finished_study_again_changes_nothing(results: Ran) -> None:
+    check_running_again_changes_nothing(results)
+
+
+def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(results: Ran) -> None:
+    too_large = [trial for trial in results.study.trials.values() if trial.config.micro_batch_size == TOO_LARGE]
+    assert {trial.state for trial in too_large} == {TrialState.OUT_OF_MEMORY}
+    assert all("more did not fit into the limit of 16 MiB" in trial.reason for trial in too_large)
+    assert len(set(results.lane_processes())) == 1, "the others ran in the process that had run out"
+    assert len(results.lane_processes()) >= len(results.study.trials)
+
+
+def test_a_diverging_trial_is_pruned_with_its_reason(results: Ran) -> None:
+    diverged = with_rate(results, DIVERGES)
+    assert diverged.state is TrialState.PRUNED
+    assert diverged.reason.startswith("diverged: ")
+
+
+def test_losers_are_paused_at_rungs_and_the_best_promoted(results: Ran) -> None:
+    best, worst = with_rate(results, 3e-3), with_rate(results, 1e-5)
+    assert best.state is TrialState.COMPLETE
+    assert set(best.promoted) == {32, 64}
+    assert worst.state is TrialState.PRUNED
+    assert worst.reason == "rung: place 4 of 4 at 32 samples; the best 3 go on"
+    assert worst.metrics["samples_seen"] == 32, "a loser is not trained past its rung"
+    assert results.kinds().count("paused") >= 3
+
+
+def test_offline_wandb_has_a_closed_run_per_trial(results: Ran) -> None:
+    files = list((results.run_dir / "wandb").glob("**/*.wandb"))
+    assert len(files) == len(results.study.trials)
+
+
+# The same learning rates again, in fresh processes and on two ranks
+
+
+def run_rates(folder: Path, **changes: Any) -> Ran:
+    """Of an effective batch of 4, alone or on two ranks."""
+    sizes = {1: [4], 2: [1]}[changes.get("world_size", 1)]
+    stages = grid(micro_batch_size=sizes, effective_batch_size=[4], learning_rate=[1e-3, 3e-3])
+    return run_leaving_traces(folder, stages=stages, **changes)
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
+    return run_rates(tmp_path_factory.mktemp("two-ranks"), world_size=2)
+
+
+def test_two_ranks_learn_what_one_rank_learns(results: Ran, on_two_ranks: Ran) -> None:
+    loss_of_one = with_rate(results, 3e-3).metrics["val_loss"]
+    assert with_rate(on_two_ranks, 3e-3).metrics["val_loss"] == pytest.approx(loss_of_one, rel=1e-4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(
+    results: Ran, on_two_ranks: Ran, tmp_path: Path, world_size: int
+) -> None:
+    warm = {1: results, 2: on_two_ranks}[world_size]
+    fresh = run_rates(tmp_path, world_size=world_size, isolation="trial")
+    assert len(set(fresh.lane_processes())) == 2 * world_size, "no process ran both trials"
+    assert len(set(warm.lane_processes())) == world_size
+    for trial in fresh.study.trials.values():
+        assert trial.state is TrialState.COMPLETE, trial.reason
+        before = with_rate(warm, trial.config.learning_rate).history
+        losses = [point["val_loss"] for point in trial.history]
+        assert losses[: len(before)] == [point["val_loss"] for point in before], "to the bit"
+    final = with_rate(fresh, 3e-3).metrics["val_loss"]
+    assert final == with_rate(warm, 3e-3).metrics["val_loss"]
+
+
+# A study whose trials fail in every way
+
+RAISES, DIES_ONCE, DIES_TWICE, HANGS, WELL = 8, 4, 2, 1, 16
+MAX_SILENT_SECONDS = 12
+"""Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two."""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
+    """Trials told apart by the size of their micro-batch, of which the last one is well."""
+    folder = tmp_path_factory.mktemp("failures")
+    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), DIES_TWICE: ("dies twice", 2), HANGS: ("hangs", 1)}
+    kwargs = {"faults": {str(size): fault for size, fault in faults.items()}, "folder": str(folder)}
+    model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
+    kill = {"max_silent_seconds": MAX_SILENT_SECONDS, "min_relative_throughput": None}
+    return run(folder, model=model, kill=kill, stages=grid(micro_batch_size=[*faults, WELL]))
+
+
+def with_size(ran: Ran, size: int) -> Trial:
+    return next(trial for trial in ran.study.trials.values() if trial.config.micro_batch_size == size)
+
+
+def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) -> None:
+    assert [*failures.study.trials][-1] == with_size(failures, WELL).id
+    assert with_size(failures, WELL).state is TrialState.COMPLETE
+    assert failures.study.conclusions["grid"].ok
+    assert failures.ending.exit_code == 1, "failures that are no results"
+    assert failures.ending.message.startswith("Train with micro-batch ")
+    assert "3 trial(s) failed" in failures.ending.message
+
+
+def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
+    trial = with_size(failures, RAISES)
+    assert trial.state is TrialState.FAILED
+    assert trial.reason == "failed: ArithmeticError: my own mistake"
+    log = (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
+    assert 'studies.py", line' in log
+    assert "ArithmeticError: my own mistake" in log
+    assert "my own mistake" in failures.ending.message
+
+
+def test_a_trial_goes_on_from_its_checkpoint_after_its_lane_died_once(failures: Ran) -> None:
+    trial = with_size(failures, DIES_ONCE)
+    assert trial.state is TrialState.COMPLETE, trial.reason
+    assert [point["samples_seen"] for point in trial.history] == [32, 64, 96, 128]
+    assert (failures.log.parent / "dies once").read_text() == "x"
+
+
+def test_a_trial_under_which_its_lane_died_twice_is_failed(failures: Ran) -> None:
+    trial = with_size(failures, DIES_TWICE)
+    assert trial.state is TrialState.FAILED
+    assert "ended its lane 2 times" in trial.reason
+    assert (failures.log.parent / "dies twice").read_text() == "xx"
+
+
+def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
+    trial = with_size(failures, HANGS)
+    assert trial.state is TrialState.FAILED
+    assert trial.reason.startswith("failed: it said nothing for ")
+    assert trial.reason.endswith(f"longer than kill.max_silent_seconds ({MAX_SILENT_SECONDS})")
+    assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
+
+
+# Frontiers
+
+
+@pytest.fixture(scope="module")
+def frontier(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
+    """Of one mode, in a limit that some two hundred samples fill."""
+    stage = {
+        "type": "frontier",
+        "smallest": 32,
+        "compile": [False],
+        "activation_checkpointing": ["none"],
+        "cross_entropy": ["whole"],
+        "finalists": 1,
+        "rounds": 2,
+    }
+    folder = tmp_path_factory.mktemp("frontier")
+    ran = run_leaving_traces(folder, stages=[stage], sample_budget=4096, memory_limit="48MiB")
+    assert ran.ending.exit_code == 0, ran.ending.message
+    return ran
+
+
+def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(frontier: Ran) -> None:
+    """A size that ran, but into the headroom of 5 % that is kept free, does not fit either."""
+    edge = max(frontier.study.conclusions["frontier"].values["fitting"])
+    probes = [trial for trial in frontier.study.trials.values() if not trial.fresh]
+    inside = {
+        trial.config.micro_batch_size: trial.state is TrialState.COMPLETE
+        and trial.metrics["peak_memory_bytes"] <= 0.95 * 48 * MIB
+        for trial in probes
+    }
+    assert max(size for size, fits in inside.items() if fits) == edge
+    outside = [size for size, fits in inside.items() if not fits]
+    assert edge < min(size for size in outside if size > edge) <= 1.02 * edge + 1, "the two are next to each other"
+    assert min(outside) > 0.98 * edge, "what does not fit lies beyond what does, but for what the heap varies by"
+
+
+def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(frontier: Ran) -> None:
+    processes = frontier.lane_processes()
+    others = processes[: processes.index(processes[-1])]
+    assert set(processes[len(others) :]) == {processes[-1]}, "the verification comes last, and alone"
     assert others.count(others[-1]) > 5, "the trials before it shared a process"
-    changes = {"model": model, "stages": stages, "memory_limit": "256MiB", "seeds": [1]}
-    again, second = run(tmp_path / "again", remeasure=False, **changes)
-    assert again == ending
-    assert second.conclusions["frontier"].values == study.conclusions["frontier"].values
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "again" / "journal.jsonl").read_text().splitlines()]
-    assert "started" not in kinds, "what was measured before is not measured again"
-    last = list(study.trials.values())[-1]
+    last = [*frontier.study.trials.values()][-1]
     assert last.id.endswith("-verified")
-    assert study.conclusions["frontier"].values["peak_memory_bytes"] >= last.metrics["peak_memory_bytes"]
+    assert frontier.study.conclusions["frontier"].values["peak_memory_bytes"] >= last.metrics["peak_memory_bytes"]
+
+
+def test_what_was_measured_in_another_study_is_not_measured_again(frontier: Ran, tmp_path: Path) -> None:
+    again = run(tmp_path, remeasure=False, **frontier.changes, seeds=[1])
+    assert again.ending == frontier.ending
+    assert again.study.conclusions["frontier"].values == frontier.study.conclusions["frontier"].values
+    assert "started" not in again.kinds()
 
 
 def test_a_limit_in_which_nothing_fits_is_bad_input(tmp_path: Path) -> None:
     stages = [{"type": "frontier", "smallest": 64, "compile": [False], "activation_checkpointing": ["none"]}]
-    ending, _ = run(tmp_path / "run", stages=stages, memory_limit="1MiB", sample_budget=4096)
-    assert ending.exit_code == 2
-    assert "not even micro-batch 64 fits into memory_limit (1 MiB)" in ending.message
-    assert "raise memory_limit" in ending.message
+    ran = run(tmp_path, stages=stages, memory_limit="1MiB", sample_budget=4096)
+    assert ran.ending.exit_code == 2
+    assert "not even micro-batch 64 fits into memory_limit (1 MiB)" in ran.ending.message
+    assert "raise memory_limit" in ran.ending.message
 
 
-def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback_and_the_study_goes_on(tmp_path: Path) -> None:
-    model = {"target": "tests.support.studies:RaisesAfter", "kwargs": {"passes": 12, "message": "my own mistake"}}
-    ending, study = run(tmp_path / "run", model=model, stages=grid(micro_batch_size=[4, 64], effective_batch_size=[64]))
-    few, many = study.trials["grid-m64k1-none-eager"], study.trials["grid-m4k16-none-eager"]
-    assert few.state is TrialState.COMPLETE
-    assert many.state is TrialState.FAILED
-    assert many.reason == "failed: ArithmeticError: my own mistake"
-    log = (tmp_path / "run" / "trials" / many.id / "error-rank0.log").read_text()
-    assert 'studies.py", line' in log
-    assert "ArithmeticError: my own mistake" in log
-    assert ending.exit_code == 1, "a failure that is not a result"
-    assert ending.message.startswith("Train with micro-batch 64")
-    assert "my own mistake" in ending.message
+def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tmp_path: Path) -> None:
+    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "compile": [False], "largest": 1}
+    modes |= {"rounds": 1, "finalists": 1}
+    ran = run(tmp_path, model={"target": "tests.support.studies:BatchNormModel"}, stages=[modes])
+    assert ran.study.conclusions["frontier"].ok
+    assert ran.ending.exit_code == 1
+    assert "1 trial(s) failed" in ran.ending.message
+    assert "needs repeated blocks" in ran.ending.message
 
 
-@pytest.mark.parametrize(("times", "state"), [(1, TrialState.COMPLETE), (2, TrialState.FAILED)])
-def test_a_trial_goes_on_after_its_lane_died_once_and_is_failed_after_twice(
-    tmp_path: Path, times: int, state: TrialState
-) -> None:
-    kwargs = {"marker": str(tmp_path / "deaths"), "times": times}
-    model = {"target": "tests.support.studies:KillsItsProcess", "kwargs": kwargs}
-    _, study = run(tmp_path / "run", model=model, stages=grid())
-    (trial,) = study.trials.values()
-    assert trial.state is state, trial.reason
-    assert (tmp_path / "deaths").read_text() == "x" * times
-    if state is TrialState.FAILED:
-        assert "ended its lane 2 times" in trial.reason
-    else:
-        assert [point["samples_seen"] for point in trial.history] == [32, 64, 96, 128], "it went on from its checkpoint"
+# Studies that end early
 
 
 def test_a_model_whose_batch_cannot_be_split_fails_the_study_with_the_number(tmp_path: Path) -> None:
     stages = [{"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 3}]
     model = {"target": "tests.support.studies:BatchNormModel"}
-    ending, study = run(tmp_path / "run", model=model, stages=stages, batch={"micro_batch_size": 8})
-    assert ending.exit_code == 1
-    rho = study.trials["equivalence-m4k4"].metrics["rho"]
+    ran = run(tmp_path, model=model, stages=stages, batch={"micro_batch_size": 8})
+    assert ran.ending.exit_code == 1
+    rho = ran.study.trials["equivalence-m4k4"].metrics["rho"]
     assert rho > 1e-3
-    assert f"rho = {rho:.2e}" in ending.message
-    assert "1 BatchNorm layers" in ending.message
-    before = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    again, _ = run(tmp_path / "run", model=model, stages=stages, batch={"micro_batch_size": 8})
-    assert again == ending, "running again does not get past a stage that failed"
-    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(tmp_path: Path, world_size: int) -> None:
-    stages = grid(learning_rate=[1e-3, 2e-3])
-    _, warm = run(tmp_path / "warm", stages=stages, world_size=world_size)
-    _, fresh = run(tmp_path / "fresh", stages=stages, world_size=world_size, isolation="trial")
-    for trial in warm.trials.values():
-        assert fresh.trials[trial.id].state is TrialState.COMPLETE, fresh.trials[trial.id].reason
-        assert fresh.trials[trial.id].metrics["val_loss"] == trial.metrics["val_loss"]
-
-
-def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tmp_path: Path) -> None:
-    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "compile": [False], "largest": 1}
-    ending, study = run(tmp_path / "run", model={"target": "tests.support.studies:BatchNormModel"}, stages=[modes])
-    assert study.conclusions["frontier"].ok
-    assert ending.exit_code == 1
-    assert "1 trial(s) failed" in ending.message
-    assert "needs repeated blocks" in ending.message
-
-
-def test_losers_are_paused_at_rungs_and_the_best_promoted(tmp_path: Path) -> None:
-    pruner = {"type": "asha", "min_samples": 32, "reduction_factor": 2}
-    rates = [1e-5, 1e-4, 1e-3, 3e-3]
-    ending, study = run(tmp_path / "run", stages=grid(learning_rate=rates, pruner=pruner))
-    assert ending.exit_code == 0
-    by_rate = {t.config.learning_rate: t for t in study.trials.values()}
-    assert by_rate[3e-3].state is TrialState.COMPLETE
-    assert by_rate[1e-5].state is TrialState.PRUNED
-    assert by_rate[1e-5].reason == "rung: place 3 of 3 at 32 samples; the best 2 go on"
-    assert set(by_rate[3e-3].promoted) == {32, 64}
-    assert by_rate[1e-5].metrics["samples_seen"] == 32, "a loser is not trained past its rung"
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
-    assert kinds.count("paused") >= 3
+    assert f"rho = {rho:.2e}" in ran.ending.message
+    assert "1 BatchNorm layers" in ran.ending.message
+    check_running_again_changes_nothing(ran)  # which does not get past a stage that failed
 
 
 def test_an_interrupt_that_tune_swallowed_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_stage", lambda *told: os.kill(os.getpid(), signal.SIGINT))
-    ending, study = run(tmp_path / "run", stages=grid())
-    assert ending.exit_code == 130
-    assert not study.conclusions
-
-
-def test_a_trial_that_hangs_fails_and_the_study_goes_on(tmp_path: Path) -> None:
-    model = {"target": "tests.support.studies:HangsOnce", "kwargs": {"marker": str(tmp_path / "marker")}}
-    kill = {"max_silent_seconds": 30}
-    ending, study = run(tmp_path / "run", model=model, kill=kill, stages=grid(learning_rate=[1e-3, 2e-3]))
-    first, second = study.trials.values()
-    assert first.state is TrialState.FAILED
-    assert first.reason.startswith("failed: it said nothing for 3")
-    assert first.reason.endswith("longer than kill.max_silent_seconds (30)")
-    assert second.state is TrialState.COMPLETE
-    assert ending.exit_code == 1
-
-
-def test_a_diverging_trial_is_pruned_with_its_reason(tmp_path: Path) -> None:
-    _, study = run(
-        tmp_path / "run", stages=grid(learning_rate=[1e-3, 1e4]), optimizer={"type": "sgd", "max_gradient_norm": None}
-    )
-    diverged = study.trials["grid-m4k1-none-eager-lr10000"]
-    assert diverged.state is TrialState.PRUNED
-    assert diverged.reason.startswith("diverged: ")
-
-
-def test_offline_wandb_has_a_closed_run_per_trial(tmp_path: Path) -> None:
-    _, study = run(tmp_path / "run", stages=grid(learning_rate=[1e-3, 2e-3]), tracking={"wandb": "offline"})
-    files = list((tmp_path / "run" / "wandb").glob("**/*.wandb"))
-    assert len(files) == len(study.trials)
+    ran = run(tmp_path, stages=grid())
+    assert ran.ending.exit_code == 130
+    assert not ran.study.conclusions

@@ -38,20 +38,6 @@ def grid(**stage: Any) -> list[dict[str, Any]]:
     return [{"type": "grid", "compile": [False], "micro_batch_size": [4], **stage}]
 
 
-class RaisesAfter(GPT):
-    """A user's model that fails in its own code after some forward passes."""
-
-    def __init__(self, *, vocab_size: int, seq_len: int, passes: int, message: str) -> None:
-        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
-        self.passes_left, self.message = passes, message
-
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        self.passes_left -= 1
-        if self.passes_left < 0 and self.training:
-            raise ArithmeticError(self.message)
-        return super().forward(batch)
-
-
 class SaysWhereItIs(GPT):
     """A model that leaves its process's number in a file whenever it is built."""
 
@@ -80,47 +66,46 @@ class LogsItsBatches(GPT):
             file.write(json.dumps({"pid": os.getpid(), **fields}) + "\n")
 
 
-class KillsItsProcess(GPT):
-    """A user's model that takes its process down, as a bad kernel does; as often as `marker` does not say enough."""
+class Misbehaves(GPT):
+    """A user's model that fails in its own code, takes its process down as a bad kernel does, or waits for what never comes.
 
-    def __init__(self, *, vocab_size: int, seq_len: int, marker: str, times: int) -> None:
+    `faults` names what it does by the size of the micro-batch, and how often; `folder` remembers how often it has.
+    """
+
+    SAMPLES_BEFORE = 48
+    """Trained on by a process before the fault: more than the 32 after which the first checkpoint is saved."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, faults: dict[str, tuple[str, int]], folder: str) -> None:
         super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
-        self.marker, self.times, self.passes = Path(marker), times, 0
+        self.faults, self.folder, self.num_samples = faults, Path(folder), 0
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        self.passes += 1
-        died = len(self.marker.read_text()) if self.marker.exists() else 0
-        if self.passes == 12 and died < self.times:
-            self.marker.write_text("x" * (died + 1))
-            os.kill(os.getpid(), signal.SIGKILL)
+        size = len(batch["input_ids"])
+        if self.training:
+            self.num_samples += size
+        fault, times = self.faults.get(str(size), ("", 0))
+        if self.num_samples >= self.SAMPLES_BEFORE and self._times_so_far(fault) < times:
+            with (self.folder / fault).open("a") as file:
+                file.write("x")
+            self._do(fault)
         return super().forward(batch)
 
+    def _times_so_far(self, fault: str) -> int:
+        marker = self.folder / fault
+        return len(marker.read_text()) if marker.is_file() else 0
 
-class HangsOnce(GPT):
-    """A user's model that waits for ever for what never comes, unless `marker` says that it has done so."""
-
-    def __init__(self, *, vocab_size: int, seq_len: int, marker: str) -> None:
-        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
-        self.marker, self.passes = Path(marker), 0
-
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        self.passes += 1
-        if self.passes == 12 and not self.marker.exists():
-            self.marker.touch()
+    def _do(self, fault: str) -> None:
+        if fault == "raises":
+            raise ArithmeticError("my own mistake")
+        if fault == "hangs":
             threading.Event().wait()
-        return super().forward(batch)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class BatchNormModel(nn.Module):
     """Its statistics are those of a micro-batch, so a split of the batch is another experiment."""
 
     def __init__(self, *, vocab_size: int, seq_len: int) -> None:
-
-
-def reading_a_value(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A user's loss that asks a tensor for its value, which a fake tensor does not have."""
-    loss_sum, num_targets = module(batch)
-    return loss_sum * (1 if loss_sum.item() > 0 else -1), num_targets
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, 16)
         self.norm = nn.BatchNorm1d(16)
@@ -130,3 +115,9 @@ def reading_a_value(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor
         hidden = self.norm(self.embedding(batch["input_ids"]).flatten(0, 1))
         loss_sum = nn.functional.cross_entropy(self.head(hidden), batch["targets"].flatten(), reduction="sum")
         return loss_sum, torch.tensor(batch["targets"].numel())
+
+
+def reading_a_value(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A user's loss that asks a tensor for its value, which a fake tensor does not have."""
+    loss_sum, num_targets = module(batch)
+    return loss_sum * (1 if loss_sum.item() > 0 else -1), num_targets
