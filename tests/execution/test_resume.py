@@ -1,4 +1,4 @@
-"""A study whose driver is killed, or stopped with Ctrl-C, and run again by the same command."""
+"""A study whose driver is killed, stopped with Ctrl-C or left without disk space, and run again by the same command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from orchestrator.study.state import Study
 from tests.fault_harness import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
 
 # Slow enough to be caught in the act, and decided by nothing but losses.
 STUDY = TINY | {
@@ -35,8 +36,19 @@ def new_driver(folder: Path) -> Driver:
     return Driver(folder, STUDY, ray.get_runtime_context().gcs_address)
 
 
-def check_nothing_was_lost(driver: Driver) -> None:
+def check_it_ends_as_undisturbed(driver: Driver, before: list[dict[str, Any]], undisturbed: Study) -> None:
+    """Run again to the end: what was in the journal stays, and nothing is lost, doubled or decided otherwise."""
+    driver.start()
+    code, output = driver.end()
+    assert code == 0, output
+    assert driver.records()[: len(before)] == before
     check_nothing_was_lost_or_doubled(driver, samples_between=64, evaluations=8)
+    for trial_id, trial in driver.study().trials.items():
+        assert trial.state == undisturbed.trials[trial_id].state
+        losses = [point["val_loss"] for point in trial.history]
+        assert losses == [point["val_loss"] for point in undisturbed.trials[trial_id].history], "to the bit"
+    recommended = json.loads((driver.run_dir / "recommendation.json").read_text())
+    assert recommended["learning_rate"] == undisturbed.trials[undisturbed.value("grid", "winner")].config.learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -48,54 +60,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> 
     return driver.study()
 
 
-def test_kill_9_of_the_driver_with_two_trials_paused_changes_no_decision_and_no_loss(
+def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_second_run_was_let_in(
     tmp_path: Path, undisturbed: Study
 ) -> None:
     driver = new_driver(tmp_path)
     driver.start()
-    driver.wait_until(has("paused", 2))
-    driver.send(signal.SIGKILL)
-    before = driver.records()
-    driver.start()
-    code, output = driver.end()
-    assert code == 0, output
-    assert decisions(driver.records())[: len(decisions(before))] == decisions(before)
-    check_nothing_was_lost(driver)
-    for trial_id, trial in driver.study().trials.items():
-        assert trial.state == undisturbed.trials[trial_id].state
-        losses = [point["val_loss"] for point in trial.history]
-        assert losses == [point["val_loss"] for point in undisturbed.trials[trial_id].history], "to the bit"
-    recommended = json.loads((driver.run_dir / "recommendation.json").read_text())
-    assert recommended["learning_rate"] == undisturbed.trials[undisturbed.value("grid", "winner")].config.learning_rate
-
-
-def test_ctrl_c_stops_cleanly_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
-    driver = new_driver(tmp_path)
-    driver.start()
-    driver.wait_until(has("result", 2))
-    code, output = driver.send(signal.SIGINT)
-    assert code == 130, output
-    assert "run the same command again" in output
-    assert "Traceback" not in output
-    driver.start()
-    code, output = driver.end()
-    assert code == 0, output
-    check_nothing_was_lost(driver)
-
-
-def test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
-    driver = new_driver(tmp_path)
-    driver.start()
-    driver.wait_until(has("result", 1))
+    driver.wait_until(has("started"))
     second = subprocess.run(driver.command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert second.returncode == 2
     assert "another process is running the study" in second.stderr
+    driver.wait_until(has("paused", 2))
     driver.send(signal.SIGKILL)
+    before = driver.records()
+    assert len(decisions(before)) >= 2
+    check_it_ends_as_undisturbed(driver, before, undisturbed)
 
 
-def test_a_full_disk_stops_the_study_clearly_and_it_goes_on_when_there_is_room(
-    tmp_path: Path, undisturbed: Study
-) -> None:
+def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_path: Path, undisturbed: Study) -> None:
     driver = new_driver(tmp_path)  # its data are tokenized since the undisturbed run
     driver.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, NEARLY_FULL))
     code, output = driver.end()
@@ -105,8 +86,11 @@ def test_a_full_disk_stops_the_study_clearly_and_it_goes_on_when_there_is_room(
     assert "Traceback" not in output
     before = driver.records()
     assert has("started")(before)
-    driver.start()
-    code, output = driver.end()
-    assert code == 0, output
+    driver.start()  # there is room again
+    driver.wait_until(lambda records: has("result", 2)(records[len(before) :]))
+    code, output = driver.send(signal.SIGINT)
+    assert code == 130, output
+    assert "run the same command again" in output
+    assert "Traceback" not in output
     assert driver.records()[: len(before)] == before
-    check_nothing_was_lost(driver)
+    check_it_ends_as_undisturbed(driver, driver.records(), undisturbed)
