@@ -30,10 +30,11 @@ from side_by_side import machine, options
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
 from orchestrator.decisions.director import Director
+from orchestrator.decisions.observer import Observer
 from orchestrator.execution.session import start_ray
 from orchestrator.execution.tune import run_stage
-from orchestrator.output.tracking import NoTracker
-from orchestrator.stages.context import Setting
+from orchestrator.stages.context import StageContext
+from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
 from orchestrator.study.state import Trial
@@ -54,31 +55,30 @@ METRICS = {f"figure_{i}": i / 7 for i in range(20)} | {"samples_seen": 8.0, "val
 
 
 @dataclass
-class Course:
+class Course(Observer):
     """One study, watched from the driver."""
 
-    started: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
     ends: list[float] = field(default_factory=list)
     """When each trial ended."""
-    cpu_started: float = field(default_factory=time.process_time)
+    cpu_began: float = field(default_factory=time.process_time)
     cpu_ends: list[float] = field(default_factory=list)
     """How many CPU seconds the driver had used by then. Other work on the machine does not count."""
     resident_bytes: int = 0
     resume_seconds: float = 0.0
 
-    def saw(self, trial: Trial) -> None:
-        if trial.state.ended:
-            self.ends.append(time.monotonic())
-            self.cpu_ends.append(time.process_time())
-            self.resident_bytes = resident_bytes()
+    def ended(self, trial: Trial) -> None:
+        self.ends.append(time.monotonic())
+        self.cpu_ends.append(time.process_time())
+        self.resident_bytes = resident_bytes()
 
     @property
     def seconds_per_trial(self) -> float:
-        return (self.ends[-1] - self.started) / len(self.ends)
+        return (self.ends[-1] - self.began) / len(self.ends)
 
     @property
     def cpu_seconds_per_trial(self) -> float:
-        return (self.cpu_ends[-1] - self.cpu_started) / len(self.ends)
+        return (self.cpu_ends[-1] - self.cpu_began) / len(self.ends)
 
 
 def pace(ends: list[float]) -> float:
@@ -106,23 +106,26 @@ def run(num_trials: int, run_dir: Path) -> Course:
     config, course = study_of(num_trials), Course()
     run_dir.mkdir()
     with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as dispatcher:
-        journal.append("run", token="scale")
-        course.started, course.cpu_started = time.monotonic(), time.process_time()
-        director = _director(config, journal, run_dir)
-        director.on_change = course.saw
-        assert not director.finished()
+        journal.append(RunBegan(token="scale"))
+        course.began, course.cpu_began = time.monotonic(), time.process_time()
+        director = _director(config, journal, run_dir, course)
+        director.advance()
+        assert not director.is_finished()
         run_stage(director, dispatcher, run_dir, "scale")
     assert len(course.ends) == num_trials
     began = time.monotonic()
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
-        assert _director(config, journal, run_dir).finished()
+        again = _director(config, journal, run_dir, Observer())
+        again.advance()
+        assert again.is_finished()
         course.resume_seconds = time.monotonic() - began
     print(f"{num_trials:,} trials: {course.seconds_per_trial * 1e3:.1f} ms each", flush=True)
     return course
 
 
-def _director(config: StudyConfig, journal: Journal, run_dir: Path) -> Director:
-    return Director(config.stages[0], Setting(config, str(run_dir)), journal, NoTracker(), NUM_LANES)
+def _director(config: StudyConfig, journal: Journal, run_dir: Path, observer: Observer) -> Director:
+    context = StageContext(config.stages[0], config, journal.study, str(run_dir))
+    return Director(context, journal, observer, NUM_LANES)
 
 
 @contextlib.contextmanager

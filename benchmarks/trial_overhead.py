@@ -159,8 +159,8 @@ def _compile_cost(folder: Path) -> dict[str, float]:
     ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, quiet=True)
     assert ending.exit_code == 0, ending.message
     trials = list(replay(run_dir / "journal.jsonl", "overhead").trials.values())
-    compiles = [t.seconds for t in trials[1:] if t.metrics["compile_seconds"] > 0]
-    warm = [t.seconds for t in trials if t.metrics["compile_seconds"] == 0]
+    compiles = [t.seconds for t in trials[1:] if t.measured("compile_seconds") > 0]
+    warm = [t.seconds for t in trials if t.measured("compile_seconds") == 0]
     return {"recompile_seconds": statistics.median(compiles), "no_recompile_seconds": statistics.median(warm)}
 
 

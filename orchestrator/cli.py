@@ -14,6 +14,7 @@ from trainers.files import StorageLost
 
 if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
+    from orchestrator.study.state import Study
 
 EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
 
@@ -155,11 +156,12 @@ def report(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
     from orchestrator.output.export import export as export_text
+    from orchestrator.output.recommendation import Recommendation
 
     path = arguments.run_dir / "recommendation.json"
     if not path.exists():
         raise ValueError(f"there is no {path}; finish the study first: batchscout run")
-    print(export_text(json.loads(path.read_text()), arguments.to))
+    print(export_text(Recommendation.from_json(path.read_text()), arguments.to))
     return 0
 
 
@@ -173,7 +175,7 @@ def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
     return (arguments.dir or Path("runs") / study.name).absolute()
 
 
-def _open(run_dir: Path) -> tuple[StudyConfig, Any]:
+def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     """A study as its run directory has it, read only."""
     from orchestrator.config.load import parse_study, read_yaml
     from orchestrator.study.journal import replay

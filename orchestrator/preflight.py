@@ -6,25 +6,26 @@ import contextlib
 import os
 import shutil
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import Equivalence, Frontier
 from orchestrator.config.trial import base_trial
-from orchestrator.stages import frontier
-from orchestrator.stages.context import Setting
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
+from trainers.peak_memory import PeakMemory
 
 SHARE_OF_HOST = 0.9
 
 
-def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
-    """Load the data, build the model, look for the compiler; returns the facts that hold for the whole study.
+def check(config: StudyConfig, *, compiles: bool) -> Facts:
+    """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
     compiles: whether this machine will compile; the nodes of a cluster may be other than its head.
 
@@ -43,31 +44,33 @@ def check(config: StudyConfig, *, compiles: bool) -> dict[str, Any]:
         model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
     check_shapes(base_trial(config, None), train_set)
-    return {
-        "num_train_samples": len(train_set),
-        "num_val_samples": len(val_set),
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "num_batch_norms": num_batch_norms(model),
-        "chunked_cross_entropy": HAS_CHUNKS and config.model.target == "gpt",
-    }
+    return Facts(
+        num_train_samples=len(train_set),
+        num_val_samples=len(val_set),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_batch_norms=num_batch_norms(model),
+        chunked_cross_entropy=HAS_CHUNKS and config.model.target == "gpt",
+    )
 
 
-def predicted_memory(config: StudyConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """{predicted_memory: {kind of mode: lines of its peak over the micro-batch}} of the frontier's modes, from fake tensors
-    in a process of its own; modes that cannot be followed are left out, and those that do not go with model or data: their
-    probes will say so. facts: what `check` found."""
-    stage = config.stage_of(Frontier)
+def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
+    """Return the facts with the peak memory of the frontier's modes, which fake tensors predict in a process of its own.
+
+    Left out are modes that cannot be followed, and those that do not go with model or data: their probes will say so.
+    """
+    stage = config.keys_of(Frontier)
     if stage is None:
-        return {}
-    from trainers.peak_memory import PeakMemory
+        return facts
     from trainers.prediction import predict_in_own_process
 
-    setting, trials = Setting(config, ""), {}
-    for mode in frontier.predicted_modes(stage, setting, facts):
-        trials[frontier.prediction_key(mode)] = setting.short_trial(Study(config.name), 2, 2, 1, mode=mode)
+    context = StageContext(stage, config, Study(config.name, facts=facts), run_dir="")
+    trials = {
+        prediction_key(mode): context.short_trial(context.split(2, 2), mode, steps=1)
+        for mode in predicted_modes(context)
+    }
     peaks = predict_in_own_process(list(trials.values()))
-    known = {key: peak.lines for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
-    return {"predicted_memory": {key: [[*astuple(line)] for line in lines] for key, lines in known.items()}}
+    known = {key: peak for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
+    return replace(facts, predicted_memory=known)
 
 
 @contextlib.contextmanager
@@ -118,10 +121,10 @@ def check_compiler(compiles: bool) -> None:
 def check_size(config: StudyConfig, num_train_samples: int) -> None:
     """The smallest step of the study must not see a sample twice."""
     effective = given_batch(config.batch, config.world_size).effective_batch_size
-    frontier = config.stage_of(Frontier)
+    frontier = config.keys_of(Frontier)
     if frontier:
         effective = frontier.smallest * config.world_size
-    equivalence = config.stage_of(Equivalence)
+    equivalence = config.keys_of(Equivalence)
     if equivalence and equivalence.effective_batch_size:
         effective = max(effective, equivalence.effective_batch_size)
     if num_train_samples < effective:

@@ -13,6 +13,7 @@ from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import uses_compile
 from orchestrator.decisions.director import Director
+from orchestrator.decisions.observer import Observers
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
 from orchestrator.execution.session import ray_cluster, wait_for_a_node
@@ -21,11 +22,15 @@ from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
 from orchestrator.output.tracking import open_tracker
 from orchestrator.signals import interrupts_between_events, sigterm_is_ctrl_c
-from orchestrator.stages.context import Setting
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.study.events import ClusterReady, FactsRead, RunBegan
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory
-from orchestrator.study.state import Halted, Study, TrialState
+from orchestrator.study.state import Halted, Study
+from orchestrator.study.trial import TrialState
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
 
@@ -71,32 +76,32 @@ def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> str:
     """Check what can be checked before anything starts, and return this run's token."""
     facts = preflight.check(config, compiles=is_local and uses_compile(config))
     if not journal.study.trials:  # until then the study file may have been mended
-        journal.append("facts", facts=facts | preflight.predicted_memory(config, facts))
+        journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
-    journal.append("run", token=token)
+    journal.append(RunBegan(token=token))
     return token
 
 
 def _run_stages(session: Session, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
     config, run_dir, journal, say = session.config, session.run_dir, session.journal, session.progress.say
-    tracker = open_tracker(config.tracking, config.name, run_dir)
+    observer = Observers([session.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
     # Once more inside: ray.init takes SIGTERM for itself.
-    with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(tracker):
+    with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
         _share_host_memory(session, shape)
         with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds) as lanes:
-            journal.append("ready", token=session.token, seconds=time.monotonic() - started)
+            journal.append(ClusterReady(token=session.token, seconds=time.monotonic() - started))
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
-                known = _measurements(session, lanes) if stage.type == "frontier" else None
+                known = _measurements(session, lanes) if stage_of(stage).reuses_measurements else None
                 with interrupts_between_events() as is_stopping:
-                    setting = Setting(config, str(run_dir))
-                    director = Director(stage, setting, journal, tracker, shape.num_lanes, is_stopping, known)
+                    context = StageContext(stage, config, journal.study, str(run_dir))
+                    director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
                     _run_trials(director, session, lanes)
                 _conclude(director, session)  # not where an interrupt that Tune swallowed has left trials undone
                 if not journal.study.conclusions[stage.type].ok:
@@ -106,9 +111,9 @@ def _run_stages(session: Session, address: str | None) -> None:
 
 def _run_trials(director: Director, session: Session, lanes: Lanes) -> None:
     """Run a stage from wherever the journal has it until every trial has ended."""
-    session.progress.watch(director)
     try:
-        if not director.finished():
+        director.advance()
+        if not director.is_finished():
             with naming_the_disk(session.run_dir):  # Tune writes there, too
                 run_stage(director, lanes.dispatcher_name, session.run_dir, session.token)
     except StorageLost as error:
@@ -121,18 +126,16 @@ def _run_trials(director: Director, session: Session, lanes: Lanes) -> None:
 
 
 def _conclude(director: Director, session: Session) -> None:
-    study, stage = session.journal.study, director.stage.type
     director.conclude()
-    discard_what_nobody_needs(session.run_dir, study.of_stage(stage))
-    session.progress.concluded(study.conclusions[stage])
+    discard_what_nobody_needs(session.run_dir, director.context.trials())
 
 
 def _share_host_memory(session: Session, shape: LaneShape) -> None:
     """Journal each CPU rank's share of this host's memory as its limit, where the study file has none, once for the study."""
     facts = session.journal.study.facts
-    if session.config.memory_limit is None and not shape.use_gpu and "memory_limit_bytes" not in facts:
+    if session.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
         share = preflight.available_memory_bytes() // shape.num_ranks
-        session.journal.append("facts", facts={"memory_limit_bytes": share})
+        session.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
 
 
 def _measurements(session: Session, lanes: Lanes) -> Measurements:
@@ -140,7 +143,7 @@ def _measurements(session: Session, lanes: Lanes) -> Measurements:
     device = lanes.device()
     shared = identity(session.config, session.journal.study.facts, device)
     file, take_none = cache_directory() / "measurements.jsonl", session.remeasure or not device
-    return Measurements(file, shared, str(session.run_dir), fresh=take_none)
+    return Measurements(file, shared, str(session.run_dir), remeasure=take_none)
 
 
 def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def run_trial(study: StudyConfig, run_dir: Path) -> int:
-    """Train, printing every report; a second call with the same configuration goes on from its checkpoint."""
+    """Train and print every report; a second call with the same configuration goes on from its checkpoint.
+
+    Returns the exit code.
+    """
     config = base_trial(study, int(study.memory_limit) if study.memory_limit else None)
     preflight.check_trial(study, config)
     from trainers.loop import train
@@ -33,5 +36,5 @@ def run_trial(study: StudyConfig, run_dir: Path) -> int:
 
 
 def print_report(report: Report) -> None:
-    """One line per report."""
+    """Print the report in one line."""
     print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics)}", flush=True)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 
 def bytes_text(count: float) -> str:
-    """1.5 GiB, 320 MiB."""
+    """Return 1.5 GiB, 320 MiB and the like."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:.3g} {unit}" if abs(count) < 1000 * size else f"{count / size:,.0f} {unit}"
     return f"{count:.0f} B"
 
 
+def number_text(value: float) -> str:
+    """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like."""
+    size = abs(value)
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if size >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
+            return f"{value / scale:.3g}{unit}" if size < 999.5 * scale else f"{value / scale:.0f}{unit}"
+    if 0 < size < 1e-2:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return f"{value:.3g}"
+
+
 def seconds_text(seconds: float) -> str:
-    """42 s, 3 min 20 s, 2 h 5 min."""
+    """Return 42 s, 3 min 20 s, 2 h 5 min and the like."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -29,7 +29,8 @@ import yaml
 from orchestrator.config.load import parse_study
 from orchestrator.config.trial import base_trial
 from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
-from orchestrator.study.journal import is_locked, read_records, replay
+from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted, Started
+from orchestrator.study.journal import is_locked, read_events, replay
 from orchestrator.study.state import Study, TrialState
 from tests.support.studies import TINY, grid
 from trainers.data.batches import fetch
@@ -48,7 +49,7 @@ PATIENCE_SECONDS = 240
 LONGEST_QUIET_SECONDS = 20.0
 # Train tries four times to find room for a lane; the outage is as long as several Train runs.
 OUTAGE_SECONDS, SECONDS_TO_FIND_ROOM = 25.0, "1"
-DECISIONS = ("promoted", "paused", "ended", "conclusion")
+DECISIONS = (Promoted, Paused, Ended, Concluded)
 
 
 class Driver:
@@ -68,11 +69,11 @@ class Driver:
             self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy(), **options
         )
 
-    def wait_until(self, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
+    def wait_until(self, condition: Callable[[list[Event]], bool]) -> None:
         """Until the journal says so."""
         assert self.process is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition(self.records()):
+        while not condition(self.events()):
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline, "the study did not get there"
             time.sleep(0.05)
@@ -96,24 +97,24 @@ class Driver:
             return False
         return True
 
-    def records(self) -> list[dict[str, Any]]:
-        return read_records(self.run_dir / "journal.jsonl")[0]
+    def events(self) -> list[Event]:
+        return read_events(self.run_dir / "journal.jsonl")[0]
 
     def study(self) -> Study:
         return replay(self.run_dir / "journal.jsonl", self.name)
 
 
-def decisions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [record for record in records if record["kind"] in DECISIONS]
+def decisions(events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, DECISIONS)]
 
 
-def has(kind: str, count: int = 1) -> Callable[[list[dict[str, Any]]], bool]:
-    return lambda records: sum(record["kind"] == kind for record in records) >= count
+def has(kind: str, count: int = 1) -> Callable[[list[Event]], bool]:
+    return lambda events: sum(event.kind == kind for event in events) >= count
 
 
 def check_nothing_was_lost_or_doubled(driver: Driver, samples_between: int, evaluations: int) -> None:
     """No trial ended twice, no evaluation made twice, and none missing."""
-    ended = [record["id"] for record in driver.records() if record["kind"] == "ended"]
+    ended = [event.id for event in driver.events() if isinstance(event, Ended)]
     assert len(ended) == len(set(ended))
     for trial in driver.study().trials.values():
         seen = [point["samples_seen"] for point in trial.history]
@@ -147,6 +148,7 @@ class Scene:
         place.mkdir()
         self.log = place / "batches.jsonl"
         model = {"target": "tests.support.studies:LogsItsBatches", "kwargs": {"log": str(self.log)}}
+        assert self.cluster.address is not None
         self.driver = Driver(place, STUDY | {"model": model}, self.cluster.address)
         return self.driver
 
@@ -165,6 +167,7 @@ class Scene:
 
     def on_the_head(self, actor: str) -> int | None:
         """The process of a Ray actor there, by what its title says."""
+        assert self.cluster.head_node is not None
         raylet = self.cluster.head_node.all_processes["raylet"][0].process.pid
         return next((pid for pid in children(raylet) if actor in title(pid)), None)
 
@@ -252,8 +255,8 @@ def tell_to_end(scene: Scene) -> str | None:
 
 def drain_node(scene: Scene) -> str | None:
     """As a cloud does that takes a machine away: a notice first, the end later."""
-    from ray._raylet import GcsClient
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
 
     rank, leaving = scene.rank(), scene.node
     deadline_ms = int((time.time() + 60) * 1000)
@@ -292,8 +295,8 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None
 # What must hold
 
 
-def check_journal_only_grew(scene: Scene, before: list[dict[str, Any]]) -> None:
-    assert scene.driver.records()[: len(before)] == before, "the journal's past changed"
+def check_journal_only_grew(scene: Scene, before: list[Event]) -> None:
+    assert scene.driver.events()[: len(before)] == before, "the journal's past changed"
     check_nothing_was_lost_or_doubled(scene.driver, SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS)
 
 
@@ -320,11 +323,11 @@ def check_nothing_was_trained_twice(scene: Scene, order: list[int]) -> None:
             continue  # a process warms up on a batch of its own
         places = [order.index(batch) for batch in segment["batches"]]
         assert places == list(range(places[0], places[0] + len(places)))
-        trial = last_started(scene.driver.records(), segment["time"])
+        trial = last_started(scene.driver.events(), segment["time"])
         known = [
-            record["metrics"]["samples_seen"]
-            for record in scene.driver.records()
-            if record["kind"] == "result" and record["id"] == trial and record["time"] < segment["time"]
+            event.metrics["samples_seen"]
+            for event in scene.driver.events()
+            if isinstance(event, Evaluated) and event.id == trial and event.time < segment["time"]
         ]
         assert places[0] * MICRO_BATCH_SIZE >= max(known, default=0), f"{trial} was trained again"
 
@@ -341,8 +344,8 @@ def segments(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from (run for run in runs if run["batches"])
 
 
-def last_started(records: list[dict[str, Any]], before: float) -> str:
-    return [record["id"] for record in records if record["kind"] == "started" and record["time"] < before][-1]
+def last_started(events: list[Event], before: float) -> str:
+    return [event.id for event in events if isinstance(event, Started) and event.time < before][-1]
 
 
 def check_nothing_is_left_over(scene: Scene) -> None:
@@ -382,7 +385,7 @@ def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Rando
         scene.start()
         while not scene.driver.ends_within(chance.uniform(0, LONGEST_QUIET_SECONDS)):
             if struck.total() < count:
-                before = scene.driver.records()
+                before = scene.driver.events()
                 level = next(levels)
                 what = FAULTS[level](scene)
                 check_journal_only_grew(scene, before)
@@ -390,7 +393,7 @@ def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Rando
                     levels = itertools.chain([level], levels)
                     continue
                 struck[level] += 1
-                print(f"{struck.total():4} of {count}: {what}, after {len(before)} records", flush=True)
+                print(f"{struck.total():4} of {count}: {what}, after {len(before)} events", flush=True)
         code, output = scene.driver.end()
         assert code == 0, f"exit code {code}: {output}"
         check_it_ended_as_undisturbed(scene, undisturbed)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from orchestrator.cli import main
+from orchestrator.study.events import Concluded
 from orchestrator.study.journal import Journal
 from tests.support.lane_player import Player, director_of, know
 from tests.support.worlds import KNOWN, train_config, with_accidents
@@ -68,7 +69,7 @@ def run_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "study.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with Journal(folder / "journal.jsonl", config.name) as journal:
-        know(journal, **KNOWN)
+        know(journal, found=KNOWN)
         Player(director_of(config, journal, "train"), with_accidents, stop_after=30).play()
     return folder
 
@@ -179,7 +180,7 @@ def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
     assert idle in call(capsys, "status", str(run_dir))[1]
     with Journal(run_dir / "journal.jsonl", "tiny") as journal:
         assert idle not in call(capsys, "status", str(run_dir))[1]
-        journal.append("conclusion", stage="frontier", ok=False, reason="nothing fits", values={}, notes=[])
+        journal.append(Concluded(stage="frontier", ok=False, reason="nothing fits"))
     assert idle not in call(capsys, "status", str(run_dir))[1], "running it again would not change that"
 
 

@@ -22,7 +22,7 @@ ROOMS = {
     "stages": {"config", "study"},
     "decisions": {"config", "study", "stages"},
     "execution": {"config", "study", "decisions"},
-    "output": {"config", "study", "stages"},
+    "output": {"config", "study", "stages", "decisions"},
 }
 # What each room may load, of the libraries that take seconds or a cluster.
 HEAVY = {"ray", "torch", "wandb"}

@@ -14,12 +14,14 @@ import yaml
 from orchestrator import preflight
 from orchestrator.cli import main
 from orchestrator.config.load import parse_study
-from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
-from orchestrator.stages import frontier
-from orchestrator.stages.context import Setting
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.study.events import RunBegan, proposed
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.state import Study
+from orchestrator.study.trial import Proposal
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -161,11 +163,9 @@ def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
 ) -> None:
     assert run(capsys, loss="mine:losss")[0] == 2
     with Journal(home / "runs/mine/journal.jsonl", "mine") as journal:
-        journal.append("run", token="first")
-        config = base_trial(parse_study(STUDY, "the test's study"), None).model_dump(mode="json")
-        journal.append(
-            "trial", id="grid-m4k1", stage="grid", role="", protected=False, fresh=False, expected={}, config=config
-        )
+        journal.append(RunBegan(token="first"))
+        config = base_trial(parse_study(STUDY, "the test's study"), None)
+        journal.append(proposed(Proposal("grid-m4k1", "grid", config, candidate="grid-m4k1")))
     before = files(home / "runs")
     code, message = run(capsys, loss="mine:losss", sample_budget=64, seeds=[0, 1])
     assert code == 2
@@ -209,8 +209,11 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
 
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 2}))
     facts = preflight.check(load_study(Path("study.yaml"), []), compiles=True)
-    assert facts["num_train_samples"] > 4 * facts["num_val_samples"] * 0.8
-    assert facts["num_parameters"] > 256 * 8
+    assert facts.num_train_samples
+    assert facts.num_val_samples
+    assert facts.num_parameters
+    assert facts.num_train_samples > 4 * facts.num_val_samples * 0.8
+    assert facts.num_parameters > 256 * 8
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 2**20 < preflight.available_memory_bytes() < 0.9 * host_bytes
 
@@ -227,13 +230,12 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
         "seq_len": [32, 10_000],
     }
     config = parse_study(STUDY | {"stages": [stage]}, "a study")
-    facts = preflight.predicted_memory(config, {"chunked_cross_entropy": HAS_CHUNKS})
+    facts = preflight.with_predicted_memory(config, Facts(chunked_cross_entropy=HAS_CHUNKS))
+    predicted = facts.predicted_memory
+    assert predicted is not None
     chunked = {"none-chunked, float32"} if HAS_CHUNKS else set[str]()
-    assert set(facts["predicted_memory"]) == {"none, float32", "none-T32, float32"} | chunked, (
-        "the text is too short for 10000"
-    )
-    assert isinstance(config.stages[0], Frontier)
-    probes = frontier.propose(config.stages[0], Setting(config, ""), Study("mine", facts=facts))
+    assert set(predicted) == {"none, float32", "none-T32, float32"} | chunked, "the text is too short for 10000"
+    probes = stage_of(config.stages[0]).propose(StageContext(config.stages[0], config, Study("mine", facts=facts), ""))
     names = ("none", "none-eager", "none-T32", "none-eager-T32", "none-T10000", "none-eager-T10000")
     assert [probe.id for probe in probes] == [f"frontier-{name}-m1" for name in names]
     expected = [probe.expected.get("predicted_memory_bytes", math.nan) for probe in probes]
@@ -242,5 +244,5 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     assert all(map(math.isnan, expected[4:])), "nothing is predicted of a length that the text does not have"
     assert expected[0] == expected[1] < expected[2] == expected[3]
     if HAS_CHUNKS:
-        whole, in_chunks = (facts["predicted_memory"][f"{name}, float32"][-1][1] for name in ("none", "none-chunked"))
-        assert in_chunks < whole, "bytes for every sample"
+        whole, in_chunks = (predicted[f"{name}, float32"].lines[-1] for name in ("none", "none-chunked"))
+        assert in_chunks.bytes_per_sample < whole.bytes_per_sample, "bytes for every sample"

@@ -14,8 +14,8 @@ from orchestrator.config.stages import (
     KillRules,
     LearningRate,
     Positive,
-    Stage,
     StageConfig,
+    StageKeys,
     Throughput,
     Train,
 )
@@ -34,7 +34,7 @@ from trainers.config import (
     derive_accumulation,
 )
 
-AnyStage = TypeVar("AnyStage", bound=Stage)
+AnyStage = TypeVar("AnyStage", bound=StageKeys)
 
 
 def _yaml_off(value: object) -> object:
@@ -184,13 +184,13 @@ class StudyConfig(Strict):
                 f"sample_budget ({self.sample_budget}) is smaller than one effective batch ({effective}); "
                 "raise sample_budget or lower the batch"
             )
-        equivalence = self.stage_of(Equivalence)
+        equivalence = self.keys_of(Equivalence)
         if equivalence and equivalence.effective_batch_size:
             for micro_batch_size in equivalence.micro_batch_sizes:
                 derive_accumulation(equivalence.effective_batch_size, micro_batch_size, self.world_size)
         return self
 
-    def stage_of(self, kind: type[AnyStage]) -> AnyStage | None:
+    def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:
         """Return the study's stage of this class, or None where it has none."""
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
 

@@ -175,5 +175,10 @@ class Grid(Strict):
     """Which combinations are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
-Stage = Frontier | Throughput | Equivalence | Train | LearningRate | Grid
-StageConfig = Annotated[Stage, Field(discriminator="type")]
+StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Grid
+StageConfig = Annotated[StageKeys, Field(discriminator="type")]
+
+
+def pruner_of(stage: StageKeys) -> Pruner:
+    """Return the pruner of a stage; stages without full runs have none."""
+    return stage.pruner if isinstance(stage, Train | Grid) else NoPruner()

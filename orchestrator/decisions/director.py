@@ -1,6 +1,8 @@
 """Runs one stage without knowing Ray: which trial next, what a message means, what the journal must hold.
 
-The scheduler and the search algorithm of Ray Tune are thin shells around it.
+Questions (`next_trial`, `is_finished`) only read. What happens is told by `advance`, `on_started`, `on_message`,
+`on_relay_lost` and `conclude`; all of them write through `_record`, which is the one place that does.
+Ray Tune's scheduler and search algorithm are thin shells around it.
 """
 
 from __future__ import annotations
@@ -8,140 +10,165 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import asdict
 
-from orchestrator.config.stages import AshaPruner, Frontier, KillRules, StageConfig
-from orchestrator.decisions import kill_rules, pruners
-from orchestrator.decisions.pruners import GO_ON, Decision, Demand, Entrant
-from orchestrator.stages import module_of, wants_all_at_once
-from orchestrator.stages.context import Setting
-from orchestrator.stages.ranking import candidate
+from orchestrator.config.stages import StageKeys
+from orchestrator.decisions import verdicts
+from orchestrator.decisions.decision import GO_ON, Action, Decision
+from orchestrator.decisions.kill_rules import judge_probe
+from orchestrator.decisions.observer import Observer
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import (
+    Concluded,
+    Ended,
+    Evaluated,
+    Event,
+    Interrupted,
+    Paused,
+    Promoted,
+    StageBegan,
+    Started,
+    proposed,
+)
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measured, Measurements
-from orchestrator.study.state import Conclusion, Halted, Proposal, Trial, TrialState
+from orchestrator.study.state import Conclusion, Halted, speed_group
+from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 
 # A stage whose first trials all fail, so many of them, is not at fault with this one or that.
 ENOUGH_FAILURES = 3
-STOPPED = "stopped:"
 # A trial whose machine is lost so often between two evaluations is not run again.
 MAX_INTERRUPTIONS = 5
-# A rate is judged from here on: compiling and the first steps are behind.
-STEPS_BEFORE_RATE_IS_JUDGED = 20
-
-
-class Listener(Protocol):
-    """Who else wants to know (W&B)."""
-
-    def started(self, trial: Trial) -> None: ...
-    def result(self, trial_id: str, metrics: dict[str, float]) -> None: ...
-    def ended(self, trial: Trial) -> None: ...
+# The cause of an end that its outcome alone says.
+_CAUSES = {"out_of_memory": Cause.OUT_OF_MEMORY, "failed": Cause.FAILED}
 
 
 class Director:
     """One stage of a study, from its first trial to its conclusion."""
 
     def __init__(
-        self, stage: StageConfig, setting: Setting, journal: Journal, listener: Listener, num_lanes: int,
+        self, context: StageContext[StageKeys], journal: Journal, observer: Observer, num_lanes: int,
         is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
     ) -> None:  # fmt: skip
-        """measurements: of earlier studies, where those of this stage may stand for them."""
-        self.stage, self.setting, self.journal = stage, setting, journal
-        self._listener, self.num_lanes, self._is_stopping = listener, num_lanes, is_stopping
-        self._measurements = measurements
+        """is_stopping: whether Ctrl-C was pressed. measurements: of earlier studies, where they may stand for this stage's."""
+        self.context, self.num_lanes = context, num_lanes
+        self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
+        self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._losses: dict[str, list[float]] = {}
+        """The loss of every step heard of each running trial."""
         self._started: dict[str, float] = {}
         self._halted = self._impossible = ""
+        """Why nothing can run for now; why the stage cannot have a result."""
         self._asked_at = self._judged_at = 0
-        """How many records the study had when its proposals, and when those who wait, were last looked at."""
-        self._by_candidate: dict[str, list[str]] = {}
-        self._by_code: dict[int, dict[tuple[object, ...], list[str]]] = {}
-        """The stage's trials by what never changes of them: seeds of one candidate; the effective batch, and the code."""
-        self.latest: dict[str, dict[str, float]] = {}
-        """The last metrics heard of each running trial, journaled or not, for people to look at."""
-        self.on_change: Callable[[Trial], None] = lambda trial: None
-        """Called with every trial that starts, pauses or ends."""
-        if stage.type not in journal.study.started:
-            journal.append("stage", stage=stage.type)
-        for trial in journal.study.of_stage(stage.type):
-            self._file(trial)
+        """How many events the study had when its proposals, and when those who wait, were last looked at."""
+        if context.stage.type not in self.study.started:
+            self._record(StageBegan(stage=context.stage.type))
+        observer.stage_began(context.stage)
 
-    # What to run
+    # Questions
 
     def next_trial(self, num_held: int = 0) -> Trial | None:
-        """The trial to start now, or None: all lanes are busy, or nothing may run before another ends.
+        """Return the trial to start now; None where all lanes are busy, or nothing may run before another trial ends.
 
-        num_held: how many lanes still have a trial that is to run no more. Tune asks between its events: here, and nowhere
-        else, Ctrl-C takes effect.
+        num_held: how many lanes still have a trial that is to run no more.
+        """
+        if not self._has_a_free_lane(num_held) or self._all_fail():
+            return None
+        # Whoever is furthest goes first: it is what the others wait for.
+        return self.study.furthest(self.context.stage.type, TrialState.WAITING)
+
+    def is_finished(self) -> bool:
+        """True if every trial that the stage wants has ended."""
+        return not self._count(TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
+
+    def _has_a_free_lane(self, num_held: int) -> bool:
+        return self._count(TrialState.RUNNING) + num_held < self.num_lanes
+
+    def _all_fail(self) -> bool:
+        """True if enough trials have failed, and nothing else has happened, to know that the others would fail, too."""
+        if self.stage.fails_by_mode or self._count(TrialState.FAILED) < ENOUGH_FAILURES:
+            return False
+        if self._count(TrialState.COMPLETE, TrialState.OUT_OF_MEMORY):
+            return False
+        trials = [trial for trial in self.context.trials() if trial.cause is not Cause.STOPPED]
+        ended = [trial for trial in trials if trial.state.ended]
+        in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
+        kinds, tried = ({speed_group(t.config) for t in some} for some in (self.context.trials(), ended))
+        return in_vain and len(tried) >= min(ENOUGH_FAILURES, len(kinds))
+
+    # What happens
+
+    def advance(self, num_held: int = 0) -> None:
+        """Take up what follows from all that has happened: new proposals, verdicts on those who wait, giving up.
+
+        Tune calls it between its events: here, and nowhere else, Ctrl-C takes effect. Raises KeyboardInterrupt then, and
+        Halted where nothing can run for now.
         """
         if self._is_stopping():
             raise KeyboardInterrupt
         self.journal.raise_if_lost()
         if self._halted:
             raise Halted(self._halted)
-        if self._count(TrialState.RUNNING) + num_held >= self.num_lanes:
-            return None
         self._propose()
-        self._judge_paused()
-        if self._all_fail():
-            return None
-        # Whoever is furthest goes first: it is what the others wait for.
-        return self.journal.study.furthest(self.stage.type, TrialState.WAITING)
-
-    def finished(self) -> bool:
-        """Whether every trial that the stage wants has ended, or would fail as all before it did."""
-        self._propose()
+        if self._has_a_free_lane(num_held):
+            self._judge_paused()
         if self._all_fail() and not self._count(TrialState.RUNNING):
             self._give_up()
-        return not self._count(TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 
-    def _all_fail(self) -> bool:
-        """Whether enough have failed, and nothing else has happened, to know that the others would, too.
+    def on_started(self, trial_id: str) -> None:
+        self._started[trial_id] = time.monotonic()
+        self._record(Started(id=trial_id))
 
-        In one mode a model may fail that runs in another: several must have, and the frontier looks at each of its own.
-        """
-        if isinstance(self.stage, Frontier) or self._count(TrialState.FAILED) < ENOUGH_FAILURES:
-            return False
-        if self._count(TrialState.COMPLETE, TrialState.OUT_OF_MEMORY):
-            return False
-        trials = [trial for trial in self._trials() if not trial.reason.startswith(STOPPED)]
-        ended = [trial for trial in trials if trial.state.ended]
-        kinds, tried = ({_code(trial) for trial in some} for some in (self._trials(), ended))
-        in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
-        return in_vain and len(tried) >= min(ENOUGH_FAILURES, len(kinds))
+    def on_message(self, trial_id: str, message: Message) -> Decision:
+        """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
+        trial = self._trial(trial_id)
+        if trial.state.ended:  # the verdict on another seed, or at a rung that it repeats, cut it meanwhile
+            return Decision(Action.STOP, trial.cause, trial.reason)
+        if message.outcome is not None:
+            self._on_outcome(trial, message)
+            return Decision(Action.STOP)
+        self._observer.progressed(trial, {**message.metrics})
+        self._hear_losses(trial, message)
+        decision = self._between_rungs(trial, message.metrics)
+        if message.evaluated:
+            self._evaluated(trial_id, message)
+        if decision.action is Action.STOP:
+            self._end(trial_id, TrialState.PRUNED, decision.cause, decision.reason)
+            return decision
+        for rung in message.rungs:
+            decision = self._on_rung(trial_id, rung)
+            if decision.action is not Action.GO_ON:
+                return decision
+        return GO_ON
 
-    def _give_up(self) -> None:
-        failed = [trial for trial in self._trials() if trial.state is TrialState.FAILED]
-        what = f"all of the first {len(failed)} trials failed, so no more were started"
-        self._impossible = f"{what}; {failed[-1].id}: {failed[-1].reason}"
-        for trial in self._trials():
-            if not trial.state.ended:
-                self._end(trial.id, TrialState.PRUNED, f"{STOPPED} {what}")
+    def on_relay_lost(self, trial_id: str, reason: str) -> None:
+        """What Tune runs only relays: the trial itself goes on from its last checkpoint."""
+        if self._trial(trial_id).state is TrialState.RUNNING:
+            self._on_interrupted(trial_id, reason)
 
     def conclude(self) -> None:
         conclusion = self._conclusion()
-        self.journal.append(
-            "conclusion",
-            stage=conclusion.stage,
-            ok=conclusion.ok,
-            reason=conclusion.reason,
-            values=conclusion.values,
-            notes=list(conclusion.notes),
-        )
+        self._record(Concluded(**asdict(conclusion)))
 
     def _conclusion(self) -> Conclusion:
-        kind = self.stage.type
+        kind = self.context.stage.type
         if self._impossible:
-            return Conclusion(kind, False, self._impossible)
+            return Conclusion(kind, ok=False, reason=self._impossible)
         try:
-            return module_of(self.stage).conclude(self.stage, self.setting, self.journal.study)
+            return self.stage.conclude(self.context)
         except ValueError as error:
-            return Conclusion(kind, False, str(error))
+            return Conclusion(kind, ok=False, reason=str(error))
+
+    # Proposals
 
     def proposals(self) -> list[Proposal]:
-        """None more where what earlier stages chose cannot be run: the stage ends with that as its result."""
+        """Return what the stage wants by now; nothing more where what earlier stages chose cannot be run: the stage ends with
+        that as its result."""
         try:
-            return module_of(self.stage).propose(self.stage, self.setting, self.journal.study)
+            return self.stage.propose(self.context)
         except ValueError as error:
             self._impossible = str(error)
             return []
@@ -151,252 +178,169 @@ class Director:
         while new := self._new_proposals():
             known = self._measurements.find(new) if self._measurements else {}
             for wanted in new:
-                self._add(wanted, known.get(wanted.id))
+                self._record(proposed(wanted))
+                if wanted.id in known:
+                    self._reuse(wanted.id, known[wanted.id])
             if not known:
                 return
 
     def _new_proposals(self) -> list[Proposal]:
-        """None where nothing has happened since it was asked that could change what it wants."""
-        study = self.journal.study
-        if self._asked_at == study.num_records or (self._asked_at and wants_all_at_once(self.stage)):
+        """Return nothing where nothing has happened since the stage was asked that could change what it wants."""
+        if self._asked_at == self.study.num_events or (self._asked_at and self.stage.proposes_once):
             return []
-        self._asked_at = study.num_records
-        return [wanted for wanted in self.proposals() if wanted.id not in study.trials]
+        self._asked_at = self.study.num_events
+        return [wanted for wanted in self.proposals() if wanted.id not in self.study.trials]
 
-    def _add(self, wanted: Proposal, known: Measured | None) -> None:
-        config = wanted.config.model_dump(mode="json")
-        keys = ("id", "stage", "role", "protected", "fresh", "expected")
-        self.journal.append("trial", **{key: getattr(wanted, key) for key in keys}, config=config)
-        self._file(self._trial(wanted.id))
-        if known is not None:
-            self._end(wanted.id, known.state, known.reason, known.metrics)
+    def _reuse(self, trial_id: str, measured: Measured) -> None:
+        end = {name: getattr(measured, name) for name in ("state", "cause", "reason", "metrics", "reused")}
+        self._record(Ended(id=trial_id, seconds=0.0, **end))
 
-    def _file(self, trial: Trial) -> None:
-        self._by_candidate.setdefault(candidate(trial), []).append(trial.id)
-        codes = self._by_code.setdefault(trial.config.effective_batch_size, {})
-        codes.setdefault(_code(trial), []).append(trial.id)
+    def _give_up(self) -> None:
+        failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
+        what = f"all of the first {len(failed)} trials failed, so no more were started"
+        self._impossible = f"{what}; {failed[-1].id}: {failed[-1].explanation}"
+        for trial in self.context.trials():
+            if not trial.state.ended:
+                self._end(trial.id, TrialState.PRUNED, Cause.STOPPED, what)
 
-    # What happens
-
-    def on_started(self, trial_id: str) -> None:
-        self._started[trial_id] = time.monotonic()
-        self.journal.append("started", id=trial_id)
-        self._listener.started(self._trial(trial_id))
-        self.on_change(self._trial(trial_id))
-
-    def on_message(self, trial_id: str, message: Message) -> Decision:
-        """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
-        trial = self._trial(trial_id)
-        if trial.state.ended:  # the verdict on another seed, or at a rung that it repeats, cut it meanwhile
-            return Decision("stop", trial.reason)
-        if message.outcome is not None:
-            self._on_outcome(trial_id, message)
-            return Decision("stop")
-        self.latest[trial_id] = message.metrics
-        self._hear_losses(trial, message)
-        decision = self._judge_running(trial_id, message)
-        if message.evaluated:
-            values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
-            self.journal.append("result", id=trial_id, metrics=message.metrics, rungs=values)
-            self._listener.result(trial_id, message.metrics)
-        if decision.action == "stop":
-            self._end(trial_id, TrialState.PRUNED, decision.reason)
-            return decision
-        for rung in message.rungs:
-            decision = self._judge_at_rung(trial_id, rung)
-            if decision.action != "go on":
-                return decision
-        return GO_ON
+    # Messages
 
     def _hear_losses(self, trial: Trial, message: Message) -> None:
-        """Of every step once: a trial that went on from a checkpoint, its lane having died, takes some steps again."""
+        """Keep each step's loss once: a trial that went on from a checkpoint, its lane having died, takes some steps again."""
         losses = self._losses.setdefault(trial.id, [])
         steps = round(message.metrics.get("samples_seen", 0) / trial.config.effective_batch_size)
         del losses[max(0, steps - len(message.step_losses)) :]
         losses.extend(message.step_losses)
 
-    def on_relay_lost(self, trial_id: str, reason: str) -> None:
-        """What Tune runs only relays: the trial itself goes on from its last checkpoint."""
-        if self._trial(trial_id).state is TrialState.RUNNING:
-            self._on_interrupted(trial_id, f"interrupted: {reason}")
+    def _between_rungs(self, trial: Trial, metrics: dict[str, float]) -> Decision:
+        decision = verdicts.on_validation({**metrics})
+        if decision.action is Action.STOP:
+            return decision
+        losses = self._losses[trial.id]
+        if trial.config.evaluations:
+            return verdicts.between_rungs(self.study, self.context.config, trial, {**metrics}, losses)
+        decision = verdicts.on_short_run(losses)
+        return decision if decision.action is Action.STOP else self._on_probe(metrics)
 
-    def _on_outcome(self, trial_id: str, message: Message) -> None:
-        if message.outcome == "stopped":
-            return  # it was told to: its state is journaled already, or it waits to go on
-        if message.outcome == "interrupted":
-            return self._on_interrupted(trial_id, message.reason)
-        if message.outcome in ("no_lane", "no_room"):
-            self._halted = message.reason
-            return
-        state = TrialState(message.outcome)
-        if state is TrialState.COMPLETE:
-            losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
-            bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
-            if bad_loss is not None:
-                return self._end(trial_id, TrialState.PRUNED, f"diverged: the loss is {bad_loss}", message.metrics)
-            probed = self._judge_probe(message)
-            if probed.action == "stop":
-                return self._end(trial_id, TrialState.PRUNED, probed.reason, message.metrics)
-            if "val_loss" in message.metrics:
-                self.journal.append("result", id=trial_id, metrics=message.metrics, rungs={})
-                self._listener.result(trial_id, message.metrics)
-        return self._end(trial_id, state, message.reason, message.metrics)
+    def _on_probe(self, metrics: dict[str, float]) -> Decision:
+        limit = self.stage.step_seconds_limit(self.context)
+        return GO_ON if limit is None else judge_probe(metrics, limit)
+
+    def _evaluated(self, trial_id: str, message: Message) -> None:
+        values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
+        self._record(Evaluated(id=trial_id, metrics={**message.metrics}, rungs={**values}))
+
+    def _on_outcome(self, trial: Trial, message: Message) -> None:
+        match message.outcome:
+            case "stopped":
+                pass  # it was told to: its state is journaled already, or it waits to go on
+            case "interrupted":
+                self._on_interrupted(trial.id, message.reason)
+            case "no_lane" | "no_room":
+                self._halted = message.reason
+            case "complete":
+                self._on_complete(trial.id, message)
+            case outcome:
+                cause = message.cause or _CAUSES[str(outcome)]
+                self._end(trial.id, TrialState(outcome), cause, message.reason, {**message.metrics})
+
+    def _on_complete(self, trial_id: str, message: Message) -> None:
+        """It came to its end; a loss that is no number, or a probe that crawls, makes that a failure all the same."""
+        metrics: Metrics = {**message.metrics}
+        losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
+        bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
+        if bad_loss is not None:
+            return self._end(trial_id, TrialState.PRUNED, Cause.DIVERGED, f"the loss is {bad_loss}", metrics)
+        probed = self._on_probe(message.metrics)
+        if probed.action is Action.STOP:
+            return self._end(trial_id, TrialState.PRUNED, probed.cause, probed.reason, metrics)
+        if "val_loss" in message.metrics:
+            self._record(Evaluated(id=trial_id, metrics=metrics))
+        return self._end(trial_id, TrialState.COMPLETE, None, message.reason, metrics)
 
     def _on_interrupted(self, trial_id: str, reason: str) -> None:
         """It waits; one that comes no further, however often, may be what takes its machines down."""
         times = self._trial(trial_id).interruptions + 1
         if times == MAX_INTERRUPTIONS:
-            what = f"failed: its machine was lost {times} times since its last evaluation"
-            return self._end(trial_id, TrialState.FAILED, f"{what}; {reason}")
-        self.journal.append("interrupted", id=trial_id, reason=reason, seconds=self._held_seconds(trial_id))
-        self.on_change(self._trial(trial_id))
-
-    def _end(self, trial_id: str, state: TrialState, reason: str, metrics: dict[str, float] | None = None) -> None:
-        fields = {"state": state, "reason": reason, "metrics": metrics or {}, "seconds": self._held_seconds(trial_id)}
-        self.journal.append("ended", id=trial_id, **fields)
-        self.latest.pop(trial_id, None)
-        self._losses.pop(trial_id, None)
-        if self._measurements and not self._trial(trial_id).reused:
-            self._measurements.remember(self._trial(trial_id))
-        self._listener.ended(self._trial(trial_id))
-        self.on_change(self._trial(trial_id))
+            what = f"its machine was lost {times} times since its last evaluation; {reason}"
+            return self._end(trial_id, TrialState.FAILED, Cause.FAILED, what)
+        return self._record(Interrupted(id=trial_id, reason=reason, seconds=self._held_seconds(trial_id)))
 
     def _held_seconds(self, trial_id: str) -> float:
-        """How long it has held a lane since it was last started; 0 for one that waits."""
+        """Return how long it has held a lane since it was last started; 0 for one that waits."""
         started = self._started.pop(trial_id, None)
         return 0.0 if started is None else time.monotonic() - started
 
-    # What is decided
+    # Rungs
 
-    def _judge_running(self, trial_id: str, message: Message) -> Decision:
-        trial, rules = self._trial(trial_id), self.setting.study.kill
-        val_loss = message.metrics.get("val_loss", 0.0)
-        if not math.isfinite(val_loss):
-            return Decision("stop", f"diverged: the validation loss is {val_loss}")
-        if not trial.config.evaluations:  # a measurement of a few steps: only a loss that is no number ends it
-            decision = kill_rules.judge_losses(self._losses[trial_id], 0, None, 1, None)
-            return decision if decision.action == "stop" else self._judge_probe(message)
-        losses, batch = self._losses[trial_id], trial.config.effective_batch_size
-        # After a crash of the driver the first losses heard are not those of the start.
-        heard_from_start = len(losses) * batch >= message.metrics.get("samples_seen", 0)
-        decision = kill_rules.judge_losses(
-            losses,
-            math.ceil(trial.config.warmup_samples / batch),
-            rules.spike_deviations,
-            rules.spike_steps,
-            rules.above_start_factor if heard_from_start else None,
-        )
-        if decision.action == "go on" and not trial.protected:
-            decision = self._judge_rate(trial, message, rules)
-        return decision
-
-    def _judge_probe(self, message: Message) -> Decision:
-        if not isinstance(self.stage, Frontier):
-            return GO_ON
-        return kill_rules.judge_probe(message.metrics, self.stage.max_step_seconds)
-
-    def _judge_rate(self, trial: Trial, message: Message, rules: KillRules) -> Decision:
-        rate = message.metrics.get("tokens_per_second")
-        samples = message.metrics.get("samples_seen", 0)
-        if rate is None or samples < STEPS_BEFORE_RATE_IS_JUDGED * trial.config.effective_batch_size:
-            return GO_ON
-        codes, code = self._by_code[trial.config.effective_batch_size], _code(trial)
-        equals = [self._trial(name) for other, names in codes.items() if other != code for name in names]
-        rates = [t.metrics["tokens_per_second"] for t in equals if "tokens_per_second" in t.metrics]
-        return kill_rules.judge_throughput(rate, max(rates, default=None), rules.min_relative_throughput)
-
-    def _judge_at_rung(self, trial_id: str, rung: int) -> Decision:
-        """The verdict on one arrival; others at the rung may be promoted or cut by it too."""
+    def _on_rung(self, trial_id: str, rung: int) -> Decision:
+        """Decide on one arrival; others at the rung may be promoted or cut by it too."""
         if rung in self._trial(trial_id).promoted:
             return GO_ON
-        self._apply_verdicts(rung)
+        self._judge(rung)
         trial = self._trial(trial_id)
         if trial.state is TrialState.PRUNED:
-            return Decision("stop", trial.reason)
+            return Decision(Action.STOP, trial.cause, trial.reason)
         if rung in trial.promoted:
             return GO_ON
-        fields = {"rung": rung, "reason": f"rung: waiting at {rung} samples", "seconds": self._held_seconds(trial_id)}
-        self.journal.append("paused", id=trial_id, **fields)
-        self.on_change(self._trial(trial_id))
-        return Decision("pause", trial.reason)
+        reason = f"waiting at {rung} samples"
+        self._record(Paused(id=trial_id, rung=rung, reason=reason, seconds=self._held_seconds(trial_id)))
+        return Decision(Action.PAUSE, Cause.RUNG, reason)
 
     def _judge_paused(self) -> None:
         """Whoever waits at a rung may be decided by what happened since."""
-        if self._judged_at == self.journal.study.num_records:
+        if self._judged_at == self.study.num_events:
             return
-        self._judged_at = self.journal.study.num_records
-        paused = self.journal.study.in_state(self.stage.type, TrialState.PAUSED)
-        for rung in sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused}):
-            self._apply_verdicts(rung)
+        self._judged_at = self.study.num_events
+        for rung in verdicts.rungs_waited_at(self.study, self.context.stage):
+            self._judge(rung)
 
-    def _apply_verdicts(self, rung: int) -> None:
-        pruner = getattr(self.stage, "pruner", None)
-        if not isinstance(pruner, AshaPruner):
-            return
-        groups = self._groups()
-        verdicts = pruners.judge_rung(
-            rung,
-            [_entrant(name, group, rung) for name, group in groups.items()],
-            pruner.reduction_factor,
-            synchronous=pruner.synchronous,
-            first=rung == next(iter(groups.values()))[0].config.rungs[0],
-            demand=self._demand(),
-        )
-        for name, decision in verdicts.items():
-            for trial in groups[name]:
-                self._apply(trial, rung, decision)
+    def _judge(self, rung: int) -> None:
+        """Carry out what `verdicts` says of everyone at the rung."""
+        found = verdicts.at_rung(self.study, self.context.stage, rung, self.num_lanes)
+        candidates = self.study.candidates(self.context.stage.type)
+        for name, decision in found.items():
+            for trial in candidates[name]:
+                if not trial.state.ended and rung not in trial.promoted:
+                    self._carry_out(trial.id, rung, decision)
 
-    def _demand(self) -> Demand:
-        """For a lane that is free, or becomes so with the verdict."""
-        waiting = self.journal.study.in_state(self.stage.type, TrialState.WAITING)
-        newcomers = sum(not trial.rungs for trial in waiting)
-        return Demand(newcomers / self.num_lanes, idle=not waiting)
+    def _carry_out(self, trial_id: str, rung: int, decision: Decision) -> None:
+        if decision.action is Action.GO_ON:
+            self._record(Promoted(id=trial_id, rung=rung, reason=decision.reason))
+        elif decision.action is Action.STOP:
+            self._end(trial_id, TrialState.PRUNED, decision.cause, decision.reason)
 
-    def _apply(self, trial: Trial, rung: int, decision: Decision) -> None:
-        if trial.state.ended or rung in trial.promoted:
-            return
-        if decision.action == "go on":
-            self.journal.append("promoted", id=trial.id, rung=rung, reason=decision.reason)
-        elif decision.action == "stop":
-            self._end(trial.id, TrialState.PRUNED, decision.reason)
+    # Writing
 
-    def _groups(self) -> dict[str, list[Trial]]:
-        return {name: [self._trial(seed) for seed in seeds] for name, seeds in self._by_candidate.items()}
+    def _end(
+        self, trial_id: str, state: TrialState, cause: Cause | None, reason: str, metrics: Metrics | None = None
+    ) -> None:
+        seconds = self._held_seconds(trial_id)
+        event = Ended(id=trial_id, state=state, cause=cause, reason=reason, metrics=metrics or {}, seconds=seconds)
+        self._record(event)
+        self._losses.pop(trial_id, None)
+        if self._measurements:
+            self._measurements.remember(self._trial(trial_id))
 
-    def _trials(self) -> list[Trial]:
-        return self.journal.study.of_stage(self.stage.type)
+    def _record(self, event: Event) -> None:
+        """Make it true, then tell the observer."""
+        self.journal.append(event)
+        match event:
+            case Started():
+                self._observer.started(self._trial(event.id))
+            case Evaluated():
+                self._observer.evaluated(self._trial(event.id), event.metrics)
+            case Paused() | Interrupted():
+                self._observer.waits(self._trial(event.id))
+            case Ended():
+                self._observer.ended(self._trial(event.id))
+            case Concluded():
+                self._observer.concluded(self.study.conclusions[event.stage])
+            case _:
+                pass  # proposals, promotions and the like change nothing that an observer shows
 
     def _trial(self, trial_id: str) -> Trial:
-        return self.journal.study.trials[trial_id]
+        return self.study.trials[trial_id]
 
     def _count(self, *states: TrialState) -> int:
-        return self.journal.study.count(self.stage.type, *states)
-
-
-def _code(trial: Trial) -> tuple[object, ...]:
-    """What decides the speed: trials that share it differ by the machine's noise alone."""
-    config = trial.config
-    return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
-
-
-def _entrant(name: str, group: list[Trial], rung: int) -> Entrant:
-    """A configuration at a rung, its seeds as one; a seed that ended before makes it the worst of those there.
-
-    It stays there when it is cut: how many go on must not depend on when that is seen.
-    """
-    out = all(trial.state.ended for trial in group)
-    values = {trial.id: _value_at(trial, rung) for trial in group}
-    if not out or any(value is not None for value in values.values()):
-        values |= {t.id: math.nan for t in group if t.state.ended and values[t.id] is None}
-    return Entrant(
-        name,
-        pruners.mean_of_seeds(values),
-        out=out,
-        protected=any(trial.protected for trial in group),
-        promoted=all(rung in trial.promoted for trial in group),
-    )
-
-
-def _value_at(trial: Trial, rung: int) -> float | None:
-    """Its objective there; a step that crosses several rungs stands at the lowest that it was not let past."""
-    return trial.rungs.get(rung) if all(lower in trial.promoted for lower in trial.rungs if lower < rung) else None
+        return self.study.count(self.context.stage.type, *states)

@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.decisions.pruners import GO_ON, Decision
+from orchestrator.decisions.decision import GO_ON, Decision, stop
+from orchestrator.study.causes import Cause
 
 
 def judge_losses(
@@ -16,10 +17,10 @@ def judge_losses(
     spike_steps: int,
     above_start: float | None,
 ) -> Decision:
-    """Divergence, from the loss of every step so far."""
+    """Return whether a trial diverges, from the loss of every step so far."""
     not_finite = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if not_finite is not None:
-        return Decision("stop", f"diverged: the loss is {losses[not_finite]} in step {not_finite + 1}")
+        return stop(Cause.DIVERGED, f"the loss is {losses[not_finite]} in step {not_finite + 1}")
     return (
         _judge_start(losses, num_warmup_steps, above_start)
         or _judge_spike(losses, spike_deviations, spike_steps)
@@ -44,13 +45,11 @@ def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float |
     start, now = statistics.median(losses[:_START_STEPS]), statistics.median(settled[-_START_STEPS:])
     if now <= factor * start:
         return None
-    return Decision(
-        "stop", f"diverged: loss {now:.3f} after warm-up, {factor:g} x above the {start:.3f} it started from"
-    )
+    return stop(Cause.DIVERGED, f"loss {now:.3f} after warm-up, {factor:g} x above the {start:.3f} it started from")
 
 
 def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) -> Decision | None:
-    """`steps` losses in a row above median + deviations x 1.4826 MAD of the window before them."""
+    """Return stop for `steps` losses in a row above median + deviations x 1.4826 MAD of the window before them."""
     before, latest = losses[-steps - _SPIKE_WINDOW : -steps], losses[-steps:]
     if deviations is None or len(before) < _SPIKE_HISTORY:
         return None
@@ -59,29 +58,25 @@ def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) 
     threshold = median + deviations * spread
     if spread == 0 or min(latest) <= threshold:
         return None
-    return Decision(
-        "stop", f"diverged: {steps} losses in a row above {threshold:.3f}, their median before was {median:.3f}"
-    )
+    return stop(Cause.DIVERGED, f"{steps} losses in a row above {threshold:.3f}, their median before was {median:.3f}")
 
 
 def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min_share: float | None) -> Decision:
-    """Against the fastest trial of the same effective batch."""
+    """Return whether a trial is too slow, held against the fastest of the same effective batch in another split or mode."""
     if min_share is None or best_of_equals is None or tokens_per_second >= min_share * best_of_equals:
         return GO_ON
-    return Decision(
-        "stop",
-        f"low_throughput: {tokens_per_second:.0f} tokens/s is below {min_share:g} x {best_of_equals:.0f} tokens/s, "
+    return stop(
+        Cause.LOW_THROUGHPUT,
+        f"{tokens_per_second:.0f} tokens/s is below {min_share:g} x {best_of_equals:.0f} tokens/s, "
         "the best of the same effective batch",
     )
 
 
-def judge_probe(metrics: Mapping[str, float], max_step_seconds: float) -> Decision:
-    """Whether a size is to be used at all, beside fitting: it must not live on the allocator's retries, nor take for ever."""
-    retries, seconds = metrics.get("allocator_retries", 0), metrics.get("step_seconds", 0.0)
+def judge_probe(metrics: Mapping[str, float | None], max_step_seconds: float) -> Decision:
+    """Return whether a size that fits is usable: it must not live on the allocator's retries, nor take for ever."""
+    retries, seconds = metrics.get("allocator_retries") or 0.0, metrics.get("step_seconds") or 0.0
     if retries:
-        return Decision("stop", f"thrashing: the allocator had to give memory back and ask again {retries:.0f} times")
+        return stop(Cause.THRASHING, f"the allocator had to give memory back and ask again {retries:.0f} times")
     if seconds > max_step_seconds:
-        return Decision(
-            "stop", f"too_slow: a step takes {seconds:.1f} s, more than max_step_seconds ({max_step_seconds:g})"
-        )
+        return stop(Cause.TOO_SLOW, f"a step takes {seconds:.1f} s, more than max_step_seconds ({max_step_seconds:g})")
     return GO_ON

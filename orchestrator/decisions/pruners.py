@@ -6,16 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-
-@dataclass(frozen=True)
-class Decision:
-    action: Literal["go on", "pause", "stop"]
-    reason: str = ""
-
-
-GO_ON = Decision("go on")
+from orchestrator.decisions.decision import Action, Decision
+from orchestrator.study.causes import Cause
 
 
 @dataclass(frozen=True)
@@ -75,14 +68,18 @@ def judge_rung(
             continue
         where = f"place {place} of {len(here)} at {rung} samples"
         if entrant.protected:
-            verdicts[entrant.name] = Decision("go on", f"rung: {where}; never cut before the end")
+            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{where}; never cut before the end")
         elif _value(entrant) <= last_on:
-            verdicts[entrant.name] = Decision("go on", f"rung: {where}; the best {places_now} go on")
+            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{where}; the best {places_now} go on")
         elif _value(entrant) > last_hope:
-            verdicts[entrant.name] = Decision("stop", f"rung: {where}; the best {places} go on")
+            verdicts[entrant.name] = _at_rung(Action.STOP, f"{where}; the best {places} go on")
         else:
-            verdicts[entrant.name] = Decision("pause", f"rung: {where}; waiting for the others")
+            verdicts[entrant.name] = _at_rung(Action.PAUSE, f"{where}; waiting for the others")
     return verdicts
+
+
+def _at_rung(action: Action, reason: str) -> Decision:
+    return Decision(action, Cause.RUNG, reason)
 
 
 def early_places(num_here: int, reduction_factor: int, *, first: bool, demand: Demand) -> int:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from orchestrator.study.messages import HOST_RAN_OUT, Assignment, Blame, Host, Message
+from orchestrator.study.causes import Cause
+from orchestrator.study.messages import Assignment, Blame, Host, Message
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -255,7 +256,7 @@ class Dispatcher:
         if trial is None or trial.has_ended:
             return "stop"
         if message.outcome == "stopped":  # and nobody dismissed it
-            message = replace(message, outcome="interrupted", reason="interrupted: its processes were told to end")
+            message = replace(message, outcome="interrupted", reason="its processes were told to end")
         trial.deliver(message)
         return "stop" if lane is not None and lane.state is LaneState.LEAVING else "go on"
 
@@ -434,18 +435,19 @@ class Dispatcher:
         seconds = time.monotonic() - trial.heard_at
         if seconds <= self._max_silent_seconds:
             return False
-        if trial.is_wanted:
-            limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
-            reason = f"failed: it said nothing for {seconds:.0f} s, longer than {limit}"
-            trial.deliver(Message(outcome="failed", reason=reason))
+        limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
+        reason = f"it said nothing for {seconds:.0f} s, longer than {limit}"
+        trial.deliver(Message(outcome="failed", reason=reason))
         return True
 
 
 def _last_word(death: _Death, num_deaths: int) -> Message:
     """What is said of a trial that its lane's processes died under."""
     if death.blame == "machine":
-        return Message(outcome="interrupted", reason=f"interrupted: {death.cause}")
+        return Message(outcome="interrupted", reason=death.cause)
     if death.blame == "memory":
-        what = "and ended its process; lower memory_limit, or see what else takes memory there"
-        return Message(outcome="out_of_memory", reason=f"{HOST_RAN_OUT} {what}")
-    return Message(outcome="failed", reason=f"failed: it ended its lane {num_deaths} times; last: {death.cause}")
+        said = (
+            "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
+        )
+        return Message(outcome="out_of_memory", cause=Cause.HOST_MEMORY, reason=said)
+    return Message(outcome="failed", reason=f"it ended its lane {num_deaths} times; last: {death.cause}")

@@ -192,7 +192,7 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
     config = TrialConfig.model_validate_json(assignment.config_json)
     reporter = Reporter(place.dispatcher, assignment.key)
     try:
-        verdict = train_one(config, reporter, Path(assignment.directory), assignment.token)
+        answer = train_one(config, reporter, Path(assignment.directory), assignment.token)
     except StorageLost as error:
         return Message(outcome="no_room", reason=str(error)), config.world_size == 1
     except Exception as error:
@@ -202,10 +202,10 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
         _write_traceback(assignment, place.rank)
         if lost_a_peer(error):  # whoever has another reason says it; if nobody has, this one is the cause of death
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
-        return Message(outcome="failed", reason=f"failed: {type(error).__name__}: {first_line(error)}"), False
+        return Message(outcome="failed", reason=f"{type(error).__name__}: {first_line(error)}"), False
     if place.rank != 0:
         return None, True
-    return replace(reporter.last_message, outcome="stopped" if verdict == "stop" else "complete"), True
+    return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
 
 
 def lost_a_peer(error: Exception) -> bool:
@@ -221,7 +221,7 @@ def memory_reason(text: str, config: TrialConfig) -> str:
     if asked is not None and asked[2] == "bytes":
         more = f"{bytes_text(float(asked[1]))} more"
     limit = f"the limit of {bytes_text(config.memory_limit_bytes)}" if config.memory_limit_bytes else "the device"
-    return f"out_of_memory: {more} did not fit into {limit}"
+    return f"{more} did not fit into {limit}"
 
 
 def first_line(error: BaseException) -> str:

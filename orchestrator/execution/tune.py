@@ -14,12 +14,13 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
 from orchestrator.execution import ray_private
 from orchestrator.execution.relay import LaneTrainable
 from orchestrator.execution.session import environment_with
 from orchestrator.study.messages import Assignment, Message
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.study.trial import Trial, TrialState
 
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 # A trial in Tune only relays: it takes no CPU. Lanes take the CPUs and GPUs.
 RELAY_RESOURCES = {"CPU": 0, **ray_private.ON_THE_HEAD}
 
-_ACTIONS = {"go on": TrialScheduler.CONTINUE, "pause": TrialScheduler.PAUSE, "stop": TrialScheduler.STOP}
+_ACTIONS = {
+    Action.GO_ON: TrialScheduler.CONTINUE,
+    Action.PAUSE: TrialScheduler.PAUSE,
+    Action.STOP: TrialScheduler.STOP,
+}
 
 
 class _NotRestored:
@@ -48,21 +53,21 @@ class StageSearch(_NotRestored, Searcher):
     def suggest(self, trial_id: str) -> Any:  # a dictionary, None or FINISHED, which Tune's own type leaves out
         trial = self._scheduler.next_trial()
         if trial is None:
-            return Searcher.FINISHED if self._director.finished() else None
+            return Searcher.FINISHED if self._director.is_finished() else None
         if self._scheduler.holds(trial.id):
             return None
         self._director.on_started(trial.id)
         return {"dispatcher": self._dispatcher, "assignment": self._assignment(trial)}
 
     def _assignment(self, trial: Trial) -> Assignment:
-        setting = self._director.setting
+        context = self._director.context
         return Assignment(
             trial_id=trial.id,
             config_json=trial.config.model_dump_json(),
-            directory=f"{setting.run_dir}/trials/{trial.id}",
+            directory=f"{context.run_dir}/trials/{trial.id}",
             token=self._token,
-            recycle_after=setting.study.isolation == "trial",
-            fresh_process=trial.fresh,
+            recycle_after=context.config.isolation == "trial",
+            fresh_process=trial.proposal.fresh_process,
         )
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -90,9 +95,11 @@ class StageScheduler(_NotRestored, TrialScheduler):
         The actor of such a trial will be free then; until it is, Tune would start another process, and keep a record of it
         for ever.
         """
-        trials = self._director.journal.study.trials
+        trials = self._director.study.trials
         held = [name for name, trial in self._known.items() if trial.status in (TuneTrial.PENDING, TuneTrial.RUNNING)]
-        return self._director.next_trial(sum(trials[name].state is not TrialState.RUNNING for name in held))
+        num_held = sum(trials[name].state is not TrialState.RUNNING for name in held)
+        self._director.advance(num_held)
+        return self._director.next_trial(num_held)
 
     def holds(self, trial_id: str) -> bool:
         """Return whether Tune has the trial, paused, so that it is to be unpaused and not created."""
@@ -136,12 +143,12 @@ class StageScheduler(_NotRestored, TrialScheduler):
         return trial
 
     def debug_string(self) -> str:
-        return f"stage {self._director.stage.type}"
+        return f"stage {self._director.context.stage.type}"
 
     def _drop_ended(self, tune_controller: TuneController) -> None:
         """Tune waits for paused trials for ever: those that the Director has cut since are taken from it."""
         for trial_id, trial in list(self._known.items()):
-            if trial.status == TuneTrial.PAUSED and self._director.journal.study.trials[trial_id].state.ended:
+            if trial.status == TuneTrial.PAUSED and self._director.study.trials[trial_id].state.ended:
                 self._known.pop(trial_id)
                 tune_controller.stop_trial(trial)
 
@@ -167,7 +174,7 @@ def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str) ->
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name=f"{director.stage.type}-{token}",
+            name=f"{director.context.stage.type}-{token}",
             storage_path=str(run_dir / ".ray"),
             verbose=0,
             callbacks=[ray_private.NoProgress()],

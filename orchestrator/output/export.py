@@ -1,17 +1,19 @@
-"""A recommendation in the words of another trainer: text to paste, and in it what that trainer cannot say."""
+"""Writes a recommendation as another trainer's configuration: text to paste, and what that trainer cannot do."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
-from typing import Any
 
-Recommendation = dict[str, Any]
+from pydantic import JsonValue
+
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import ActivationCheckpointing, OptimizerConfig, Schedule
 
 
 def export(recommendation: Recommendation, to: str) -> str:
-    """The text for one of hf, lightning, torchtitan, deepspeed, nanogpt. Raises ValueError for another name."""
+    """Return the text for one of hf, lightning, torchtitan, deepspeed, nanogpt. Raises ValueError for another name."""
     writers: dict[str, Callable[[Recommendation], str]] = {
         "hf": _hf,
         "lightning": _lightning,
@@ -24,34 +26,34 @@ def export(recommendation: Recommendation, to: str) -> str:
     return writers[to](recommendation)
 
 
-def steps_of(samples: int, recommendation: Recommendation) -> int:
-    """The optimizer steps that reach so many samples."""
-    return math.ceil(samples / recommendation["effective_batch_size"])
+def _steps_of(samples: int, recommendation: Recommendation) -> int:
+    """Return the optimizer steps that reach so many samples."""
+    return math.ceil(samples / recommendation.effective_batch_size)
 
 
 def _max_steps(recommendation: Recommendation) -> int:
-    return steps_of(recommendation["sample_budget"], recommendation)
+    return _steps_of(recommendation.sample_budget, recommendation)
 
 
 def _warmup_steps(recommendation: Recommendation) -> int:
-    return steps_of(recommendation["warmup_samples"], recommendation)
+    return _steps_of(recommendation.warmup_samples, recommendation)
 
 
 def _decay_steps(recommendation: Recommendation) -> int:
-    """The steps of the linear anneal; 0 where the schedule has none."""
-    schedule = recommendation["schedule"]
-    anneals = schedule["type"] == "warmup_stable_decay"
-    return steps_of(math.ceil(schedule["decay"] * recommendation["sample_budget"]), recommendation) if anneals else 0
+    """Return the steps of the linear anneal; 0 where the schedule has none."""
+    schedule = recommendation.schedule
+    anneals = schedule.type == "warmup_stable_decay"
+    return _steps_of(math.ceil(schedule.decay * recommendation.sample_budget), recommendation) if anneals else 0
 
 
 def _header(recommendation: Recommendation) -> list[str]:
     r = recommendation
     return [
-        f"batchscout: {' '.join(r['verdict'].split())}",
-        f"effective batch {r['effective_batch_size']} = micro-batch {r['micro_batch_size']} x accumulation "
-        f"{r['gradient_accumulation_steps']} x ranks {r['world_size']}; the micro-batch is per rank",
-        f"steps are ceil(samples / {r['effective_batch_size']}): budget {r['sample_budget']} -> {_max_steps(r)}, "
-        f"warm-up {r['warmup_samples']} -> {_warmup_steps(r)}",
+        f"batchscout: {' '.join(r.verdict.split())}",
+        f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
+        f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
+        f"steps are ceil(samples / {r.effective_batch_size}): budget {r.sample_budget} -> {_max_steps(r)}, "
+        f"warm-up {r.warmup_samples} -> {_warmup_steps(r)}",
     ]
 
 
@@ -60,8 +62,8 @@ def _comments(lines: list[str]) -> list[str]:
 
 
 def _checkpointing_note(recommendation: Recommendation, target: str, nearest: str) -> list[str]:
-    """What is lost where the target knows only full checkpointing or none."""
-    mode = recommendation["activation_checkpointing"]
+    """Return what is lost where the target knows only full checkpointing or none."""
+    mode = recommendation.activation_checkpointing
     if mode in ("none", "full"):
         return []
     meant = f"a memory budget of {mode}" if isinstance(mode, float) else f"'{mode}'"
@@ -70,23 +72,23 @@ def _checkpointing_note(recommendation: Recommendation, target: str, nearest: st
 
 def _hf(recommendation: Recommendation) -> str:
     r = recommendation
-    keys: dict[str, Any] = {
+    keys: dict[str, JsonValue] = {
         "output_dir": "output",
-        "per_device_train_batch_size": r["micro_batch_size"],
-        "gradient_accumulation_steps": r["gradient_accumulation_steps"],
+        "per_device_train_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
         "max_steps": _max_steps(r),
-        "learning_rate": r["learning_rate"],
+        "learning_rate": r.learning_rate,
         "warmup_steps": _warmup_steps(r),
         **_hf_schedule(r),
-        **_hf_optimizer(r["optimizer"]),
-        **({"bf16": True} if r["precision"] == "bfloat16" else {}),
-        **({"fp16": True} if r["precision"] == "float16" else {}),
-        **({"torch_compile": True} if r["compile"] else {}),
-        **({} if r["activation_checkpointing"] == "none" else {"activation_checkpointing": True}),
+        **_hf_optimizer(r.optimizer),
+        **({"bf16": True} if r.precision == "bfloat16" else {}),
+        **({"fp16": True} if r.precision == "float16" else {}),
+        **({"torch_compile": True} if r.compile else {}),
+        **({} if r.activation_checkpointing == "none" else {"activation_checkpointing": True}),
         "average_tokens_across_devices": True,
-        "seed": r["seed"],
+        "seed": r.seed,
     }
-    notes = [*_header(r), f"start it with: torchrun --nproc_per_node={r['world_size']} train.py", *_hf_notes(r)]
+    notes = [*_header(r), f"start it with: torchrun --nproc_per_node={r.world_size} train.py", *_hf_notes(r)]
     lines = [f"    {key}={value!r}," for key, value in keys.items()]
     return _text(
         [*_comments(notes), "from transformers import TrainingArguments", "", "args = TrainingArguments(", *lines, ")"]
@@ -97,13 +99,13 @@ def _hf_notes(recommendation: Recommendation) -> list[str]:
     notes = _checkpointing_note(
         recommendation, "TrainingArguments", "activation_checkpointing=True is full: slower, and less memory"
     )
-    if recommendation["activation_checkpointing"] != "none":
+    if recommendation.activation_checkpointing != "none":
         notes.append("older transformers call activation_checkpointing gradient_checkpointing")
     return notes
 
 
-def _hf_schedule(recommendation: Recommendation) -> dict[str, Any]:
-    if recommendation["schedule"]["type"] == "cosine":
+def _hf_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
+    if recommendation.schedule.type == "cosine":
         return {"lr_scheduler_type": "cosine"}
     if decay_steps := _decay_steps(recommendation):
         kwargs = {"num_decay_steps": decay_steps, "decay_type": "linear"}
@@ -111,27 +113,27 @@ def _hf_schedule(recommendation: Recommendation) -> dict[str, Any]:
     return {"lr_scheduler_type": "constant_with_warmup"}
 
 
-def _hf_optimizer(optimizer: dict[str, Any]) -> dict[str, Any]:
-    beta1, beta2 = optimizer["betas"]
+def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    beta1, beta2 = optimizer.betas
     shared = {
-        "weight_decay": optimizer["weight_decay"],
-        "max_grad_norm": optimizer["max_gradient_norm"] or 0.0,  # transformers' word for never
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # transformers' word for never
     }
-    if optimizer["type"] == "sgd":
+    if optimizer.type == "sgd":
         # transformers takes the SGD's own keys from optim_args alone.
-        return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer['weight_decay']}", **shared}
+        return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
     return {
         "optim": "adamw_torch_fused",
         "adam_beta1": beta1,
         "adam_beta2": beta2,
-        "adam_epsilon": optimizer["eps"],
+        "adam_epsilon": optimizer.eps,
         **shared,
     }
 
 
 def _lightning(recommendation: Recommendation) -> str:
     r = recommendation
-    precision = {"bfloat16": "bf16-mixed", "float16": "16-mixed", "float32": "32-true"}[r["precision"]]
+    precision = {"bfloat16": "bf16-mixed", "float16": "16-mixed", "float32": "32-true"}[r.precision]
     return _text(
         [
             *_comments([*_header(r), *_lightning_notes(r)]),
@@ -140,15 +142,15 @@ def _lightning(recommendation: Recommendation) -> str:
             "import lightning as L",
             "import torch",
             "",
-            f"L.seed_everything({r['seed']})",
+            f"L.seed_everything({r.seed})",
             "trainer = L.Trainer(",
-            f"    devices={r['world_size']},",
-            f"    accumulate_grad_batches={r['gradient_accumulation_steps']},",
+            f"    devices={r.world_size},",
+            f"    accumulate_grad_batches={r.gradient_accumulation_steps},",
             f"    max_steps={_max_steps(r)},",
             f"    precision={precision!r},",
-            f"    gradient_clip_val={r['optimizer']['max_gradient_norm']},",
+            f"    gradient_clip_val={r.optimizer.max_gradient_norm},",
             ")",
-            f"micro_batch_size = {r['micro_batch_size']}  # DataLoader(..., batch_size=micro_batch_size)",
+            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size)",
             "",
             "",
             "def learning_rate_factor(step):",
@@ -163,21 +165,21 @@ def _lightning(recommendation: Recommendation) -> str:
 
 def _lightning_notes(recommendation: Recommendation) -> list[str]:
     notes = ["Lightning averages over micro-batches: right only where each holds equally many targets"]
-    if recommendation["activation_checkpointing"] != "none":
+    if recommendation.activation_checkpointing != "none":
         notes.append(
-            f"Trainer has no key for activation_checkpointing ({recommendation['activation_checkpointing']}): "
+            f"Trainer has no key for activation_checkpointing ({recommendation.activation_checkpointing}): "
             "wrap the blocks of your model in torch.utils.checkpoint"
         )
-    if recommendation["compile"]:
+    if recommendation.compile:
         notes.append("Trainer has no key for compile: call model.compile() before trainer.fit(model)")
     return notes
 
 
 def _factor_lines(recommendation: Recommendation) -> list[str]:
-    """The schedule of the study, of which `step` counts the steps that have ended."""
+    """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended."""
     total, warmup, decay = _max_steps(recommendation), _warmup_steps(recommendation), _decay_steps(recommendation)
     lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
-    if recommendation["schedule"]["type"] == "cosine":
+    if recommendation.schedule.type == "cosine":
         progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {total + 1 - warmup}))"
         return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
     if decay:
@@ -186,17 +188,17 @@ def _factor_lines(recommendation: Recommendation) -> list[str]:
 
 
 def _configure_lines(recommendation: Recommendation) -> list[str]:
-    optimizer, rate = recommendation["optimizer"], recommendation["learning_rate"]
-    beta1, beta2 = optimizer["betas"]
+    optimizer, rate = recommendation.optimizer, recommendation.learning_rate
+    beta1, beta2 = optimizer.betas
     build = (
         f"torch.optim.SGD(groups, lr={rate!r}, momentum={beta1})"
-        if optimizer["type"] == "sgd"
-        else f"torch.optim.AdamW(groups, lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer['eps']!r})"
+        if optimizer.type == "sgd"
+        else f"torch.optim.AdamW(groups, lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r})"
     )
     return [
         "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
         "    others = [p for p in self.parameters() if p.dim() < 2]",
-        f"    groups = [{{'params': matrices, 'weight_decay': {optimizer['weight_decay']}}}, "
+        f"    groups = [{{'params': matrices, 'weight_decay': {optimizer.weight_decay}}}, "
         "{'params': others, 'weight_decay': 0.0}]",
         f"    optimizer = {build}",
         "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
@@ -205,44 +207,44 @@ def _configure_lines(recommendation: Recommendation) -> list[str]:
 
 
 def _torchtitan(recommendation: Recommendation) -> str:
-    """Release 0.2.2 is the last that counts the batch in samples and reads TOML."""
+    """Return the TOML of release 0.2.2: it is the last that counts the batch in samples and reads TOML."""
     r = recommendation
-    optimizer = r["optimizer"]
-    beta1, beta2 = optimizer["betas"]
-    clip = optimizer["max_gradient_norm"]
-    half = r["precision"] != "float32"
-    sections: dict[str, dict[str, Any]] = {
+    optimizer = r.optimizer
+    beta1, beta2 = optimizer.betas
+    clip = optimizer.max_gradient_norm
+    half = r.precision != "float32"
+    sections: dict[str, dict[str, JsonValue]] = {
         "training": {
-            "local_batch_size": r["micro_batch_size"],
-            "global_batch_size": r["effective_batch_size"],
+            "local_batch_size": r.micro_batch_size,
+            "global_batch_size": r.effective_batch_size,
             "steps": _max_steps(r),
             "max_norm": math.inf if clip is None else clip,
             "mixed_precision_param": "bfloat16" if half else "float32",
         },
-        "parallelism": {"data_parallel_replicate_degree": r["world_size"], "data_parallel_shard_degree": 1},
+        "parallelism": {"data_parallel_replicate_degree": r.world_size, "data_parallel_shard_degree": 1},
         "optimizer": {
             "name": "AdamW",
-            "lr": r["learning_rate"],
+            "lr": r.learning_rate,
             "beta1": beta1,
             "beta2": beta2,
-            "eps": optimizer["eps"],
-            "weight_decay": optimizer["weight_decay"],
+            "eps": optimizer.eps,
+            "weight_decay": optimizer.weight_decay,
         },
-        "lr_scheduler": {"warmup_steps": _warmup_steps(r), **_torchtitan_decay(r["schedule"])},
-        "activation_checkpoint": _torchtitan_checkpointing(r["activation_checkpointing"]),
-        "compile": {"enable": r["compile"]},
-        "debug": {"seed": r["seed"]},
+        "lr_scheduler": {"warmup_steps": _warmup_steps(r), **_torchtitan_decay(r.schedule)},
+        "activation_checkpoint": _torchtitan_checkpointing(r.activation_checkpointing),
+        "compile": {"enable": r.compile},
+        "debug": {"seed": r.seed},
     }
     return _text([*_comments([*_header(r), *_torchtitan_notes(r)]), *_toml(sections)])
 
 
-def _torchtitan_decay(schedule: dict[str, Any]) -> dict[str, Any]:
-    if schedule["type"] == "cosine":
+def _torchtitan_decay(schedule: Schedule) -> dict[str, JsonValue]:
+    if schedule.type == "cosine":
         return {"decay_type": "cosine"}
-    return {"decay_ratio": schedule["decay"] if schedule["type"] == "warmup_stable_decay" else 0.0}
+    return {"decay_ratio": schedule.decay if schedule.type == "warmup_stable_decay" else 0.0}
 
 
-def _torchtitan_checkpointing(mode: str | float) -> dict[str, Any]:
+def _torchtitan_checkpointing(mode: ActivationCheckpointing) -> dict[str, JsonValue]:
     if isinstance(mode, float):
         return {"mode": "memory_budget", "memory_budget": mode}
     return {"mode": mode, **({"selective_ac_option": "op"} if mode == "selective" else {})}
@@ -255,16 +257,16 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
         "set training.seq_len to the sequence length of the study's data",
         "torchtitan decays every parameter; the study decayed those of two or more dimensions",
     ]
-    if r["activation_checkpointing"] == "selective":
+    if r.activation_checkpointing == "selective":
         notes.append("torchtitan recomputes every second matrix product, the study none: expect less memory and speed")
-    if r["precision"] == "float16":
+    if r.precision == "float16":
         notes.append("precision float16 cannot be said in torchtitan: bfloat16 stands in its place")
-    if r["optimizer"]["type"] != "adamw":
-        notes.append(f"optimizer {r['optimizer']['type']} cannot be said in torchtitan: AdamW is another optimizer")
+    if r.optimizer.type != "adamw":
+        notes.append(f"optimizer {r.optimizer.type} cannot be said in torchtitan: AdamW is another optimizer")
     return notes
 
 
-def _toml(sections: dict[str, dict[str, Any]]) -> list[str]:
+def _toml(sections: dict[str, dict[str, JsonValue]]) -> list[str]:
     lines: list[str] = []
     for name, values in sections.items():
         # Numbers, booleans and plain words are the same in JSON and TOML, but for infinity.
@@ -274,44 +276,44 @@ def _toml(sections: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _deepspeed(recommendation: Recommendation) -> str:
-    """Valid JSON, which has no comments: what they would say is under `_batchscout`, a key DeepSpeed passes over."""
+    """Return valid JSON. It has no comments: they stand under `_batchscout`, a key that DeepSpeed ignores."""
     r = recommendation
-    config: dict[str, Any] = {
+    config: dict[str, JsonValue] = {
         "_batchscout": [*_header(r), *_deepspeed_notes(r)],
-        "train_batch_size": r["effective_batch_size"],
-        "train_micro_batch_size_per_gpu": r["micro_batch_size"],
-        "gradient_accumulation_steps": r["gradient_accumulation_steps"],
-        "gradient_clipping": r["optimizer"]["max_gradient_norm"] or 0.0,
-        "bf16": {"enabled": r["precision"] == "bfloat16"},
-        "fp16": {"enabled": r["precision"] == "float16"},
+        "train_batch_size": r.effective_batch_size,
+        "train_micro_batch_size_per_gpu": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+        "gradient_clipping": r.optimizer.max_gradient_norm or 0.0,
+        "bf16": {"enabled": r.precision == "bfloat16"},
+        "fp16": {"enabled": r.precision == "float16"},
         "optimizer": _deepspeed_optimizer(r),
         "scheduler": _deepspeed_schedule(r),
-        **({} if r["activation_checkpointing"] == "none" else {"activation_checkpointing": _DEEPSPEED_CHECKPOINTING}),
+        **({} if r.activation_checkpointing == "none" else {"activation_checkpointing": _DEEPSPEED_CHECKPOINTING}),
     }
     return json.dumps(config, indent=2) + "\n"
 
 
-_DEEPSPEED_CHECKPOINTING = {
+_DEEPSPEED_CHECKPOINTING: dict[str, JsonValue] = {
     "partition_activations": False,
     "cpu_checkpointing": False,
     "contiguous_memory_optimization": False,
 }
 
 
-def _deepspeed_optimizer(recommendation: Recommendation) -> dict[str, Any]:
-    optimizer = recommendation["optimizer"]
-    params = {"lr": recommendation["learning_rate"], "weight_decay": optimizer["weight_decay"]}
-    if optimizer["type"] == "sgd":
-        return {"type": "SGD", "params": params | {"momentum": optimizer["betas"][0]}}
-    return {"type": "AdamW", "params": params | {"betas": list(optimizer["betas"]), "eps": optimizer["eps"]}}
+def _deepspeed_optimizer(recommendation: Recommendation) -> dict[str, JsonValue]:
+    optimizer = recommendation.optimizer
+    params: dict[str, JsonValue] = {"lr": recommendation.learning_rate, "weight_decay": optimizer.weight_decay}
+    if optimizer.type == "sgd":
+        return {"type": "SGD", "params": params | {"momentum": optimizer.betas[0]}}
+    return {"type": "AdamW", "params": params | {"betas": list(optimizer.betas), "eps": optimizer.eps}}
 
 
-def _deepspeed_schedule(recommendation: Recommendation) -> dict[str, Any]:
+def _deepspeed_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
     warmup = {"warmup_num_steps": max(1, _warmup_steps(recommendation)), "warmup_type": "linear"}
-    if recommendation["schedule"]["type"] == "cosine":
+    if recommendation.schedule.type == "cosine":
         params = {"total_num_steps": _max_steps(recommendation), "warmup_min_ratio": 0.0, "cos_min_ratio": 0.0}
         return {"type": "WarmupCosineLR", "params": params | warmup}
-    rates = {"warmup_min_lr": 0.0, "warmup_max_lr": recommendation["learning_rate"]}
+    rates = {"warmup_min_lr": 0.0, "warmup_max_lr": recommendation.learning_rate}
     return {"type": "WarmupLR", "params": rates | warmup}
 
 
@@ -321,20 +323,20 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
         f"DeepSpeed takes no number of steps: end your loop after {_max_steps(r)} optimizer steps",
         "DeepSpeed decays every parameter; the study decayed those of two or more dimensions: pass it two groups",
         "DeepSpeed averages over micro-batches: right only where each holds equally many targets",
-        f"the seed ({r['seed']}) is set in your script",
+        f"the seed ({r.seed}) is set in your script",
     ]
     if decay_steps := _decay_steps(r):
         notes.append(
             f"schedule warmup_stable_decay cannot be said in DeepSpeed: the last {decay_steps} steps were annealed "
             "linearly to zero, do so in your script"
         )
-    if r["precision"] != "float32":
+    if r.precision != "float32":
         notes.append("the study kept float32 weights under autocast; bf16 and fp16 here keep half-precision ones")
-    if r["compile"]:
+    if r.compile:
         notes.append("compile cannot be said in DeepSpeed's JSON: call engine.compile() after deepspeed.initialize")
-    if r["activation_checkpointing"] != "none":
+    if r.activation_checkpointing != "none":
         notes.append(
-            f"activation_checkpointing ({r['activation_checkpointing']}) works only in a model that calls "
+            f"activation_checkpointing ({r.activation_checkpointing}) works only in a model that calls "
             "deepspeed.checkpointing.checkpoint on its blocks, which recomputes them fully"
         )
     return notes
@@ -342,22 +344,22 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
 
 def _nanogpt(recommendation: Recommendation) -> str:
     r = recommendation
-    beta1, beta2 = r["optimizer"]["betas"]
-    keys: dict[str, Any] = {
-        "batch_size": r["micro_batch_size"],
-        "gradient_accumulation_steps": r["gradient_accumulation_steps"] * r["world_size"],
+    beta1, beta2 = r.optimizer.betas
+    keys: dict[str, JsonValue] = {
+        "batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps * r.world_size,
         "max_iters": _max_steps(r),
-        "learning_rate": r["learning_rate"],
-        "decay_lr": r["schedule"]["type"] != "constant",
+        "learning_rate": r.learning_rate,
+        "decay_lr": r.schedule.type != "constant",
         "warmup_iters": _warmup_steps(r),
         "lr_decay_iters": _max_steps(r),
         "min_lr": 0.0,
-        "weight_decay": r["optimizer"]["weight_decay"],
+        "weight_decay": r.optimizer.weight_decay,
         "beta1": beta1,
         "beta2": beta2,
-        "grad_clip": r["optimizer"]["max_gradient_norm"] or 0.0,  # nanoGPT's word for never
-        "dtype": r["precision"],
-        "compile": r["compile"],
+        "grad_clip": r.optimizer.max_gradient_norm or 0.0,  # nanoGPT's word for never
+        "dtype": r.precision,
+        "compile": r.compile,
     }
     notes = [*_header(r), *_nanogpt_notes(r)]
     return _text([*_comments(notes), *[f"{key} = {value!r}" for key, value in keys.items()]])
@@ -366,20 +368,20 @@ def _nanogpt(recommendation: Recommendation) -> str:
 def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
     r = recommendation
     notes = ["gradient_accumulation_steps counts all ranks here: train.py divides it by the world size"]
-    if r["activation_checkpointing"] != "none":
+    if r.activation_checkpointing != "none":
         notes.append(
-            f"nanoGPT has no activation_checkpointing ({r['activation_checkpointing']}): "
+            f"nanoGPT has no activation_checkpointing ({r.activation_checkpointing}): "
             "without it this micro-batch may not fit into memory"
         )
-    if r["schedule"]["type"] == "warmup_stable_decay":
+    if r.schedule.type == "warmup_stable_decay":
         notes.append("schedule warmup_stable_decay cannot be said in nanoGPT: it decays by a cosine after warm-up")
-    if r["schedule"]["type"] == "constant" and r["warmup_samples"]:
+    if r.schedule.type == "constant" and r.warmup_samples:
         notes.append("nanoGPT warms up only where it decays: with decay_lr = False warmup_iters has no effect")
-    if r["optimizer"]["type"] != "adamw":
-        notes.append(f"optimizer {r['optimizer']['type']} cannot be said in nanoGPT: it always uses AdamW")
-    elif r["optimizer"]["eps"] != 1e-8:
-        notes.append(f"eps {r['optimizer']['eps']} cannot be said in nanoGPT: it uses 1e-8")
-    return [*notes, f"nanoGPT always seeds with 1337; the study's seed was {r['seed']}"]
+    if r.optimizer.type != "adamw":
+        notes.append(f"optimizer {r.optimizer.type} cannot be said in nanoGPT: it always uses AdamW")
+    elif r.optimizer.eps != 1e-8:
+        notes.append(f"eps {r.optimizer.eps} cannot be said in nanoGPT: it uses 1e-8")
+    return [*notes, f"nanoGPT always seeds with 1337; the study's seed was {r.seed}"]
 
 
 def _text(lines: list[str]) -> str:

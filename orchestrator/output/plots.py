@@ -1,4 +1,4 @@
-"""Small charts as SVG elements: points and lines in, a tree out. Colours come from the page's style sheet.
+"""Draws a figure as an SVG element. Colours come from the page's style sheet.
 
 Elements are built as a tree, so that every text is escaped where it is written out.
 """
@@ -6,9 +6,12 @@ Elements are built as a tree, so that every text is escaped where it is written 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 from xml.etree.ElementTree import Element
+
+from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
 
 NUM_COLOURS = 7
 _LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13
@@ -16,7 +19,7 @@ _CHARACTER = 6.1  # of the 11 px labels, generous
 
 
 def element(tag: str, *children: Element | str | None, **attributes: object) -> Element:
-    """An HTML or SVG element; `class_` is class, and other underscores are dashes."""
+    """Return an HTML or SVG element; `class_` is class, and other underscores are dashes."""
     names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
     node = Element(tag, {names[key]: str(value) for key, value in attributes.items() if value is not None})
     for child in children:
@@ -32,65 +35,6 @@ def _append_text(node: Element, text: str) -> None:
         node[-1].tail = (node[-1].tail or "") + text
     else:
         node.text = (node.text or "") + text
-
-
-def number_text(value: float) -> str:
-    """1.2k, 3.4M, 0.05, 2.1e-4."""
-    size = abs(value)
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if size >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
-            return f"{value / scale:.3g}{unit}" if size < 999.5 * scale else f"{value / scale:.0f}{unit}"
-    if 0 < size < 1e-2:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    return f"{value:.3g}"
-
-
-@dataclass(frozen=True)
-class Mark:
-    x: float
-    y: float
-    text: str = ""
-    """Written beside it."""
-    kind: str = "point"
-    """`point`, `cross` (it failed) or `chosen` (ringed)."""
-    low: float | None = None
-    high: float | None = None
-    """An interval of y."""
-
-
-@dataclass(frozen=True)
-class Series:
-    label: str
-    marks: tuple[Mark, ...]
-    colour: int = 0
-    joined: bool = True
-    dashed: bool = False
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """A limit or a tolerance, across the whole plot."""
-
-    value: float
-    label: str
-    vertical: bool = False
-
-
-@dataclass(frozen=True)
-class Axis:
-    label: str
-    text: Callable[[float], str] = number_text
-    log: bool = False
-    zero: bool = False
-    """Begins at zero."""
-    ticks: tuple[float, ...] = ()
-    """Where the ticks are; empty: at round numbers."""
-    unit: float = 1.0
-    """Round numbers are multiples of it."""
-    top: float | None = None
-    """Values above it are not shown."""
 
 
 @dataclass(frozen=True)
@@ -109,36 +53,33 @@ class _Scale:
         return math.log10(value) if self.axis.log else value
 
 
-def plot(
-    x_axis: Axis,
-    y_axis: Axis,
-    series: Sequence[Series],
-    lines: Sequence[Line] = (),
-    width: int = 540,
-    height: int = 270,
-    left: int = _LEFT,
-    legend: bool = True,
-) -> Element:
-    """The chart; series are named at its right edge, where they cannot cover a point."""
-    series = [_drawable(one, x_axis, y_axis) for one in series]
-    shown = [one for one in series if one.marks]
+def plot(figure: Figure) -> Element:
+    """Return the chart; series are named at its right edge, where they cannot cover a point."""
+    drawable = [_drawable(one, figure.x, figure.y) for one in figure.series]
+    shown = [one for one in drawable if one.marks]
+    width = figure.width
     if not shown:
         return _empty(width, 80)
-    labels = [one.label for one in shown if one.label] if legend else []
+    labels = [one.label for one in shown if one.label]
     right = width - (18 + _CHARACTER * max((len(label) for label in labels), default=0))
-    height = max(height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
-    x = _scale(x_axis, _values(shown, lines, "x", x_axis), left, right)
-    y = _scale(y_axis, _values(shown, lines, "y", y_axis), height - _BOTTOM, _TOP)
+    height = max(figure.height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
+    x = _scale(figure.x, _values(shown, figure.lines, "x", figure.x), _left(figure.y), right)
+    y = _scale(figure.y, _values(shown, figure.lines, "y", figure.y), height - _BOTTOM, _TOP)
     return element(
         "svg",
         *_grid(x, y),
-        *[_line(line, x, y) for line in lines if _inside(line, x, y)],
+        *[_line(line, x, y) for line in figure.lines if _inside(line, x, y)],
         *[_series(one, x, y) for one in shown],
-        *(_labels(shown, x, y) if labels else []),
+        *_labels(shown, x, y),
         viewBox=f"0 0 {width} {height}",
         style=f"max-width:{width}px",
         role="img",
     )
+
+
+def _left(y_axis: Axis) -> int:
+    """Return where the plot begins: right of its numbers, or of the names of its rows."""
+    return 30 + 7 * max(len(y_axis.text(tick)) for tick in y_axis.ticks) if y_axis.ticks else _LEFT
 
 
 def _empty(width: int, height: int) -> Element:
@@ -148,25 +89,25 @@ def _empty(width: int, height: int) -> Element:
 
 
 def _drawable(series: Series, x_axis: Axis, y_axis: Axis) -> Series:
-    """Without the marks that no axis can show."""
-    marks = tuple(m for m in series.marks if _fits(m.x, x_axis) and _fits(m.y, y_axis))
-    return Series(series.label, marks, series.colour, series.joined, series.dashed, series.bold)
+    """Return it without the marks that an axis cannot show."""
+    return replace(series, marks=tuple(m for m in series.marks if _fits(m.x, x_axis) and _fits(m.y, y_axis)))
 
 
 def _fits(value: float, axis: Axis) -> bool:
     return math.isfinite(value) and (value > 0 or not axis.log) and (axis.top is None or value <= axis.top)
 
 
-def _values(series: Sequence[Series], lines: Sequence[Line], name: str, axis: Axis) -> list[float]:
-    """All that the axis must hold."""
-    bounds = [b for one in series for m in one.marks for b in (m.low, m.high) if b is not None and name == "y"]
-    marks = [getattr(mark, name) for one in series for mark in one.marks]
+def _values(series: Sequence[Series], lines: Sequence[Line], name: Literal["x", "y"], axis: Axis) -> list[float]:
+    """Return all that the axis must hold."""
+    marks = [mark for one in series for mark in one.marks]
+    places = [mark.x if name == "x" else mark.y for mark in marks]
+    bounds = [bound for mark in marks for bound in (mark.low, mark.high) if bound is not None and name == "y"]
     lined = [line.value for line in lines if line.vertical == (name == "x")]
-    return [value for value in marks + bounds + lined if _fits(value, axis)]
+    return [value for value in places + bounds + lined if _fits(value, axis)]
 
 
 def _scale(axis: Axis, values: list[float], start: float, end: float) -> _Scale:
-    """A little wider than the values."""
+    """Return a scale that is a little wider than the values."""
     low, high = min(values), max(values)
     if axis.log:
         margin = max((high / low) ** 0.06, 1.15)
@@ -189,7 +130,7 @@ def _ticks(scale: _Scale) -> list[float]:
 
 
 def _round_step(rough: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    """Return the next of 1, 2, 2.5, 5, 10 times a power of ten."""
     power = 10 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
@@ -203,7 +144,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(ticks: list[float], scale: _Scale) -> list[float]:
-    """Without those whose text would touch the one before."""
+    """Return the ticks without those whose text would touch the one before."""
     kept: list[float] = []
     for tick in sorted(set(ticks)):
         needed = 14 + _CHARACTER * len(scale.axis.text(tick)) if scale.end > scale.start else 14
@@ -213,7 +154,7 @@ def _thinned(ticks: list[float], scale: _Scale) -> list[float]:
 
 
 def _grid(x: _Scale, y: _Scale) -> list[Element]:
-    """Rules at the y ticks, tick texts, and what the axes are."""
+    """Return the rules at the y ticks, the texts of the ticks, and the names of the axes."""
     parts = [element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")]
     for tick in _ticks(y):
         parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
@@ -243,10 +184,10 @@ def _line(line: Line, x: _Scale, y: _Scale) -> Element:
 
 
 def _series(series: Series, x: _Scale, y: _Scale) -> Element:
-    """Lines between what was measured, a dashed one on to what failed."""
+    """Return lines between what was measured, and a dashed one from there to what failed."""
     good = [mark for mark in series.marks if mark.kind != "cross"]
     failed = [mark for mark in series.marks if mark.kind == "cross"]
-    looks = " ".join(name for name in ("dashed", "bold") if getattr(series, name))
+    looks = " ".join(name for name, wanted in (("dashed", series.dashed), ("bold", series.bold)) if wanted)
     paths = [_path(good, looks, x, y), _path([*good[-1:], *failed], "failed", x, y)] if series.joined else []
     marks = [part for mark in series.marks for part in _mark(mark, series, x, y)]
     return element("g", element("title", series.label), *paths, *marks, class_=f"series c{series.colour % NUM_COLOURS}")
@@ -277,7 +218,7 @@ def _cross(x: float, y: float) -> Element:
 
 
 def _shape(x: float, y: float, colour: int) -> Element:
-    """Another shape for each colour, for those who cannot tell the colours apart."""
+    """Return another shape for each colour, for those who cannot tell the colours apart."""
     shapes = (
         f"M{x - 3.4},{y}a3.4,3.4 0 1 0 6.8,0a3.4,3.4 0 1 0 -6.8,0z",
         f"M{x - 3},{y - 3}h6v6h-6z",
@@ -289,7 +230,7 @@ def _shape(x: float, y: float, colour: int) -> Element:
 
 
 def _labels(series: Sequence[Series], x: _Scale, y: _Scale) -> list[Element]:
-    """The names at the right edge, each as near to its last point as the others let it be."""
+    """Return the names at the right edge, each as near to its last point as the others let it be."""
     named = sorted((one for one in series if one.label), key=lambda one: y(one.marks[-1].y))
     places = spread([y(one.marks[-1].y) for one in named], _LABEL_GAP, y.end, y.start)
     return [_label(one, place, x, y) for one, place in zip(named, places, strict=True)]
@@ -307,7 +248,7 @@ def _label(series: Series, place: float, x: _Scale, y: _Scale) -> Element:
 
 
 def spread(places: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Sorted places moved apart until each is `gap` from the next, inside [low, high] where they all fit."""
+    """Return sorted places moved apart until each is `gap` from the next, inside [low, high] where they all fit."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + gap) if moved else max(place, low))

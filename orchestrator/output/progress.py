@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,21 +12,26 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.study.state import Conclusion, Study, Trial, TrialState
+from orchestrator.config.stages import StageConfig
+from orchestrator.decisions.observer import Observer
+from orchestrator.study.state import Conclusion, Study
+from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.units import bytes_text, seconds_text
 
 
-class Progress:
+class Progress(Observer):
     """A live panel on a terminal; on a pipe or a log, one line per event."""
 
     def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
         self._config, self._study = config, study
         self._console = Console(quiet=quiet, highlight=False)
-        self._director: Any = None
+        self._stage: StageConfig | None = None
+        """The stage that is shown; None before the first has begun."""
+        self._latest: dict[str, Metrics] = {}
+        """The last metrics heard of each trial that has not ended, journaled or not."""
         self._doing = ""
-        self._started = time.monotonic()
-        self._said: dict[str, TrialState] = {trial.id: trial.state for trial in study.trials.values()}
-        self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=2, transient=True)
+        self._began = time.monotonic()
+        self._live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -38,15 +43,30 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
+        """Show what is being done now."""
         self._doing = text
         if not self._console.is_terminal:
             self._console.print(text)
 
-    def watch(self, director: Any) -> None:
-        """Show this stage from now on."""
-        self._director = director
-        director.on_change = self._event
-        self.say(f"{director.stage.type}: {type(director.stage).__doc__}")
+    def stage_began(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self.say(f"{stage.type}: {type(stage).__doc__}")
+
+    def started(self, trial: Trial) -> None:
+        self._event(trial)
+
+    def progressed(self, trial: Trial, metrics: Metrics) -> None:
+        self._latest[trial.id] = metrics
+
+    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        self._latest[trial.id] = metrics
+
+    def waits(self, trial: Trial) -> None:
+        self._event(trial)
+
+    def ended(self, trial: Trial) -> None:
+        self._latest.pop(trial.id, None)
+        self._event(trial)
 
     def concluded(self, conclusion: Conclusion) -> None:
         mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"
@@ -55,81 +75,86 @@ class Progress:
             self._console.print(Text(f"     {note}", style="dim"))
 
     def _event(self, trial: Trial) -> None:
-        """A trial changed its state: a line in a log, nothing on a terminal, where the panel shows it."""
+        """Print a line in a log; on a terminal the panel shows it."""
         if not self._console.is_terminal:
             self._console.print(Text(f"  {trial.id}: {trial.state}  {trial_line(trial)}".rstrip()))
 
-    def _panel(self) -> RenderableType:
+    def panel(self) -> RenderableType:
+        """Return what a terminal shows now."""
         lines: list[RenderableType] = [self._stages(), Text(self._doing, style="dim")]
-        if self._director is not None:
-            lines += [self._running(), self._counts()]
+        if self._stage is not None:
+            trials = self._study.of_stage(self._stage.type)
+            lines += [self._running(trials), self._counts(trials)]
         return Group(*lines)
 
     def _stages(self) -> Text:
         text = Text(f"{self._config.name}  ", style="bold")
         for stage in self._config.stages:
-            done = stage.type in self._study.conclusions
-            current = self._director is not None and self._director.stage.type == stage.type and not done
-            style = "green" if done else "bold yellow" if current else "dim"
-            failed = done and not self._study.conclusions[stage.type].ok
-            mark = "! " if failed else "* " if current else "+ " if done else "- "
-            text.append(mark + stage.type + "  ", style="red" if failed else style)
+            mark, style = self._mark(stage)
+            text.append(f"{mark} {stage.type}  ", style=style)
         return text
 
-    def _running(self) -> Table:
+    def _mark(self, stage: StageConfig) -> tuple[str, str]:
+        """Return (the sign before the stage's name, its style)."""
+        conclusion = self._study.conclusions.get(stage.type)
+        if conclusion is not None:
+            return ("+", "green") if conclusion.ok else ("!", "red")
+        return ("*", "bold yellow") if stage == self._stage else ("-", "dim")
+
+    def _running(self, trials: Sequence[Trial]) -> Table:
         table = Table.grid(padding=(0, 2))
-        for trial in list(self._study.of_stage(self._director.stage.type)):
+        for trial in trials:
             if trial.state is TrialState.RUNNING:
-                metrics = trial.metrics | self._director.latest.get(trial.id, {})
-                seen = metrics.get("samples_seen", 0)
+                metrics = trial.metrics | self._latest.get(trial.id, {})
+                seen = metrics.get("samples_seen") or 0
                 table.add_row(
                     trial.id, f"{seen:,.0f} of {trial.config.sample_budget:,} samples", trial_metrics(trial, metrics)
                 )
         return table
 
-    def _counts(self) -> Text:
-        trials = list(self._study.of_stage(self._director.stage.type))
+    def _counts(self, trials: Sequence[Trial]) -> Text:
         counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
         parts = [f"{count} {state}" for state, count in counts.items() if count]
         best = best_so_far(trials)
         text = Text("trials: " + ", ".join(parts))
         if best:
             text.append(f"   best: {best.id} {trial_line(best)}", style="cyan")
-        text.append(f"   {seconds_text(time.monotonic() - self._started)} so far")
+        text.append(f"   {seconds_text(time.monotonic() - self._began)} so far")
         left = seconds_left(trials)
         if left is not None:
             text.append(f", about {seconds_text(left)} left in this stage")
         return text
 
 
-def best_so_far(trials: list[Trial]) -> Trial | None:
-    """The lowest val loss of the full runs, else the most tokens/s."""
-    with_loss = [t for t in trials if t.config.evaluations and t.metrics.get("val_loss") is not None]
+def best_so_far(trials: Sequence[Trial]) -> Trial | None:
+    """Return the full run with the lowest val loss, else the trial with the most tokens/s."""
+    with_loss = [trial for trial in trials if trial.config.evaluations and trial.metric("val_loss") is not None]
     if with_loss:
-        return min(with_loss, key=lambda trial: trial.metrics["val_loss"])
-    with_rate = [trial for trial in trials if trial.metrics.get("tokens_per_second") is not None]
-    return max(with_rate, key=lambda trial: trial.metrics["tokens_per_second"], default=None)
+        return min(with_loss, key=lambda trial: trial.measured("val_loss"))
+    with_rate = [trial for trial in trials if trial.metric("tokens_per_second") is not None]
+    return max(with_rate, key=lambda trial: trial.measured("tokens_per_second"), default=None)
 
 
-def seconds_left(trials: list[Trial]) -> float | None:
-    """From the mean of the trials of this stage that ended; None before the first has."""
+def seconds_left(trials: Sequence[Trial]) -> float | None:
+    """Return what the open trials take if they are like the mean of those that ended; None before the first has."""
     ended = [trial.seconds for trial in trials if trial.state.ended and trial.seconds]
     open_trials = sum(not trial.state.ended for trial in trials)
     return open_trials * sum(ended) / len(ended) if ended else None
 
 
 def trial_line(trial: Trial) -> str:
-    """What a trial's end says in a line: its figures, or why there are none; both of one that was measured before."""
-    figures = trial_metrics(trial, trial.metrics)
-    return "; ".join(filter(None, [figures, trial.reason])) if trial.reused else trial.reason or figures
+    """Return a trial's figures, or why there are none; both where an earlier study has measured it."""
+    figures, explanation = trial_metrics(trial, trial.metrics), trial.explanation
+    return "; ".join(filter(None, [figures, explanation])) if trial.reused else explanation or figures
 
 
-def trial_metrics(trial: Trial, metrics: dict[str, float]) -> str:
-    """Without the losses of a run of a few steps: it is there to be timed."""
+def trial_metrics(trial: Trial, metrics: Metrics) -> str:
+    """Return the metrics in a line, without the losses of a run of a few steps: it is there to be timed."""
     return metrics_line(metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None})
 
 
 def metrics_line(metrics: Mapping[str, float | None]) -> str:
+    """Return the metrics that people look at first; the training loss only where there is no validation loss."""
     known = {key: value for key, value in metrics.items() if value is not None}
     parts = [text(known[key]) for key, text in _IN_A_LINE.items() if key in known]
     if "val_loss" not in known and "loss" in known:

@@ -3,77 +3,189 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.ranking import LOSS_TIE
-from orchestrator.study.state import Study, Trial, TrialState
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
-from trainers.config import TrialConfig
+from trainers.config import ActivationCheckpointing, CrossEntropy, OptimizerConfig, Precision, Schedule, TrialConfig
 from trainers.files import written_whole
 
-_EVIDENCE = (
-    "val_loss", "perplexity", "tokens_per_second", "step_seconds", "peak_memory_bytes", "train_seconds",
-    "noise_scale", "noise_scale_low", "noise_scale_high", "coherence", "coherence_floor", "mfu",
-)  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was measured of the recommended configuration; a figure that was not is None, and absent from the file."""
+
+    trial: str
+    val_loss: float | None = None
+    perplexity: float | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    train_seconds: float | None = None
+    noise_scale: float | None = None
+    noise_scale_low: float | None = None
+    noise_scale_high: float | None = None
+    coherence: float | None = None
+    coherence_floor: float | None = None
+    mfu: float | None = None
+    memory_limit_bytes: int | None = None
+    memory_margin_bytes: int | None = None
+    memory: str | None = None
+    """The last three for people; all of them None where no limit is known."""
+    stages: dict[str, str]
+    """What every stage concluded."""
+    notes: tuple[str, ...]
 
 
-def recommend(config: StudyConfig, study: Study) -> dict[str, Any] | None:
-    """The recommendation as far as the study has come; None while no full run has won."""
-    winner = _winner(study)
+@dataclass(frozen=True)
+class Alternative:
+    """Another configuration that finished."""
+
+    trial: str
+    role: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    learning_rate: float
+    val_loss: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    """A trial that did not finish."""
+
+    trial: str
+    state: TrialState
+    reason: str
+    """With the code of its cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What to train with, and why. The fields are the keys of recommendation.json, in its order."""
+
+    micro_batch_size: int
+    """Samples per forward and backward pass of one rank."""
+    gradient_accumulation_steps: int
+    world_size: int
+    effective_batch_size: int
+    activation_checkpointing: ActivationCheckpointing
+    compile: bool
+    precision: Precision
+    cross_entropy: CrossEntropy | None = None
+    """None, and absent from the file, where it is computed as usual."""
+    learning_rate: float
+    warmup_samples: int
+    sample_budget: int
+    optimizer: OptimizerConfig
+    schedule: Schedule
+    seed: int
+    verdict: str
+    """For people: the configuration, and what it wins against the baseline."""
+    complete: bool
+    """False while a stage of the study has yet to conclude."""
+    evidence: Evidence
+    alternatives: tuple[Alternative, ...]
+    """The best first."""
+    ruled_out: tuple[RuledOut, ...]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the tree that recommendation.json holds."""
+        tree = _adapter().dump_python(self, mode="json")
+        tree["evidence"] = {key: value for key, value in tree["evidence"].items() if value is not None}
+        return {key: value for key, value in tree.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Recommendation:
+        """Return what recommendation.json says. Raises ValueError, with the remedy, where that is no recommendation."""
+        try:
+            return _adapter().validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise ValueError(
+                f"this is not a recommendation.json as batchscout writes it ({where}: {first['msg']}); "
+                "write it again: batchscout report RUN_DIR"
+            ) from error
+
+
+@cache
+def _adapter() -> TypeAdapter[Recommendation]:
+    return TypeAdapter(Recommendation)
+
+
+def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
+    """Return the recommendation as far as the study has come; None while no full run has won."""
+    winner = _winner(config, study)
     if winner is None:
         return None
     trial = winner.config
-    return {
-        "micro_batch_size": trial.micro_batch_size,
-        "gradient_accumulation_steps": trial.gradient_accumulation_steps,
-        "world_size": trial.world_size,
-        "effective_batch_size": trial.effective_batch_size,
-        "activation_checkpointing": trial.activation_checkpointing,
-        "compile": trial.compile,
-        "precision": trial.precision,
-        **_chunks(trial),
-        "learning_rate": trial.learning_rate,
-        "warmup_samples": trial.warmup_samples,
-        "sample_budget": trial.sample_budget,
-        "optimizer": trial.optimizer.model_dump(mode="json"),
-        "schedule": trial.schedule.model_dump(mode="json"),
-        "seed": trial.seed,
-        "verdict": _verdict(study, winner),
-        "complete": all(stage.type in study.conclusions for stage in config.stages),
-        "evidence": _evidence(study, winner),
-        "alternatives": _alternatives(study, winner),
-        "ruled_out": _ruled_out(study),
-    }
+    return Recommendation(
+        micro_batch_size=trial.micro_batch_size,
+        gradient_accumulation_steps=trial.gradient_accumulation_steps,
+        world_size=trial.world_size,
+        effective_batch_size=trial.effective_batch_size,
+        activation_checkpointing=trial.activation_checkpointing,
+        compile=trial.compile,
+        precision=trial.precision,
+        cross_entropy=_unusual_cross_entropy(trial),
+        learning_rate=trial.learning_rate,
+        warmup_samples=trial.warmup_samples,
+        sample_budget=trial.sample_budget,
+        optimizer=trial.optimizer,
+        schedule=trial.schedule,
+        seed=trial.seed,
+        verdict=_verdict(study, winner),
+        complete=all(stage.type in study.conclusions for stage in config.stages),
+        evidence=_evidence(study, winner),
+        alternatives=_alternatives(config, study, winner),
+        ruled_out=_ruled_out(study),
+    )
 
 
-def _chunks(trial: TrialConfig) -> dict[str, str]:
-    """Said only where it is not as usual."""
+def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:
     kind = mode_of(trial).cross_entropy
-    return {} if kind == "whole" else {"cross_entropy": kind}
+    return None if kind == "whole" else kind
 
 
-def _winner(study: Study) -> Trial | None:
-    for stage in ("learning_rate", "train", "grid"):
-        name = study.value(stage, "winner")
-        if name:
-            return study.trials[name]
-    return None
+def _winner(config: StudyConfig, study: Study) -> Trial | None:
+    """Return the full run that was chosen, by the stage that takes precedence where several have chosen one."""
+    by_precedence = sorted(config.stages, key=lambda keys: stage_of(keys).precedence, reverse=True)
+    training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
+    chosen = [stage_of(keys).winner(StageContext(keys, config, study, run_dir="")) for keys in training]
+    return next((study.trials[name] for name in chosen if name is not None), None)
 
 
 def _verdict(study: Study, winner: Trial) -> str:
     trial = winner.config
-    mode = str(trial.activation_checkpointing) + (", cross-entropy in chunks" if _chunks(trial) else "")
+    mode = str(trial.activation_checkpointing)
+    if _unusual_cross_entropy(trial):
+        mode += ", cross-entropy in chunks"
     batch = (
         f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
         f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
         f"and learning rate {trial.learning_rate:.3g}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
-    on_edge = winner.stage == "learning_rate" and study.value("learning_rate", "on_edge")
-    return f"{batch}: {_against_baseline(study, winner)}.{edge if on_edge else ''}"
+    return f"{batch}: {_against_baseline(study, winner)}.{edge if _is_on_edge(study, winner) else ''}"
+
+
+def _is_on_edge(study: Study, winner: Trial) -> bool:
+    findings = found(study, LearningRateFindings)
+    return findings is not None and findings.on_edge and winner.stage == findings.STAGE
 
 
 def _times(accumulation: int) -> str:
@@ -81,49 +193,73 @@ def _times(accumulation: int) -> str:
 
 
 def _against_baseline(study: Study, winner: Trial) -> str:
-    loss = winner.metrics["val_loss"]
+    loss = winner.measured("val_loss")
     baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
     if baseline is None:
         return f"it ends at val loss {loss:.3f}, the best of what was run"
-    ours = winner.config
-    if (baseline.config.micro_batch_size, baseline.config.gradient_accumulation_steps) == (
-        ours.micro_batch_size, ours.gradient_accumulation_steps,
-    ):  # fmt: skip
+    before = baseline.measured("val_loss")
+    if _batch(winner) == _batch(baseline):
         return (
-            f"at the rule's learning rate no batch that was tried beat the baseline's (val loss "
-            f"{baseline.metrics['val_loss']:.3f}) by more than a tie's width, {LOSS_TIE:.1%}, so the batch is not your "
-            f"bottleneck{_at_its_rate(winner, baseline)}"
+            f"at the rule's learning rate no batch that was tried beat the baseline's (val loss {before:.3f}) by more "
+            f"than a tie's width, {LOSS_TIE:.1%}, so the batch is not your bottleneck{_at_its_rate(winner, baseline)}"
         )
     speed = _ratio(winner, baseline, "tokens_per_second")
-    return f"val loss {loss:.3f} against the baseline's {baseline.metrics['val_loss']:.3f} at equal samples{speed}"
+    return f"val loss {loss:.3f} against the baseline's {before:.3f} at equal samples{speed}"
+
+
+def _batch(trial: Trial) -> tuple[int, int]:
+    return trial.config.micro_batch_size, trial.config.gradient_accumulation_steps
 
 
 def _at_its_rate(winner: Trial, baseline: Trial) -> str:
     if winner.config.learning_rate == baseline.config.learning_rate:
         return ""
-    return f"; this learning rate brings it to {winner.metrics['val_loss']:.3f}"
+    return f"; this learning rate brings it to {winner.measured('val_loss'):.3f}"
 
 
 def _ratio(winner: Trial, baseline: Trial, key: str) -> str:
-    ours, theirs = winner.metrics.get(key), baseline.metrics.get(key)
+    ours, theirs = winner.metric(key), baseline.metric(key)
     return f", at {ours / theirs:.2f} x its tokens/s" if ours and theirs else ""
 
 
-def _evidence(study: Study, winner: Trial) -> dict[str, Any]:
-    limit = study.value("frontier", "limit_bytes")
-    peak = winner.metrics.get("peak_memory_bytes")
-    found: dict[str, Any] = {"trial": winner.id}
-    found |= {key: winner.metrics[key] for key in _EVIDENCE if winner.metrics.get(key) is not None}
-    if limit and peak is not None:
-        found |= {"memory_limit_bytes": limit, "memory_margin_bytes": limit - peak}
-        found["memory"] = f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(limit - peak)} left"
-    found["stages"] = {stage: conclusion.reason for stage, conclusion in study.conclusions.items()}
-    found["notes"] = [*_of_the_model(study), *(note for c in study.conclusions.values() for note in c.notes)]
-    return found
+def _evidence(study: Study, winner: Trial) -> Evidence:
+    frontier = found(study, FrontierFindings)
+    limit, peak = frontier.limit_bytes if frontier else None, _whole(winner.metric("peak_memory_bytes"))
+    margin = limit - peak if limit and peak is not None else None
+    return Evidence(
+        trial=winner.id,
+        val_loss=winner.metric("val_loss"),
+        perplexity=winner.metric("perplexity"),
+        tokens_per_second=winner.metric("tokens_per_second"),
+        step_seconds=winner.metric("step_seconds"),
+        peak_memory_bytes=peak,
+        train_seconds=winner.metric("train_seconds"),
+        noise_scale=winner.metric("noise_scale"),
+        noise_scale_low=winner.metric("noise_scale_low"),
+        noise_scale_high=winner.metric("noise_scale_high"),
+        coherence=winner.metric("coherence"),
+        coherence_floor=winner.metric("coherence_floor"),
+        mfu=winner.metric("mfu"),
+        memory_limit_bytes=limit if margin is not None else None,
+        memory_margin_bytes=margin,
+        memory=_memory_text(peak, limit),
+        stages={stage: conclusion.reason for stage, conclusion in study.conclusions.items()},
+        notes=(*_model_notes(study), *(note for one in study.conclusions.values() for note in one.notes)),
+    )
 
 
-def _of_the_model(study: Study) -> list[str]:
-    layers = study.facts.get("num_batch_norms")
+def _whole(num_bytes: float | None) -> int | None:
+    return None if num_bytes is None else int(num_bytes)
+
+
+def _memory_text(peak: int | None, limit: int | None) -> str | None:
+    if not limit or peak is None:
+        return None
+    return f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(limit - peak)} left"
+
+
+def _model_notes(study: Study) -> list[str]:
+    layers = study.facts.num_batch_norms
     if not layers:
         return []
     return [
@@ -131,37 +267,41 @@ def _of_the_model(study: Study) -> list[str]:
     ]
 
 
-def _alternatives(study: Study, winner: Trial) -> list[dict[str, Any]]:
-    """The other configurations that finished, best first."""
+def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:
+    """Return the other full runs that finished, the best first."""
+    training = [stage.type for stage in config.stages if stage_of(stage).trains_candidates]
     others = [
         trial
         for trial in study.trials.values()
-        if trial.stage in ("train", "grid", "learning_rate")
-        and trial.state is TrialState.COMPLETE
-        and trial.id != winner.id
+        if trial.stage in training and trial.state is TrialState.COMPLETE and trial.id != winner.id
     ]
-    return [
-        {
-            "trial": t.id,
-            "role": t.role,
-            "micro_batch_size": t.config.micro_batch_size,
-            "gradient_accumulation_steps": t.config.gradient_accumulation_steps,
-            "learning_rate": t.config.learning_rate,
-            "val_loss": t.metrics.get("val_loss"),
-            "tokens_per_second": t.metrics.get("tokens_per_second"),
-        }
-        for t in sorted(others, key=lambda trial: trial.metrics.get("val_loss", float("inf")))
-    ]
+    return tuple(
+        Alternative(
+            trial=t.id,
+            role=t.role,
+            micro_batch_size=t.config.micro_batch_size,
+            gradient_accumulation_steps=t.config.gradient_accumulation_steps,
+            learning_rate=t.config.learning_rate,
+            val_loss=t.metric("val_loss"),
+            tokens_per_second=t.metric("tokens_per_second"),
+        )
+        for t in sorted(others, key=_loss)
+    )
 
 
-def _ruled_out(study: Study) -> list[dict[str, str]]:
+def _loss(trial: Trial) -> float:
+    loss = trial.metric("val_loss")
+    return float("inf") if loss is None else loss
+
+
+def _ruled_out(study: Study) -> tuple[RuledOut, ...]:
     out = (TrialState.PRUNED, TrialState.OUT_OF_MEMORY, TrialState.FAILED)
-    return [{"trial": t.id, "state": t.state, "reason": t.reason} for t in study.trials.values() if t.state in out]
+    return tuple(RuledOut(t.id, t.state, t.explanation) for t in study.trials.values() if t.state in out)
 
 
-def write_recommendation(path: Path, recommendation: dict[str, Any] | None) -> None:
-    """Whole or absent; nothing is written while there is nothing to recommend."""
+def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:
+    """Write it whole or not at all; nothing is written while there is nothing to recommend."""
     if recommendation is None:
         return
     with written_whole(path) as file:
-        file.write((json.dumps(recommendation, indent=2) + "\n").encode())
+        file.write((json.dumps(recommendation.to_json(), indent=2) + "\n").encode())

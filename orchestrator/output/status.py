@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
+from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,14 +14,18 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.output.progress import best_so_far, trial_metrics
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.time_split import time_split
-from orchestrator.study.state import Study, Trial
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
 from orchestrator.units import seconds_text
 
 WIDTH_OF_A_LOG = 160
 
 
-def status_values(config: StudyConfig, study: Study) -> dict[str, Any]:
-    """{"name", "stages": [{"type", "state"}], "trials": [{"id", "stage", "state", "reason", "config", "metrics"}]}"""
+def status_values(config: StudyConfig, study: Study) -> dict[str, JsonValue]:
+    """Return what `status --json` prints.
+
+    {"name", "stages": [{"type", "state"}], "trials": [{"id", "stage", "state", "reason", "config", "metrics"}]}
+    """
     return {
         "name": config.name,
         "stages": [{"type": stage.type, "state": stage_state(stage.type, study)} for stage in config.stages],
@@ -30,33 +34,36 @@ def status_values(config: StudyConfig, study: Study) -> dict[str, Any]:
 
 
 def stage_state(stage: str, study: Study) -> str:
-    """waiting, running, complete or failed."""
+    """Return waiting, running, complete or failed."""
     conclusion = study.conclusions.get(stage)
     if conclusion:
         return "complete" if conclusion.ok else "failed"
     return "running" if stage in study.started else "waiting"
 
 
-def _trial_values(trial: Trial) -> dict[str, Any]:
+def _trial_values(trial: Trial) -> dict[str, JsonValue]:
     return {
         "id": trial.id,
         "stage": trial.stage,
         "state": trial.state,
-        "reason": trial.reason,
+        "reason": trial.explanation,
         "config": trial.config.model_dump(mode="json"),
-        "metrics": trial.metrics,
+        "metrics": dict(trial.metrics),
     }
 
 
 def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
-    """For people: the verdict if there is one, then every stage with its trials. is_driven: a process runs it now."""
+    """Print, for people, the verdict if there is one, then every stage with its trials.
+
+    is_driven: True if a process runs the study now.
+    """
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG)
     recommendation = recommend(config, study)
     console.print(Text(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
         console.print(Text("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
-        console.print(Text(recommendation["verdict"], style="green"))
+        console.print(Text(recommendation.verdict, style="green"))
     for stage in config.stages:
         _print_stage(console, stage.type, study)
     parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
@@ -76,5 +83,6 @@ def _print_stage(console: Console, stage: str, study: Study) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for trial in trials:
         mark = "*" if best and trial.id == best.id else " "
-        table.add_row(f"{mark} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics), Text(trial.reason))
+        figures, explanation = trial_metrics(trial, trial.metrics), Text(trial.explanation)
+        table.add_row(f"{mark} {trial.id}", str(trial.state), figures, explanation)
     console.print(table)

@@ -1,27 +1,49 @@
-"""Where the seconds of a study went."""
+"""Where the seconds of a study went. Nothing else adds them up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from orchestrator.study.state import Study, Trial
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
+
+
+@dataclass(frozen=True)
+class LaneTime:
+    """The seconds for which trials held a lane."""
+
+    held: float
+    training: float
+    """In optimizer steps."""
+    compiling: float
+
+    @property
+    def rest(self) -> float:
+        """The seconds of building models, reading data, evaluating, saving and handing over."""
+        return max(0.0, self.held - self.training - self.compiling)
+
+
+def lane_time(trials: Sequence[Trial]) -> LaneTime:
+    return LaneTime(
+        held=sum(trial.seconds for trial in trials),
+        training=sum(trial.metric("train_seconds") or 0.0 for trial in trials),
+        compiling=sum(trial.metric("compile_seconds") or 0.0 for trial in trials),
+    )
 
 
 def time_split(study: Study) -> dict[str, float]:
-    """Where the seconds of all trials went. `start-up`: Ray, and a lane's own start inside its first trial; `measuring`:
-    steps of the short stages; `training`: steps of full runs; `rest`: building models, evaluating, saving, handing over."""
+    """Return the seconds of the whole study by what they were spent on.
+
+    start-up: of Ray and the lanes, before the first trial. measuring: steps of the short trials. training: steps of the
+    full runs. rest: what the trials held their lanes for beside these and compiling.
+    """
     trials = list(study.trials.values())
-    full = [trial for trial in trials if trial.config.evaluations]
-    short = [trial for trial in trials if not trial.config.evaluations]
-    parts = {
+    whole = lane_time(trials)
+    return {
         "start-up": sum(study.startup_seconds),
-        "compiling": _total(trials, "compile_seconds"),
-        "measuring": _total(short, "train_seconds"),
-        "training": _total(full, "train_seconds"),
+        "compiling": whole.compiling,
+        "measuring": lane_time([trial for trial in trials if not trial.config.evaluations]).training,
+        "training": lane_time([trial for trial in trials if trial.config.evaluations]).training,
+        "rest": whole.rest,
     }
-    held = sum(trial.seconds for trial in trials)
-    return parts | {"rest": max(0.0, held - sum(parts.values()) + parts["start-up"])}
-
-
-def _total(trials: Sequence[Trial], key: str) -> float:
-    return sum(trial.metrics.get(key) or 0.0 for trial in trials)

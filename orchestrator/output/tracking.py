@@ -5,38 +5,28 @@ from __future__ import annotations
 import re
 import secrets
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
 from orchestrator.config.keys import Tracking
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.decisions.observer import Observer
+from orchestrator.study.trial import Metrics, Trial, TrialState
+
+if TYPE_CHECKING:
+    from wandb import Run, Settings
 
 
-class Tracker(Protocol):
-    def started(self, trial: Trial) -> None:
-        """A trial starts, or goes on after a pause or a crash."""
-
-    def result(self, trial_id: str, metrics: dict[str, float]) -> None:
-        """Metrics of a started trial."""
-
-    def ended(self, trial: Trial) -> None:
-        """A trial has its final state, whether it ever started or not."""
-
-    def close(self) -> None:
-        """The driver ends; trials without a final state go on when the study is run again."""
-
-
-def open_tracker(config: Tracking, study: str, run_dir: Path) -> Tracker:
-    """The tracker that the study file asks for. Raises ValueError where it asks for W&B online without a login."""
+def open_tracker(config: Tracking, study: str, run_dir: Path) -> Observer:
+    """Return the tracker that the study file asks for. Raises ValueError for W&B online without a login."""
     if config.wandb == "off":
-        return NoTracker()
+        return Observer()
     if config.wandb == "online":
         require_login()
     return WandbTracker(config.wandb, config.project, study, run_dir)
 
 
 def require_login() -> None:
-    """Raises ValueError, with the remedy, where W&B has no valid API key; never asks at the terminal."""
+    """Raise ValueError, with the remedy, where W&B has no valid API key; never ask at the terminal."""
     import wandb
     from wandb.errors import AuthenticationError, UsageError
 
@@ -49,28 +39,17 @@ def require_login() -> None:
         raise ValueError(f"tracking.wandb is online, but there is no W&B API key that may be used here; {remedy}")
 
 
-class NoTracker:
-    def started(self, trial: Trial) -> None:
-        pass
+class WandbTracker(Observer):
+    """One W&B run for each trial, in one group for the study."""
 
-    def result(self, trial_id: str, metrics: dict[str, float]) -> None:
-        pass
-
-    def ended(self, trial: Trial) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class WandbTracker:
     def __init__(self, mode: Literal["offline", "online"], project: str, study: str, run_dir: Path) -> None:
         self._mode: Literal["offline", "online"] = mode
         self._project = project
         self._study = study
         self._run_dir = run_dir
         self._token = study_token(run_dir)
-        self._runs: dict[str, Any] = {}
+        self._runs: dict[str, Run] = {}
+        """The open run of each started trial."""
         self._samples: dict[str, float] = {}
         """The last samples_seen logged of each trial."""
 
@@ -95,27 +74,28 @@ class WandbTracker:
         )
         run.define_metric("samples_seen")
         run.define_metric("*", step_metric="samples_seen")
-        self._samples[trial.id] = max((point.get("samples_seen", -1) for point in trial.history), default=-1)
+        seen = [samples for point in trial.history if (samples := point.get("samples_seen")) is not None]
+        self._samples[trial.id] = max(seen, default=-1)
 
-    def result(self, trial_id: str, metrics: dict[str, float]) -> None:
-        """A row of history at the trial's samples_seen; what a resumed trial repeats is left out."""
+    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        """Log a row of history at the trial's samples_seen; leave out what a resumed trial repeats."""
         samples = metrics.get("samples_seen")
         if samples is None:
-            self._runs[trial_id].log(metrics)
-        elif samples > self._samples[trial_id]:
-            self._samples[trial_id] = samples
+            self._runs[trial.id].log(dict(metrics))
+        elif samples > self._samples[trial.id]:
+            self._samples[trial.id] = samples
             # As the step, too: it goes on where a resumed run left off, and W&B drops what it already has.
-            self._runs[trial_id].log(metrics, step=int(samples))
+            self._runs[trial.id].log(dict(metrics), step=int(samples))
 
     def ended(self, trial: Trial) -> None:
         """Finish the run: only `failed` is a failure, the other ends are results."""
         self.started(trial)
         run = self._runs.pop(trial.id)
-        run.summary.update(trial.metrics | {"state": str(trial.state), "reason": trial.reason})
+        run.summary.update(trial.metrics | {"state": str(trial.state), "reason": trial.explanation})
         run.finish(exit_code=1 if trial.state is TrialState.FAILED else 0)
 
     def close(self) -> None:
-        """Runs still open are marked as cut off; the same run goes on when the study does."""
+        """Mark the runs that are still open as cut off; the same run goes on when the study does."""
         while self._runs:
             _, run = self._runs.popitem()
             run.summary.update({"state": str(TrialState.WAITING), "reason": "stopped: run the study again to go on"})
@@ -123,14 +103,14 @@ class WandbTracker:
 
 
 def run_id(study: str, trial_id: str, token: str) -> str:
-    """`<study>-<trial id>-<token>` in the letters and length that W&B takes; different trials never share one."""
+    """Return `<study>-<trial id>-<token>` in letters and length that W&B takes; no two trials share one."""
     wanted = f"{study}-{trial_id}"
     allowed = re.sub(r"[^A-Za-z0-9_-]", "-", wanted)[:100]
     return f"{allowed}-{token}" if allowed == wanted else f"{allowed}-{crc32(wanted.encode()):08x}-{token}"
 
 
 def study_token(run_dir: Path) -> str:
-    """Six letters that belong to the run directory: a study begun afresh elsewhere must not add to this one's runs."""
+    """Return six letters of the run directory: a study begun afresh elsewhere must not add to this one's runs."""
     file = run_dir / "wandb" / "study-token"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -138,8 +118,8 @@ def study_token(run_dir: Path) -> str:
     return file.read_text()
 
 
-def _quiet() -> Any:
-    """W&B without output, and without what would describe the driver instead of the trial."""
+def _quiet() -> Settings:
+    """Return settings without output, and without what would describe the driver instead of the trial."""
     import wandb
 
     return wandb.Settings(

@@ -1,31 +1,19 @@
-"""One file a stage. Each offers two pure functions of what is known:
+"""What is tried, what is concluded from it, and which figures show it.
 
-propose(stage, setting, study) -> the trials it wants so far; more may follow when these have ended
-conclude(stage, setting, study) -> what it found, when all of them have ended
+One file, or package, for each stage belongs here, named after its `type`, and what several of them share: pure functions of
+what is known of a study. What runs next does not, nor how a figure or a table is drawn. Loads neither Ray nor torch.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import importlib
 
-from orchestrator.config.stages import Grid, LearningRate, StageConfig, Train
-from orchestrator.stages import equivalence, frontier, grid, learning_rate, throughput, train
-
-_MODULES: dict[str, ModuleType] = {
-    "frontier": frontier,
-    "throughput": throughput,
-    "equivalence": equivalence,
-    "train": train,
-    "learning_rate": learning_rate,
-    "grid": grid,
-}
+from orchestrator.config.stages import StageKeys
+from orchestrator.stages.stage import Stage
 
 
-def module_of(stage: StageConfig) -> ModuleType:
-    """The functions of a stage."""
-    return _MODULES[stage.type]
-
-
-def wants_all_at_once(stage: StageConfig) -> bool:
-    """Whether what its own trials bring never changes what it wants: then it is asked once, and not at every event."""
-    return isinstance(stage, Train | LearningRate | Grid)
+def stage_of(keys: StageKeys) -> Stage[StageKeys]:
+    """Return the stage that these keys are for: STAGE of the file that is named after their type."""
+    stage = importlib.import_module(f"{__name__}.{keys.type}").STAGE
+    assert isinstance(stage, Stage)
+    return stage

@@ -1,76 +1,111 @@
-"""Who enters the train stage, and how a candidate becomes trials."""
+"""Who enters the train stage, and how a candidate becomes one trial for each seed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from orchestrator.config.stages import Train
+from orchestrator.config.stages import StageKeys, Train
 from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.context import Setting
-from orchestrator.stages.mode import Mode, mode_of_values
-from orchestrator.study.state import Proposal, Study
+from orchestrator.stages.chosen import RankBatch, chosen_mode, chosen_split
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
+from orchestrator.stages.mode import Mode
+from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.study.trial import Proposal
+from trainers.config import Split
 
 
 @dataclass(frozen=True)
 class Candidate:
+    """A batch in a mode that is to be trained."""
+
     role: str
-    micro_batch_size: int
-    accumulation: int
-    mode: Mode | None = None
-    """None: the frontier's."""
+    """Why it is one, for people."""
+    split: Split
+    mode: Mode | None
+    """None: the study file's."""
     unscaled: bool = False
+    """At the study file's learning rate instead of the rule's for its batch."""
     protected: bool = False
+    """Never cut before the end."""
 
 
-def candidates(stage: Train, setting: Setting, study: Study) -> list[Candidate]:
-    """The baseline, the largest and second largest micro-batch, the best tokens/s, the best goodput, and a contrast."""
-    baseline_size = study.value("frontier", "baseline_micro_batch_size") or setting.study.batch.micro_batch_size
-    baseline_mode = study.value("frontier", "baseline_mode")
-    found = [Candidate("baseline", baseline_size, 1, _mode(baseline_mode), protected=True)]
-    for role, key in (("largest micro-batch", "largest"), ("second largest micro-batch", "second_largest")):
-        values = study.value("frontier", key)
-        if values:
-            found.append(Candidate(role, values["micro_batch_size"], 1, _mode(values)))
-    given = dict(zip(("micro_batch_size", "gradient_accumulation_steps"), setting.chosen_batch(study), strict=True))
-    for role, key in (("best tokens/s", "best_tokens_per_second"), ("best goodput", "best_goodput")):
-        batch = study.value("throughput", key, given)
-        found.append(Candidate(role, batch["micro_batch_size"], batch["gradient_accumulation_steps"]))
-    optimizer, effective = (
-        setting.study.optimizer,
-        found[-1].micro_batch_size * found[-1].accumulation * setting.study.world_size,
+def candidates(context: StageContext[Train]) -> list[Candidate]:
+    """Return the baseline, the largest and second largest micro-batch, the best tokens/s, the best goodput, and a contrast."""
+    entrants = [_baseline(context), *_largest(context), *_best(context)]
+    optimizer, last = context.config.optimizer, entrants[-1]
+    rate = scaled_learning_rate(optimizer, last.split.effective_batch_size)
+    if context.stage.unscaled_contrast and rate != optimizer.lr:
+        entrants.append(replace(last, role="best goodput, learning rate unscaled", unscaled=True))
+    return entrants
+
+
+def _baseline(context: StageContext[Train]) -> Candidate:
+    frontier = found(context.study, FrontierFindings)
+    if frontier is None:
+        split = context.split(context.config.batch.micro_batch_size)
+        return Candidate("baseline", split, None, protected=True)
+    return Candidate(
+        "baseline", context.split(frontier.baseline.micro_batch_size), frontier.baseline.mode, protected=True
     )
-    if stage.unscaled_contrast and scaled_learning_rate(optimizer, effective) != optimizer.lr:
-        found.append(replace(found[-1], role="best goodput, learning rate unscaled", unscaled=True))
-    return found
 
 
-def _mode(values: dict[str, Any] | None) -> Mode | None:
-    return mode_of_values(values) if values else None
+def _largest(context: StageContext[Train]) -> list[Candidate]:
+    frontier = found(context.study, FrontierFindings)
+    if frontier is None:
+        return []
+    points: dict[str, MeasuredPoint | None] = {
+        "largest micro-batch": frontier.largest,
+        "second largest micro-batch": frontier.second_largest,
+    }
+    return [
+        Candidate(role, context.split(point.micro_batch_size), point.mode) for role, point in points.items() if point
+    ]
 
 
-def merged(found: list[Candidate]) -> list[Candidate]:
-    """Candidates with the same batch and learning rate become one that bears all their roles: the mode of the first."""
-    by_key: dict[tuple[int, int, bool], Candidate] = {}
-    for one in found:
-        key = (one.micro_batch_size, one.accumulation, one.unscaled)
+def _best(context: StageContext[Train]) -> list[Candidate]:
+    """Return the throughput stage's best, or the chosen batch in both roles where that stage did not run."""
+    throughput, chosen = found(context.study, ThroughputFindings), chosen_split(context)
+    given = RankBatch(chosen.micro_batch_size, chosen.gradient_accumulation_steps)
+    batches = {
+        "best tokens/s": throughput.best_tokens_per_second if throughput else given,
+        "best goodput": throughput.best_goodput if throughput else given,
+    }
+    return [
+        Candidate(
+            role,
+            context.split(batch.micro_batch_size, batch.gradient_accumulation_steps),
+            chosen_mode(context.study),
+        )
+        for role, batch in batches.items()
+    ]
+
+
+def merged(entrants: list[Candidate]) -> list[Candidate]:
+    """Return those with the same batch and learning rate as one that bears all their roles, in the mode of the first."""
+    by_key: dict[tuple[Split, bool], Candidate] = {}
+    for one in entrants:
+        key = (one.split, one.unscaled)
         before = by_key.get(key)
         by_key[key] = replace(before, role=f"{before.role}, {one.role}") if before else one
     return list(by_key.values())
 
 
-def seeded(
-    name: str, stage: str, found: Candidate, changes: dict[str, Any], setting: Setting, study: Study
-) -> list[Proposal]:
-    """One proposal per seed of the study; the id names the seed where there are several."""
-    seeds = setting.study.seeds
+def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object) -> list[Proposal]:
+    """Return one proposal for each seed of the study; the id names the seed where there are several.
+
+    changes: the fields of the TrialConfig in which it differs from what the rule says.
+    """
+    seeds = context.config.seeds
     return [
         Proposal(
             f"{name}-s{seed}" if len(seeds) > 1 else name,
-            stage,
-            setting.trial(study, found.micro_batch_size, found.accumulation, found.mode, **changes, seed=seed),
-            role=found.role,
-            protected=found.protected,
+            context.stage.type,
+            context.trial(candidate.split, candidate.mode, **changes, seed=seed),
+            candidate=name,
+            role=candidate.role,
+            protected=candidate.protected,
         )
         for seed in seeds
     ]

@@ -1,69 +1,81 @@
-"""What a stage knows beside its own keys, and the choice that earlier stages hand on."""
+"""What a stage is told: its keys, the study file, and what is known of the study so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 from orchestrator.config.keys import StudyConfig, given_batch
+from orchestrator.config.stages import StageConfig
 from orchestrator.config.trial import base_trial, scaled_learning_rate, warmup_samples
-from orchestrator.stages.mode import Mode, mode_of_values
+from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
-from trainers.config import TrialConfig
+from orchestrator.study.trial import Trial
+from trainers.config import Split, TrialConfig, derive_accumulation
+
+Keys = TypeVar("Keys", bound=StageConfig, covariant=True)
 
 
 @dataclass(frozen=True)
-class Setting:
-    study: StudyConfig
+class StageContext(Generic[Keys]):
+    stage: Keys
+    config: StudyConfig
+    study: Study
+    """Grows while the stage runs."""
     run_dir: str
 
-    def memory_limit_bytes(self, study: Study) -> int | None:
-        """The limit of the study file, or the host's that was read when the study began."""
-        return int(self.study.memory_limit) if self.study.memory_limit else study.facts.get("memory_limit_bytes")
+    def trials(self) -> list[Trial]:
+        """Return the stage's own trials, in the order they were proposed."""
+        return self.study.of_stage(self.stage.type)
 
-    def trial(
-        self, study: Study, micro_batch_size: int, accumulation: int, mode: Mode | None = None, **changes: Any
-    ) -> TrialConfig:
-        """A full training run with the batch given, this mode or else the frontier's, and the rule's learning rate and
-        warm-up."""
-        effective = micro_batch_size * accumulation * self.study.world_size
-        budget = changes.get("sample_budget", self.study.sample_budget)
+    def limit_bytes(self) -> int | None:
+        """Return the memory that a rank may take: the study file's limit, or the host's that was read when the study began.
+
+        None on a GPU without a limit of the user's: nobody has read its memory yet.
+        """
+        given = self.config.memory_limit
+        return int(given) if given else self.study.facts.memory_limit_bytes
+
+    def split(self, micro_batch_size: int, gradient_accumulation_steps: int = 1) -> Split:
+        return Split(micro_batch_size, gradient_accumulation_steps, self.config.world_size)
+
+    def split_of(self, effective_batch_size: int, micro_batch_size: int) -> Split:
+        """Return the split of this effective batch. Raises ValueError, with both numbers, where it does not divide."""
+        world_size = self.config.world_size
+        return self.split(micro_batch_size, derive_accumulation(effective_batch_size, micro_batch_size, world_size))
+
+    def given_split(self) -> Split:
+        """Return the batch of the study file."""
+        return given_batch(self.config.batch, self.config.world_size)
+
+    def trial(self, split: Split, mode: Mode | None, **changes: object) -> TrialConfig:
+        """Return a full training run of this batch with the rule's learning rate and warm-up.
+
+        mode: None for the study file's. Raises ValueError where the batch is larger than the budget.
+        """
+        effective = split.effective_batch_size
+        budget = changes.get("sample_budget", self.config.sample_budget)
+        assert isinstance(budget, int)
         if effective > budget:
             raise ValueError(
                 f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
             )
-        base = base_trial(self.study, self.memory_limit_bytes(study))
+        base = base_trial(self.config, self.limit_bytes())
         batch = {
-            "micro_batch_size": micro_batch_size,
-            "gradient_accumulation_steps": accumulation,
-            "learning_rate": scaled_learning_rate(self.study.optimizer, effective),
-            "warmup_samples": warmup_samples(self.study.optimizer, effective, self.study.sample_budget),
+            "micro_batch_size": split.micro_batch_size,
+            "gradient_accumulation_steps": split.gradient_accumulation_steps,
+            "learning_rate": scaled_learning_rate(self.config.optimizer, effective),
+            "warmup_samples": warmup_samples(self.config.optimizer, effective, self.config.sample_budget),
         }
-        mode = mode or self._chosen_mode(study)
         return TrialConfig.model_validate(dict(base) | (mode.changes(base) if mode else {}) | batch | changes)
 
-    def short_trial(
-        self, study: Study, micro_batch_size: int, accumulation: int, steps: int, **changes: Any
-    ) -> TrialConfig:
-        """A run of so many optimizer steps at a constant learning rate, not evaluated."""
+    def short_trial(self, split: Split, mode: Mode | None, steps: int, **changes: object) -> TrialConfig:
+        """Return a run of so many optimizer steps at a constant learning rate that is not evaluated."""
         short = {
-            "sample_budget": steps * micro_batch_size * accumulation * self.study.world_size,
+            "sample_budget": steps * split.effective_batch_size,
             "evaluations": (),
             "evaluation_samples": 0,
             "warmup_samples": 0,
             "schedule": {"type": "constant"},
         }
-        return self.trial(study, micro_batch_size, accumulation, **(short | changes))
-
-    def chosen_batch(self, study: Study) -> tuple[int, int]:
-        """(micro_batch_size, accumulation): the frontier's choice, else the study file's."""
-        micro_batch_size = study.value("frontier", "micro_batch_size")
-        if micro_batch_size:
-            return micro_batch_size, 1
-        given = given_batch(self.study.batch, self.study.world_size)
-        return given.micro_batch_size, given.gradient_accumulation_steps
-
-    @staticmethod
-    def _chosen_mode(study: Study) -> Mode | None:
-        found = study.conclusions.get("frontier")
-        return mode_of_values(found.values) if found and found.ok else None
+        return self.trial(split, mode, **(short | changes))

@@ -3,74 +3,130 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 from orchestrator.config.stages import Grid
 from orchestrator.config.trial import rungs
 from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.context import Setting
+from orchestrator.stages.chosen import chosen_mode, chosen_split
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from orchestrator.stages.figures import Figure
+from orchestrator.stages.findings import concluded, winner_of
 from orchestrator.stages.ranking import standings
+from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import settle
-from orchestrator.study.state import Conclusion, Proposal, Study
-from trainers.config import derive_accumulation
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Proposal
+from trainers.config import ActivationCheckpointing, Split
 
 
-def propose(stage: Grid, setting: Setting, study: Study) -> list[Proposal]:
-    return [proposal for proposals, _ in _points(stage, setting, study) for proposal in proposals]
+@dataclass(frozen=True)
+class GridFindings:
+    STAGE: ClassVar[str] = "grid"
+
+    winner: str
+    """A trial: the first seed of the best point."""
+    val_loss: float
 
 
-def skipped(stage: Grid, setting: Setting, study: Study) -> list[str]:
-    """The combinations that are not run, each with its numbers."""
-    return [reason for _, reason in _points(stage, setting, study) if reason]
+@dataclass(frozen=True)
+class _Point:
+    micro_batch_size: int
+    effective_batch_size: int
+    activation_checkpointing: ActivationCheckpointing
+    compile: bool
+    learning_rate: float | None
+    """None: the scaling rule's."""
 
 
-def _points(stage: Grid, setting: Setting, study: Study) -> list[tuple[list[Proposal], str]]:
-    """For each combination its trials, or the reason why there are none."""
-    sizes = stage.micro_batch_size or (setting.chosen_batch(study)[0],)
-    effective: tuple[int | None, ...] = stage.effective_batch_size or (None,)
-    rates: tuple[float | None, ...] = stage.learning_rate or (None,)
-    axes = itertools.product(sizes, effective, stage.activation_checkpointing, stage.compile, rates)
-    return [_point(stage, setting, study, *point) for point in axes]
+def propose(context: StageContext[Grid]) -> list[Proposal]:
+    points = [_checked(context, point) for point in _points(context)]
+    return [proposal for point in points if not isinstance(point, str) for proposal in _runs_of(context, *point)]
 
 
-def _point(
-    stage: Grid,
-    setting: Setting,
-    study: Study,
-    size: int,
-    effective: int | None,
-    mode: Any,
-    compiled: bool,
-    rate: float | None,
-) -> tuple[list[Proposal], str]:
+def skipped(context: StageContext[Grid]) -> list[str]:
+    """Return why combinations are not run, each with its numbers."""
+    points = [_checked(context, point) for point in _points(context)]
+    return [reason for reason in points if isinstance(reason, str)]
+
+
+def _points(context: StageContext[Grid]) -> list[_Point]:
+    grid = context.stage
+    sizes = grid.micro_batch_size or (chosen_split(context).micro_batch_size,)
+    batches: tuple[int | None, ...] = grid.effective_batch_size or (None,)
+    rates: tuple[float | None, ...] = grid.learning_rate or (None,)
+    axes = itertools.product(sizes, batches, grid.activation_checkpointing, grid.compile, rates)
+    return [
+        _Point(size, batch or context.split(size).effective_batch_size, mode, compiled, rate)
+        for size, batch, mode, compiled, rate in axes
+    ]
+
+
+def _checked(context: StageContext[Grid], point: _Point) -> tuple[_Point, Split] | str:
+    """Return the point with its split, or the reason why it cannot be run."""
     try:
-        accumulation = derive_accumulation(effective or size * setting.study.world_size, size, setting.study.world_size)
+        split = context.split_of(point.effective_batch_size, point.micro_batch_size)
     except ValueError as error:
-        return [], str(error)
-    total, budget = size * accumulation * setting.study.world_size, setting.study.sample_budget
+        return str(error)
+    total, budget = split.effective_batch_size, context.config.sample_budget
     if total > budget:
-        return [], f"effective_batch_size ({total}) is larger than sample_budget ({budget})"
-    if total > (num_samples := study.facts.get("num_train_samples", total)):
-        return [], f"effective_batch_size ({total}) is larger than the training data ({num_samples} samples)"
-    changes: dict[str, Any] = {
-        "activation_checkpointing": mode,
-        "compile": compiled,
-        "rungs": rungs(stage.pruner, setting.study.sample_budget),
+        return f"effective_batch_size ({total}) is larger than sample_budget ({budget})"
+    num_samples = context.study.facts.num_train_samples
+    if total > (num_samples or math.inf):
+        return f"effective_batch_size ({total}) is larger than the training data ({num_samples} samples)"
+    return point, split
+
+
+def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[Proposal]:
+    changes: dict[str, object] = {
+        "activation_checkpointing": point.activation_checkpointing,
+        "compile": point.compile,
+        "rungs": rungs(context.stage.pruner, context.config.sample_budget),
     }
+    rate = point.learning_rate
     if rate is not None:
         changes["learning_rate"] = rate
-    eager = "" if compiled else "-eager"
-    name = f"grid-m{size}k{accumulation}-{mode}{eager}" + (f"-lr{rate:g}" if rate is not None else "")
-    return seeded(name, "grid", Candidate("", size, accumulation), changes, setting, study), ""
+    batch = f"m{split.micro_batch_size}k{split.gradient_accumulation_steps}"
+    mode = f"{point.activation_checkpointing}{'' if point.compile else '-eager'}"
+    name = f"grid-{batch}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
+    return seeded(context, name, Candidate("", split, chosen_mode(context.study)), **changes)
 
 
-def conclude(stage: Grid, setting: Setting, study: Study) -> Conclusion:
-    ranking = standings(study.of_stage("grid"), "val_loss", None)
-    notes = tuple(f"skipped: {reason}" for reason in skipped(stage, setting, study))
+def conclude(context: StageContext[Grid]) -> Conclusion:
+    ranking = standings(context.trials(), "val_loss", None)
+    notes = tuple(f"skipped: {reason}" for reason in skipped(context))
     if not ranking:
-        return Conclusion(
-            "grid", False, "undetermined: no point of the grid finished; see the trials' reasons", {}, notes
-        )
+        reason = "undetermined: no point of the grid finished; see the trials' reasons"
+        return Conclusion("grid", ok=False, reason=reason, notes=notes)
     winner = settle(ranking)
     reason = f"{winner.name} ends at val loss {winner.val_loss:.3f}, best of {len(ranking)}"
-    return Conclusion("grid", True, reason, {"winner": winner.trials[0].id, "val_loss": winner.val_loss}, notes)
+    return concluded(GridFindings(winner.trials[0].id, winner.val_loss), reason, notes)
+
+
+def describe(context: StageContext[Grid]) -> list[str]:
+    trials = [proposal.id for proposal in propose(context)]
+    return trials + [f"skipped: {reason}" for reason in skipped(context)]
+
+
+def num_full_runs(context: StageContext[Grid]) -> int:
+    return len(propose(context)) // len(context.config.seeds)
+
+
+def figures(context: StageContext[Grid]) -> list[Figure]:
+    return loss_curves(context.trials(), winner_of(context.study, GridFindings))
+
+
+STAGE = Stage[Grid](
+    propose,
+    conclude,
+    describe,
+    figures,
+    TRAINING_COLUMNS,
+    winner=lambda context: winner_of(context.study, GridFindings),
+    precedence=1,
+    num_full_runs=num_full_runs,
+    proposes_once=True,
+)

@@ -6,51 +6,71 @@ What was run at that batch before, the unscaled contrast included, is a point of
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 from orchestrator.config.stages import LearningRate
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.context import Setting
+from orchestrator.stages.chosen import chosen_mode, chosen_split
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import TRAINING_COLUMNS
+from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
+from orchestrator.stages.findings import concluded, found, winner_of
+from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.ranking import Standing, standings, tied
-from orchestrator.study.state import Conclusion, Proposal, Study, Trial
+from orchestrator.stages.stage import Stage
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.state import Conclusion, Study
+from orchestrator.study.trial import Proposal, Trial
+from trainers.config import Split
 
 # Rates within this share of each other are one point of the grid: 0.71 of the centre and 1/sqrt(2) of it.
 SAME_RATE = 0.01
 
 
-def propose(stage: LearningRate, setting: Setting, study: Study) -> list[Proposal]:
-    """Every multiple of the centre that was not run before."""
-    winner, centre = _winner(study), _centre(setting, study)
-    tried = {trial.config.learning_rate for trial in run_before(study)}
+@dataclass(frozen=True)
+class LearningRateFindings:
+    STAGE: ClassVar[str] = "learning_rate"
+
+    learning_rate: float
+    winner: str
+    """A trial: the first seed of the best learning rate."""
+    on_edge: bool
+    """True if the best is the last one tried on its side."""
+    losses: dict[str, float]
+    """The validation loss by learning rate, three digits of it."""
+
+
+def propose(context: StageContext[LearningRate]) -> list[Proposal]:
+    """Return every multiple of the centre that was not run before."""
+    winner, centre = _winner(context.study), _centre(context)
+    tried = {trial.config.learning_rate for trial in run_before(context.study)}
     if winner is None:
-        found = Candidate("", *setting.chosen_batch(study))
+        candidate = Candidate("", chosen_split(context), chosen_mode(context.study))
     else:
-        config = winner.config
-        found = Candidate("", config.micro_batch_size, config.gradient_accumulation_steps, mode_of(config))
+        candidate = Candidate("", _split(context, winner), mode_of(winner.config))
     return [
         proposal
-        for multiplier in stage.multipliers
+        for multiplier in context.stage.multipliers
         if not any(math.isclose(multiplier * centre, rate, rel_tol=SAME_RATE) for rate in tried)
-        for proposal in seeded(
-            f"learning_rate-x{multiplier:g}",
-            "learning_rate",
-            found,
-            {"learning_rate": multiplier * centre},
-            setting,
-            study,
-        )
+        for proposal in seeded(context, f"learning_rate-x{multiplier:g}", candidate, learning_rate=multiplier * centre)
     ]
 
 
-def _centre(setting: Setting, study: Study) -> float:
-    """The rule's learning rate for the winner's batch; where a grid named its own, the winner's."""
-    winner = _winner(study)
+def _split(context: StageContext[LearningRate], trial: Trial) -> Split:
+    return context.split(trial.config.micro_batch_size, trial.config.gradient_accumulation_steps)
+
+
+def _centre(context: StageContext[LearningRate]) -> float:
+    """Return the rule's learning rate for the winner's batch; where a grid named its own, the winner's."""
+    winner = _winner(context.study)
     if winner is None:
-        return setting.trial(study, *setting.chosen_batch(study)).learning_rate
+        return context.trial(chosen_split(context), chosen_mode(context.study)).learning_rate
     if winner.stage == "grid":
         return winner.config.learning_rate
-    return scaled_learning_rate(setting.study.optimizer, winner.config.effective_batch_size)
+    return scaled_learning_rate(context.config.optimizer, winner.config.effective_batch_size)
 
 
 def _whose(study: Study) -> str:
@@ -59,12 +79,12 @@ def _whose(study: Study) -> str:
 
 
 def _winner(study: Study) -> Trial | None:
-    name = study.value("train", "winner") or study.value("grid", "winner")
-    return study.trials.get(name) if name else None
+    findings = found(study, TrainFindings) or found(study, GridFindings)
+    return study.trials.get(findings.winner) if findings else None
 
 
 def run_before(study: Study) -> list[Trial]:
-    """The winner's stage's trials of the winner's batch, at whatever learning rate."""
+    """Return the trials of the winner's stage that have the winner's batch, at whatever learning rate."""
     winner = _winner(study)
     return [] if winner is None else [t for t in study.of_stage(winner.stage) if _batch(t) == _batch(winner)]
 
@@ -73,25 +93,25 @@ def _batch(trial: Trial) -> tuple[object, ...]:
     return trial.config.micro_batch_size, trial.config.gradient_accumulation_steps, trial.config.precision
 
 
-def conclude(stage: LearningRate, setting: Setting, study: Study) -> Conclusion:
-    """The best learning rate, and whether the grid ends there; a tie goes to the one nearest to the rule's."""
-    trials = [*study.of_stage("learning_rate"), *run_before(study)]
+def conclude(context: StageContext[LearningRate]) -> Conclusion:
+    """Return the best learning rate, and whether the grid ends there; a tie goes to the one nearest to the rule's."""
+    trials = [*context.trials(), *run_before(context.study)]
     ranking = standings(trials, "val_loss", None)
     if not ranking:
         reason = "undetermined: no learning rate finished its run; see the trials' reasons"
-        return Conclusion("learning_rate", False, reason)
-    centre = _centre(setting, study)
+        return Conclusion("learning_rate", ok=False, reason=reason)
+    centre = _centre(context)
     best = _settle(ranking, centre)
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1])
-    values = {
-        "learning_rate": _rate(best),
-        "winner": best.trials[0].id,
-        "on_edge": on_edge,
-        "losses": {f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
-    }
+    findings = LearningRateFindings(
+        learning_rate=_rate(best),
+        winner=best.trials[0].id,
+        on_edge=on_edge,
+        losses={f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
+    )
     notes = (_warn(best, tested),) if on_edge else ()
-    return Conclusion("learning_rate", True, _sentence(best, ranking, centre, _whose(study)), values, notes)
+    return concluded(findings, _sentence(best, ranking, centre, _whose(context.study)), notes)
 
 
 def _settle(ranking: list[Standing], centre: float) -> Standing:
@@ -119,3 +139,63 @@ def _warn(best: Standing, tested: list[float]) -> str:
         f"the best learning rate lies on the {side} edge of the grid ({tested[0]:.3g} to {tested[-1]:.3g}): "
         "widen the multipliers on that side"
     )
+
+
+def describe(context: StageContext[LearningRate]) -> list[str]:
+    multipliers = ", ".join(f"{multiplier:g}" for multiplier in context.stage.multipliers)
+    return [f"the rule's learning rate for the winner's batch times {multipliers}"]
+
+
+def num_full_runs(context: StageContext[LearningRate]) -> int:
+    """Return one for each multiplier but the centre, which the train stage has run."""
+    return sum(multiplier != 1 for multiplier in context.stage.multipliers)
+
+
+def figures(context: StageContext[LearningRate]) -> list[Figure]:
+    """Return the loss of every rate that was run at the winner's batch, those of the stage before among them."""
+    findings = found(context.study, LearningRateFindings)
+    trials = [*run_before(context.study), *context.trials()]
+    marks = _loss_marks(trials, findings)
+    highest = max((mark.y for mark in marks), default=1.0)
+    lost = [trial for trial in trials if trial.state.ended and trial.metric("val_loss") is None]
+    joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
+    edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""
+    return [
+        Figure(
+            Axis("learning rate", log=True, ticks=tuple(trial.config.learning_rate for trial in trials)),
+            Axis("validation loss"),
+            (
+                Series("", marks, joined=joined),
+                Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
+            ),
+            f"Ringed: the best.{edge}",
+            width=640,
+            height=290,
+        )
+    ]
+
+
+def _loss_marks(trials: list[Trial], findings: LearningRateFindings | None) -> tuple[Mark, ...]:
+    best = findings.winner if findings else None
+    losses = [(trial.config.learning_rate, trial.metric("val_loss"), trial.id) for trial in trials]
+    measured = sorted((rate, loss, name) for rate, loss, name in losses if loss is not None)
+    return tuple(
+        Mark(rate, loss, f"{loss:.3f}", "chosen" if name == best else "point") for rate, loss, name in measured
+    )
+
+
+def _lost_mark(trial: Trial, height: float) -> Mark:
+    return Mark(trial.config.learning_rate, height, trial.cause.code if trial.cause else "", "cross")
+
+
+STAGE = Stage[LearningRate](
+    propose,
+    conclude,
+    describe,
+    figures,
+    TRAINING_COLUMNS,
+    winner=lambda context: winner_of(context.study, LearningRateFindings),
+    precedence=3,
+    num_full_runs=num_full_runs,
+    proposes_once=True,
+)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from trainers.config import ActivationCheckpointing, CrossEntropy, Precision, TrialConfig
 
@@ -24,14 +22,9 @@ class Mode:
         parts += ["eager"] * (not self.compile) + ["chunked"] * (self.cross_entropy == "chunked")
         return "-".join(parts + ([f"T{self.seq_len}"] if self.seq_len else []))
 
-    def values(self) -> dict[str, Any]:
-        """As a conclusion holds it: plain, and without what is as usual."""
-        usual = {"cross_entropy": "whole", "seq_len": None}
-        return {key: value for key, value in asdict(self).items() if usual.get(key, ...) != value}
-
-    def changes(self, base: TrialConfig) -> dict[str, Any]:
+    def changes(self, base: TrialConfig) -> dict[str, object]:
         """The fields in which a trial in this mode differs from `base`."""
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "activation_checkpointing": self.activation_checkpointing,
             "compile": self.compile,
             "precision": self.precision,
@@ -43,11 +36,6 @@ class Mode:
             kwargs = base.data.kwargs | {"seq_len": self.seq_len}
             found["data"] = base.data.model_copy(update={"kwargs": kwargs}).model_dump()
         return found
-
-
-def mode_of_values(values: Mapping[str, Any]) -> Mode:
-    """What `Mode.values` gave, among other keys."""
-    return Mode(**{field.name: values[field.name] for field in fields(Mode) if field.name in values})
 
 
 def mode_of(config: TrialConfig) -> Mode:

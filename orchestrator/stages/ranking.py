@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.study.trial import Trial, TrialState
 
 # Mean losses within this share of each other are a tie: below it, one seed's order of samples decides.
 LOSS_TIE = 0.003
@@ -45,20 +44,14 @@ def best_noise_scale(trials: Sequence[Trial]) -> NoiseScale | None:
 
 
 def _noise_scale(trial: Trial) -> NoiseScale | None:
-    metrics = trial.metrics
-    low = metrics.get("noise_scale_low")
+    low = trial.metric("noise_scale_low")
     if low is None:
         return None
-    return NoiseScale(metrics.get("noise_scale"), low, metrics.get("noise_scale_high"), trial.id)
+    return NoiseScale(trial.metric("noise_scale"), low, trial.metric("noise_scale_high"), trial.id)
 
 
 def _inverse_width(scale: NoiseScale) -> float:
     return 1 / scale.low - (1 / scale.high if scale.high else 0)
-
-
-def candidate(trial: Trial) -> str:
-    """The trial without its seed: trials that share it are one configuration."""
-    return re.sub(r"-s-?\d+$", "", trial.id)
 
 
 @dataclass(frozen=True)
@@ -75,29 +68,37 @@ def standings(trials: Sequence[Trial], objective: str, target_loss: float | None
     """The configurations all of whose seeds completed, best first."""
     by_name: dict[str, list[Trial]] = {}
     for trial in trials:
-        by_name.setdefault(candidate(trial), []).append(trial)
+        by_name.setdefault(trial.candidate, []).append(trial)
     found = [
-        Standing(name, tuple(group), _score(group, objective, target_loss), _mean(map(_val_loss, group)))
+        Standing(name, tuple(group), _score(group, objective, target_loss), _mean_loss(group))
         for name, group in by_name.items()
-        if all(t.state is TrialState.COMPLETE and "val_loss" in t.metrics for t in group)
+        if all(t.state is TrialState.COMPLETE and t.metric("val_loss") is not None for t in group)
     ]
     return sorted(found, key=lambda standing: standing.score)
 
 
 def _score(group: Sequence[Trial], objective: str, target_loss: float | None) -> float:
     if objective == "val_loss" or target_loss is None:
-        return _mean(map(_val_loss, group))
+        return _mean_loss(group)
     seconds = seconds_to(group, target_loss)
     return seconds * (group[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
 
 
 def seconds_to(group: Sequence[Trial], target_loss: float) -> float:
-    """Training seconds (compile, evaluation and waiting left out) until the seeds' mean loss reaches it; else infinite."""
-    evaluated = [[point for point in trial.history if "val_loss" in point] for trial in group]
-    for points in zip(*evaluated, strict=False):  # the seeds of one configuration evaluate at the same samples
-        if _mean(point["val_loss"] for point in points) <= target_loss:
-            return _mean(point["train_seconds"] for point in points)
+    """Return the training seconds (compile, evaluation and waiting left out) until the seeds' mean loss reaches it; else
+    infinity."""
+    for points in zip(
+        *map(_evaluations, group), strict=False
+    ):  # the seeds of one candidate evaluate at the same samples
+        if statistics.fmean(loss for loss, _ in points) <= target_loss:
+            return statistics.fmean(seconds for _, seconds in points)
     return math.inf
+
+
+def _evaluations(trial: Trial) -> list[tuple[float, float]]:
+    """Return (validation loss, training seconds) of every evaluation that has both."""
+    points = [(point.get("val_loss"), point.get("train_seconds")) for point in trial.history]
+    return [(loss, seconds) for loss, seconds in points if loss is not None and seconds is not None]
 
 
 def tied(a: float, b: float) -> bool:
@@ -105,9 +106,5 @@ def tied(a: float, b: float) -> bool:
     return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
 
 
-def _val_loss(trial: Trial) -> float:
-    return trial.metrics["val_loss"]
-
-
-def _mean(values: object) -> float:
-    return statistics.fmean(values)  # type: ignore[arg-type]
+def _mean_loss(group: Sequence[Trial]) -> float:
+    return statistics.fmean(trial.measured("val_loss") for trial in group)

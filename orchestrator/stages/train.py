@@ -3,60 +3,92 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from orchestrator.config.stages import Train
+from orchestrator.config.stages import Frontier, Train
 from orchestrator.config.trial import rungs
 from orchestrator.stages.candidates import Candidate, candidates, merged, seeded
-from orchestrator.stages.context import Setting
-from orchestrator.stages.ranking import Standing, candidate, standings, tied
-from orchestrator.study.state import Conclusion, Proposal, Study, Trial, TrialState
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from orchestrator.stages.figures import Figure
+from orchestrator.stages.findings import concluded, winner_of
+from orchestrator.stages.ranking import Standing, standings, tied
+from orchestrator.stages.stage import Stage
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from orchestrator.units import seconds_text
 
-
-def propose(stage: Train, setting: Setting, study: Study) -> list[Proposal]:
-    """All candidates at once, each once per seed."""
-    return [
-        proposal
-        for found in merged(candidates(stage, setting, study))
-        for proposal in _of_every_seed(stage, setting, study, found)
-        if proposal
-    ]
+# Baseline, largest, second largest, best tokens/s, best goodput, and the contrast.
+MOST_CANDIDATES = 6
 
 
-def _of_every_seed(stage: Train, setting: Setting, study: Study, found: Candidate) -> list[Proposal]:
-    effective = found.micro_batch_size * found.accumulation * setting.study.world_size
-    if effective > setting.study.sample_budget:
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that finished."""
+
+    name: str
+    val_loss: float
+    """The mean of its seeds."""
+    score: float | None
+    """Under the study's objective, the smaller the better; None where it never reached the target."""
+
+
+@dataclass(frozen=True)
+class TrainFindings:
+    STAGE: ClassVar[str] = "train"
+
+    winner: str
+    """A trial: the first seed of the best candidate."""
+    val_loss: float
+    ranking: tuple[Ranked, ...] = ()
+    """The best first."""
+
+
+def propose(context: StageContext[Train]) -> list[Proposal]:
+    """Return all candidates at once, each once for every seed."""
+    return [proposal for candidate in merged(candidates(context)) for proposal in _runs_of(context, candidate)]
+
+
+def _runs_of(context: StageContext[Train], candidate: Candidate) -> list[Proposal]:
+    """Return none for a batch that is larger than the budget."""
+    config, split = context.config, candidate.split
+    if split.effective_batch_size > config.sample_budget:
         return []
-    changes: dict[str, Any] = {"rungs": rungs(stage.pruner, setting.study.sample_budget)}
-    if found.unscaled:
-        changes["learning_rate"] = setting.study.optimizer.lr
-    name = f"train-m{found.micro_batch_size}k{found.accumulation}" + ("-unscaled" if found.unscaled else "")
-    return seeded(name, "train", found, changes, setting, study)
+    changes: dict[str, object] = {"rungs": rungs(context.stage.pruner, config.sample_budget)}
+    if candidate.unscaled:
+        changes["learning_rate"] = config.optimizer.lr
+    contrast = "-unscaled" if candidate.unscaled else ""
+    name = f"train-m{split.micro_batch_size}k{split.gradient_accumulation_steps}{contrast}"
+    return seeded(context, name, candidate, **changes)
 
 
-def conclude(stage: Train, setting: Setting, study: Study) -> Conclusion:
-    """The best configuration under the study's objective; a tie goes to the baseline, else to the smaller batch."""
-    trials = study.of_stage("train")
-    ranking = standings(trials, setting.study.objective, _target(trials))
+def conclude(context: StageContext[Train]) -> Conclusion:
+    """Return the best candidate under the study's objective; a tie goes to the baseline, else to the smaller batch."""
+    trials = context.trials()
+    ranking = standings(trials, context.config.objective, _target(trials))
     if not ranking:
-        return Conclusion("train", False, "undetermined: no candidate finished its run; see the reasons of the trials")
+        reason = "undetermined: no candidate finished its run; see the reasons of the trials"
+        return Conclusion("train", ok=False, reason=reason)
     winner = settle(ranking)
-    return Conclusion(
-        "train", True, _sentence(winner, ranking, trials), _values(winner, ranking), _skipped(stage, setting, study)
+    findings = TrainFindings(
+        winner=winner.trials[0].id,
+        val_loss=winner.val_loss,
+        ranking=tuple(Ranked(one.name, one.val_loss, one.score) for one in ranking),
     )
+    return concluded(findings, _sentence(winner, ranking, trials), _skipped(context))
 
 
 def settle(ranking: list[Standing]) -> Standing:
-    """Among those tied with the best: the smallest effective batch, which needs the least of everything."""
+    """Return, of those tied with the best, the one with the smallest effective batch, which needs the least of everything."""
     best = ranking[0]
     equals = [one for one in ranking if tied(one.score, best.score)]
     return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
 
 
 def _target(trials: list[Trial]) -> float | None:
-    """The loss that the baseline ends at, its seeds' mean."""
-    ends = [t.metrics["val_loss"] for t in trials if t.protected and t.state is TrialState.COMPLETE]
+    """Return the loss that the baseline ends at, the mean of its seeds."""
+    ends = [t.measured("val_loss") for t in trials if t.protected and t.state is TrialState.COMPLETE]
     return statistics.fmean(ends) if ends else None
 
 
@@ -65,28 +97,45 @@ def _sentence(winner: Standing, ranking: list[Standing], trials: list[Trial]) ->
     batch = f"{config.micro_batch_size} x {config.gradient_accumulation_steps}"
     tie = [one.name for one in ranking if one is not winner and tied(one.score, winner.score)]
     cut = sum(trial.state is TrialState.PRUNED for trial in trials)
-    seconds = sum(trial.metrics.get("train_seconds", 0) for trial in winner.trials) / len(winner.trials)
+    seconds = statistics.fmean(trial.metric("train_seconds") or 0.0 for trial in winner.trials)
     return (
         f"{winner.name} ({winner.trials[0].role}; batch {batch}) ends at val loss {winner.val_loss:.3f} "
         f"after {seconds_text(seconds)} of training"
         + (f", tied with {', '.join(tie)}" if tie else "")
-        + f"; {len(ranking)} of {len({candidate(t) for t in trials})} candidates finished, {cut} trials were pruned"
+        + f"; {len(ranking)} of {len({t.candidate for t in trials})} candidates finished, {cut} trials were pruned"
     )
 
 
-def _values(winner: Standing, ranking: list[Standing]) -> dict[str, Any]:
-    return {
-        "winner": winner.trials[0].id,
-        "val_loss": winner.val_loss,
-        "ranking": [{"name": one.name, "val_loss": one.val_loss, "score": one.score} for one in ranking],
-    }
-
-
-def _skipped(stage: Train, setting: Setting, study: Study) -> tuple[str, ...]:
-    budget = setting.study.sample_budget
+def _skipped(context: StageContext[Train]) -> tuple[str, ...]:
+    budget = context.config.sample_budget
     return tuple(
-        f"{one.role} was left out: its effective batch ({one.micro_batch_size * one.accumulation * setting.study.world_size}) "
-        f"is larger than sample_budget ({budget})"
-        for one in merged(candidates(stage, setting, study))
-        if one.micro_batch_size * one.accumulation * setting.study.world_size > budget
+        f"{one.role} was left out: its effective batch ({one.split.effective_batch_size}) is larger than sample_budget "
+        f"({budget})"
+        for one in merged(candidates(context))
+        if one.split.effective_batch_size > budget
     )
+
+
+def describe(context: StageContext[Train]) -> list[str]:
+    if context.config.keys_of(Frontier):
+        return [
+            "baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"
+        ]
+    return [f"{proposal.id}  {proposal.role}".rstrip() for proposal in propose(context)]
+
+
+def figures(context: StageContext[Train]) -> list[Figure]:
+    return loss_curves(context.trials(), winner_of(context.study, TrainFindings))
+
+
+STAGE = Stage[Train](
+    propose,
+    conclude,
+    describe,
+    figures,
+    TRAINING_COLUMNS,
+    winner=lambda context: winner_of(context.study, TrainFindings),
+    precedence=2,
+    num_full_runs=lambda context: MOST_CANDIDATES,
+    proposes_once=True,
+)

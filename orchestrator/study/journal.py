@@ -9,13 +9,15 @@ import contextlib
 import fcntl
 import io
 import json
-import math
 import os
-import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from pydantic import ValidationError
+
+from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.state import Halted, Study
+from orchestrator.study.version0 import upgraded
 from trainers.files import StorageLost, naming_the_disk
 
 
@@ -34,7 +36,7 @@ class Journal:
                 f"another process is running the study in {path.parent}; wait for it, end it, or choose another --dir"
             ) from None
         try:
-            records, whole = read_records(path)
+            events, whole = read_events(path)
         except ValueError:
             self._file.close()
             raise
@@ -42,26 +44,26 @@ class Journal:
         self._whole_bytes = whole
         self._lost: Halted | None = None
         self.study = Study(name)
-        for record in records:
-            self.study.apply(record)
+        for event in events:
+            self.study.apply(event)
 
-    def append(self, kind: str, **fields: Any) -> None:
+    def append(self, event: Event) -> None:
         """Make it true: on disk first, then in the study. Raises Halted where it cannot be, and from then on always."""
         self.raise_if_lost()
-        record = {"kind": kind, "time": round(time.time(), 3), **_finite(fields)}
-        line = json.dumps(record, allow_nan=False) + "\n"
-        record = json.loads(line)
+        line = event.model_dump_json().encode() + b"\n"
         try:
             with naming_the_disk(self.path):
-                _write_all(self._file, line.encode())
+                _write_all(self._file, line)
                 os.fsync(self._file.fileno())
         except StorageLost as error:
             self._lost = Halted(str(error))
             with contextlib.suppress(OSError):  # else the next writer cuts the torn line off
                 self._file.truncate(self._whole_bytes)
             raise self._lost from error
-        self._whole_bytes += len(line.encode())
-        self.study.apply(record)
+        self._whole_bytes += len(line)
+        self.study.apply(
+            parser.validate_json(line)
+        )  # as a replay will read it: what JSON cannot hold is not known here
 
     def raise_if_lost(self) -> None:
         """Halted where the file could not be written before: nothing is true any more that is not in it."""
@@ -93,45 +95,54 @@ def is_locked(path: Path) -> bool:
 def replay(path: Path, name: str) -> Study:
     """The study as the journal tells it, for readers; a last line that is still being written is left out."""
     study = Study(name)
-    for record in read_records(path)[0]:
-        study.apply(record)
+    for event in read_events(path)[0]:
+        study.apply(event)
     return study
 
 
-def read_records(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """All whole records, and how many bytes they take. A torn last line is where a crash cut off; elsewhere it is an error."""
-    records: list[dict[str, Any]] = []
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """Return (all whole events, the bytes that they take).
+
+    A torn last line is where a crash cut off; elsewhere it is an error. Raises ValueError, with the line's number, there and
+    where a later version of this program wrote it.
+    """
+    events: list[Event] = []
     whole = 0
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:  # not JSON, or not even text
-            record = None
-        if not isinstance(record, dict):
-            if number < len(lines):
-                raise ValueError(
-                    f"line {number} of {path} is damaged, and {len(lines) - number} more follow it; "
-                    "restore the file from a copy, or remove that line if you know what it said"
-                )
+        event = _parsed(line, number, path) if line.endswith(b"\n") else None
+        if event is None and number < len(lines):
+            raise ValueError(
+                f"line {number} of {path} is damaged, and {len(lines) - number} more follow it; "
+                "restore the file from a copy, or remove that line if you know what it said"
+            )
+        if event is None:
             break
-        records.append(record)
+        events.append(event)
         whole += len(line)
-    return records, whole
+    return events, whole
+
+
+def _parsed(line: bytes, number: int, path: Path) -> Event | None:
+    """Return the event of a line; None where it is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:  # not JSON, or not even text
+        return None
+    if not isinstance(record, dict) or "kind" not in record:
+        return None
+    version = record.get("version", 0)  # decides alone: some records of the version before would pass for one of this
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"line {number} of {path} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; "
+            "go on with the version that wrote it, or a later one"
+        )
+    with contextlib.suppress(ValidationError, KeyError):
+        return parser.validate_json(line) if version else parser.validate_python(upgraded(record))
+    return None
 
 
 def _write_all(file: io.RawIOBase, data: bytes) -> None:
     """A disk that fills up takes a part of it first."""
     while data:
         data = data[file.write(data) or 0 :]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them, and the reason beside it says which it was."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

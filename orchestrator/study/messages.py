@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.study.causes import Cause
+
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
 """How a trial's hold on its lane ended. Three say nothing of the trial: its machine was taken away (`interrupted`), there is
 nowhere left to run it (`no_lane`), or no disk to save it on (`no_room`)."""
 
 Blame = Literal["trial", "memory", "machine"]
 """What a lane's processes died of: of what they ran, of the memory of their host, or of what has nothing to do with either."""
-
-
-# What the reason of a trial begins with whose process the host ended; what else took memory there had its share in it.
-HOST_RAN_OUT = "out_of_memory: the host ran out of memory"
 
 
 @dataclass(frozen=True)
@@ -54,4 +52,6 @@ class Message:
     step_losses: tuple[float, ...] = ()
     evaluated: bool = False
     outcome: Outcome | None = None
+    cause: Cause | None = None
+    """Why it ended so, where its outcome does not say it all."""
     reason: str = ""

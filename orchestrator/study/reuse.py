@@ -14,105 +14,128 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier
-from orchestrator.study.messages import HOST_RAN_OUT
-from orchestrator.study.state import REUSED, Proposal, Trial, TrialState
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
+from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 
 # What a trial of a few steps is as fast and as large without.
 WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints"}
-# Timings that were taken in turns say something beside each other alone.
-IN_TURNS = re.compile(r"-round\d+$")
+
+
+Identity = dict[str, JsonValue]
+"""What all trials of a study share that decides on their memory and speed; see `identity`."""
+
+
+class _Record(BaseModel):
+    """A line of the file: how a trial ended, in which study, and the digest of all that decides on it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    time: float
+    run_dir: str
+    id: str
+    state: TrialState
+    cause: Cause | None
+    reason: str
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How a trial ended, and in which study."""
+    """How a trial ended in another study."""
 
     state: TrialState
+    cause: Cause | None
     reason: str
-    metrics: dict[str, float]
-    run_dir: str
+    metrics: Metrics
+    reused: Reuse
 
 
 class Measurements:
     """What a study may take from earlier ones, and what it leaves for later ones."""
 
-    def __init__(self, file: Path, identity: dict[str, Any], run_dir: str, *, fresh: bool = False) -> None:
-        """identity: what all trials of the study share, see `identity`. fresh: take nothing."""
+    def __init__(self, file: Path, identity: Identity, run_dir: str, *, remeasure: bool = False) -> None:
+        """identity: what all trials of the study share, see `identity`. remeasure: take nothing."""
         self._file, self._identity, self._run_dir = file, identity, run_dir
-        self._known = {} if fresh else {record["key"]: record for record in _records(file)}
+        self._known = {} if remeasure else {record.key: record for record in _records(file)}
 
     def find(self, wanted: Sequence[Proposal]) -> dict[str, Measured]:
-        """How those of these trials that are known ended in another study, with that said in their reasons.
+        """Return how those of these trials that are known ended in another study, by their ids.
 
-        Timings in turns only if all of these are known, from one study: last week's are no peers of today's.
+        Timings in turns are taken only if all of these are known, from one study: last week's are no peers of today's.
         """
         known = {one.id: measured for one in wanted if (measured := self._find(one))}
-        turns = [one.id for one in wanted if IN_TURNS.search(one.id)]
-        together = all(name in known for name in turns) and len({known[name].run_dir for name in turns}) <= 1
-        return known if together else {name: one for name, one in known.items() if name not in turns}
+        timings = [one.id for one in wanted if one.round is not None]
+        together = all(name in known for name in timings) and len({known[name].reused.run_dir for name in timings}) <= 1
+        return known if together else {name: one for name, one in known.items() if name not in timings}
 
     def _find(self, wanted: Proposal) -> Measured | None:
-        record = self._known.get(self._key(wanted, wanted.expected))
+        record = self._known.get(self._key(wanted, wanted.expected.get("predicted_memory_bytes")))
         if record is None:
             return None
-        day = time.strftime("%Y-%m-%d", time.localtime(record["time"]))
-        reason = "; ".join(filter(None, [record["reason"], f"{REUSED}measured on {day} in {record['run_dir']}"]))
-        return Measured(TrialState(record["state"]), reason, record["metrics"], record["run_dir"])
+        reused = Reuse(time.strftime("%Y-%m-%d", time.localtime(record.time)), record.run_dir)
+        return Measured(record.state, record.cause, record.reason, record.metrics, reused)
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
         if not _is_of_the_trial(trial):
             return
-        about = {"id": trial.id, "state": trial.state, "reason": trial.reason, "metrics": trial.metrics}
-        record = {"key": self._key(trial, trial.metrics), "time": time.time(), "run_dir": self._run_dir, **about}
+        record = _Record(
+            key=self._key(trial.proposal, trial.metrics.get("predicted_memory_bytes")),
+            time=time.time(),
+            run_dir=self._run_dir,
+            id=trial.id,
+            state=trial.state,
+            cause=trial.cause,
+            reason=trial.reason,
+            metrics=trial.metrics,
+        )
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                file.write(json.dumps(record) + "\n")
+                file.write(record.model_dump_json() + "\n")
         except OSError as error:  # this study has it in its journal
             warnings.warn(f"{trial.id} is not kept for later studies: {error}", stacklevel=2)
 
-    def _key(self, trial: Proposal | Trial, metrics: dict[str, float]) -> str:
+    def _key(self, trial: Proposal, predicted_memory_bytes: float | None) -> str:
         config = trial.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
-        what = [trial.id, config, metrics.get("predicted_memory_bytes"), self._identity]
+        what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def _is_of_the_trial(trial: Trial) -> bool:
-    """Whether it would end so another day: not a failure, not a learning rate that diverged, not a host that others filled."""
+    """True if it would end so another day: no failure, no learning rate that diverged, no host that others filled."""
     if trial.state is TrialState.PRUNED:
-        return trial.reason.startswith(("too_slow:", "thrashing:"))
-    of_the_host = trial.reason.startswith(HOST_RAN_OUT)
-    return trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) and not of_the_host
+        return trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
+    return trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) and trial.cause is not Cause.HOST_MEMORY
 
 
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    """All that can be read: a line that was cut off is measured again."""
+def _records(file: Path) -> Iterator[_Record]:
+    """Yield all that can be read: what a line that was cut off told is measured again."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and "key" in record:
-                yield record
+        with contextlib.suppress(ValidationError):
+            yield _Record.model_validate_json(line)
 
 
-def identity(config: StudyConfig, facts: dict[str, Any], device: str) -> dict[str, Any]:
+def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """What decides on every trial's memory and speed beside its own configuration."""
     from importlib.metadata import version
 
     targets = [config.model.target, config.loss or "", config.data.target]
     libraries = ["torch", *(["transformers"] if config.model.target == "hf" else [])]
-    frontier = config.stage_of(Frontier)
+    frontier = config.keys_of(Frontier)
     return {
         "device": device,
         "python": platform.python_version(),
@@ -120,7 +143,7 @@ def identity(config: StudyConfig, facts: dict[str, Any], device: str) -> dict[st
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
         "isolation": config.isolation,
         "max_step_seconds": frontier and frontier.max_step_seconds,
-        "facts": {key: facts.get(key) for key in ("num_parameters", "num_train_samples")},
+        "facts": {"num_parameters": facts.num_parameters, "num_train_samples": facts.num_train_samples},
         "source": source_digest(["trainers:", *targets]),
     }
 

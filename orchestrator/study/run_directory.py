@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -55,7 +54,7 @@ def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
         file.write(yaml.safe_dump(now, sort_keys=False).encode())
 
 
-def _difference(before: Any, now: Any) -> str:
+def _difference(before: object, now: object) -> str:
     there, here = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys]
@@ -64,7 +63,7 @@ def _difference(before: Any, now: Any) -> str:
     )
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     if not isinstance(tree, (dict, list)):
         yield prefix, tree

@@ -6,9 +6,28 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
 
+from pydantic import JsonValue
+
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import (
+    ClusterReady,
+    Concluded,
+    Ended,
+    Evaluated,
+    Event,
+    FactsRead,
+    Interrupted,
+    Paused,
+    Promoted,
+    Proposed,
+    RunBegan,
+    StageBegan,
+    Started,
+    TrialEvent,
+)
+from orchestrator.study.facts import Facts
+from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import TrialConfig
 
 
@@ -16,80 +35,18 @@ class Halted(Exception):
     """Nothing more can run for now: no lane, or no room on the disk. The trials wait for the next run of the study."""
 
 
-class TrialState(StrEnum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    COMPLETE = "complete"
-    PRUNED = "pruned"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out_of_memory"
-
-    @property
-    def ended(self) -> bool:
-        return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
-
-
-# What the reason of a trial says that was measured before.
-REUSED = "reused: "
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A trial that a stage wants; its id says what it is, so that the same wish is the same trial."""
-
-    id: str
-    stage: str
-    config: TrialConfig
-    role: str = ""
-    """Why it is here, for people: `baseline`, `best tokens/s`, ..."""
-    protected: bool = False
-    """Never pruned for losing."""
-    fresh: bool = False
-    """To be run in processes that have run nothing before."""
-    expected: dict[str, float] = field(default_factory=dict)
-    """Metrics that are known before it runs, such as predicted_memory_bytes."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    id: str
-    stage: str
-    config: TrialConfig
-    role: str = ""
-    protected: bool = False
-    fresh: bool = False
-    state: TrialState = TrialState.WAITING
-    reason: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
-    rungs: dict[int, float] = field(default_factory=dict)
-    """The objective's value at each rung reached."""
-    paused_at: frozenset[int] = frozenset()
-    """The rungs it has waited at."""
-    promoted: frozenset[int] = frozenset()
-    """The rungs it was let past."""
-    history: tuple[dict[str, float], ...] = ()
-    """The metrics of every evaluation."""
-    interruptions: int = 0
-    """How often its machine was taken away since its last evaluation."""
-    seconds: float = 0.0
-    """Wall-clock it has held a lane."""
-
-    @property
-    def reused(self) -> bool:
-        """Whether it was measured in an earlier study, and not in this one."""
-        return REUSED in self.reason
-
-
 @dataclass(frozen=True)
 class Conclusion:
-    """What a stage found: numbers and names for the next stages, a sentence for people, findings beside it."""
+    """What a stage found: a sentence for people, and findings for the stages after it."""
 
     stage: str
     ok: bool
     reason: str
-    values: dict[str, Any] = field(default_factory=dict)
+    findings: JsonValue = None
+    """As the stage's own type says it; `orchestrator.stages.findings` reads it back into that type."""
     notes: tuple[str, ...] = ()
+    bad_input: bool = False
+    """True if what the user gave cannot be run, and nothing else is wrong."""
 
 
 @dataclass
@@ -101,11 +58,10 @@ class Study:
     conclusions: dict[str, Conclusion] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     """Stages, in the order in which they began."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What was read from the machine once and holds for the whole study, such as memory_limit_bytes."""
+    facts: Facts = field(default_factory=Facts)
     ready: dict[str, float] = field(default_factory=dict)
-    """Of every run, by its token: seconds from the command to the cluster's being there."""
-    num_records: int = field(default=0, init=False, compare=False)
+    """For each driver, by its token: the seconds from its command to the cluster's being there."""
+    num_events: int = field(default=0, init=False, compare=False)
     """Taken in so far: while it stays the same, so does every answer that is a function of the study."""
     _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -113,7 +69,13 @@ class Study:
     """The trials by stage and state, ranked: what is asked at every event must not take a look at all of them."""
     _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of every trial, how many were proposed before it."""
-    _parts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _candidates: dict[str, dict[str, list[str]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """For each stage the trials of every candidate."""
+    _speed_groups: dict[tuple[str, int], dict[tuple[object, ...], list[str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """For each stage and effective batch the trials by what decides their speed."""
+    _parts: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What many trials have in common, once: by its text."""
 
     @property
@@ -142,88 +104,58 @@ class Study:
         ranked = self._ranked.get((stage, state))
         return self.trials[ranked[0][2]] if ranked else None
 
-    def value(self, stage: str, key: str, default: Any = None) -> Any:
-        """What an earlier stage concluded, or the default where it did not run."""
-        conclusion = self.conclusions.get(stage)
-        return conclusion.values.get(key, default) if conclusion else default
+    def candidates(self, stage: str) -> dict[str, list[Trial]]:
+        """Return the stage's trials by their candidates, in the order proposed."""
+        by_name = self._candidates.get(stage, {})
+        return {name: [self.trials[trial_id] for trial_id in seeds] for name, seeds in by_name.items()}
 
-    def apply(self, record: dict[str, Any]) -> None:
-        """Take one journal record in. The same record twice changes nothing."""
-        self.num_records += 1
-        getattr(self, "_on_" + record["kind"])(record)
+    def speed_rivals(self, trial: Trial) -> list[Trial]:
+        """Return the trials of its stage that have its effective batch in another split or mode."""
+        groups = self._speed_groups[trial.stage, trial.config.effective_batch_size]
+        mine = speed_group(trial.config)
+        return [self.trials[name] for group, names in groups.items() if group != mine for name in names]
 
-    def _on_run(self, record: dict[str, Any]) -> None:
-        """A driver began: what the one before it left running waits again."""
+    def apply(self, event: Event) -> None:
+        """Take one event in. The same event twice changes nothing."""
+        self.num_events += 1
+        match event:
+            case RunBegan():
+                self._wait_again()
+            case ClusterReady():
+                self.ready[event.token] = event.seconds
+            case FactsRead():
+                self.facts = self.facts.updated(event.facts)
+            case StageBegan():
+                if event.stage not in self.started:
+                    self.started.append(event.stage)
+            case Concluded():
+                fields = event.model_dump(exclude={"kind", "version", "time"})
+                self.conclusions[event.stage] = Conclusion(**fields)
+            case Proposed():
+                if event.id not in self.trials:
+                    self._file(event)
+                    self._put(Trial(self._sharing(event.proposal()), metrics={**event.expected}))
+            case _:
+                trial = self.trials[event.id]
+                if not trial.state.ended:  # what has ended never changes again
+                    self._put(changed(trial, event))
+
+    def _file(self, event: Proposed) -> None:
+        """Keep what never changes of a trial where it is asked for."""
+        self._candidates.setdefault(event.stage, {}).setdefault(event.candidate, []).append(event.id)
+        groups = self._speed_groups.setdefault((event.stage, event.config.effective_batch_size), {})
+        groups.setdefault(speed_group(event.config), []).append(event.id)
+
+    def _wait_again(self) -> None:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
             self._put(replace(trial, state=TrialState.WAITING))
 
-    def _on_ready(self, record: dict[str, Any]) -> None:
-        self.ready[record["token"]] = record["seconds"]
-
-    def _on_facts(self, record: dict[str, Any]) -> None:
-        self.facts.update(record["facts"])
-
-    def _on_stage(self, record: dict[str, Any]) -> None:
-        if record["stage"] not in self.started:
-            self.started.append(record["stage"])
-
-    def _on_conclusion(self, record: dict[str, Any]) -> None:
-        fields = {key: record[key] for key in ("stage", "ok", "reason", "values")}
-        self.conclusions[record["stage"]] = Conclusion(**fields, notes=tuple(record["notes"]))
-
-    def _on_trial(self, record: dict[str, Any]) -> None:
-        if record["id"] not in self.trials:
-            config = self._sharing(TrialConfig.model_validate(record["config"]))
-            fields = {key: record[key] for key in ("id", "stage", "role", "protected", "fresh")}
-            self._put(Trial(**fields, config=config, metrics=record["expected"]))
-
-    def _sharing(self, config: TrialConfig) -> TrialConfig:
-        """The same, of the same parts as other trials: most of a grid's differ in a number or two, and take 6 kB each."""
+    def _sharing(self, proposal: Proposal) -> Proposal:
+        """Return it made of the same parts as other trials: most of a grid's differ in a number or two, and take 6 kB each."""
+        config = proposal.config
         parts = {name: getattr(config, name) for name in ("model", "data", "optimizer", "schedule")}
         shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
-        return config.model_copy(update=shared)
-
-    def _on_started(self, record: dict[str, Any]) -> None:
-        self._change(record, state=TrialState.RUNNING)
-
-    def _on_interrupted(self, record: dict[str, Any]) -> None:
-        trial = self.trials[record["id"]]
-        if trial.state is not TrialState.RUNNING:
-            return
-        counts = {"interruptions": trial.interruptions + 1, "seconds": trial.seconds + record["seconds"]}
-        self._change(record, state=TrialState.WAITING, reason=record["reason"], **counts)
-
-    def _on_result(self, record: dict[str, Any]) -> None:
-        trial = self.trials[record["id"]]
-        metrics = _with_shared_names(record["metrics"])
-        seen = [point.get("samples_seen") for point in trial.history]
-        history = trial.history if metrics.get("samples_seen") in seen else (*trial.history, metrics)
-        rungs = {int(rung): value for rung, value in record["rungs"].items()}
-        further = {"metrics": trial.metrics | metrics, "history": history, "rungs": rungs | trial.rungs}
-        self._change(record, **further, interruptions=0)
-
-    def _on_paused(self, record: dict[str, Any]) -> None:
-        trial, rung = self.trials[record["id"]], record["rung"]
-        seconds = trial.seconds + (0 if rung in trial.paused_at else record["seconds"])
-        paused_at = trial.paused_at | {rung}
-        self._change(record, state=TrialState.PAUSED, reason=record["reason"], paused_at=paused_at, seconds=seconds)
-
-    def _on_promoted(self, record: dict[str, Any]) -> None:
-        trial = self.trials[record["id"]]
-        state = TrialState.WAITING if trial.state is TrialState.PAUSED else trial.state
-        self._change(record, state=state, reason=record["reason"], promoted=trial.promoted | {record["rung"]})
-
-    def _on_ended(self, record: dict[str, Any]) -> None:
-        trial = self.trials[record["id"]]
-        metrics = trial.metrics | _with_shared_names(record["metrics"])
-        end = {"state": TrialState(record["state"]), "reason": record["reason"], "metrics": metrics}
-        self._change(record, **end, seconds=trial.seconds + record["seconds"])
-
-    def _change(self, record: dict[str, Any], **changes: Any) -> None:
-        """What has ended never changes again."""
-        trial = self.trials[record["id"]]
-        if not trial.state.ended:
-            self._put(replace(trial, **changes))
+        return replace(proposal, config=config.model_copy(update=shared))
 
     def _put(self, trial: Trial) -> None:
         """The only place where a trial comes or changes: its rank does so with it."""
@@ -243,6 +175,46 @@ class Study:
         return -len(trial.promoted), self._numbers[trial.id], trial.id
 
 
-def _with_shared_names(metrics: dict[str, float]) -> dict[str, float]:
+def speed_group(config: TrialConfig) -> tuple[object, ...]:
+    """Return what decides a trial's speed: trials that share it differ by the machine's noise alone."""
+    return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
+
+
+def changed(trial: Trial, event: TrialEvent) -> Trial:
+    """Return what becomes of a trial that has not ended."""
+    match event:
+        case Started():
+            return replace(trial, state=TrialState.RUNNING)
+        case Evaluated():
+            return _evaluated(trial, event)
+        case Paused():
+            seconds = trial.seconds + (0 if event.rung in trial.paused_at else event.seconds)
+            waiting = {"state": TrialState.PAUSED, "cause": Cause.RUNG, "reason": event.reason, "seconds": seconds}
+            return replace(trial, **waiting, paused_at=trial.paused_at | {event.rung})
+        case Promoted():
+            state = TrialState.WAITING if trial.state is TrialState.PAUSED else trial.state
+            promoted = trial.promoted | {event.rung}
+            return replace(trial, state=state, cause=Cause.RUNG, reason=event.reason, promoted=promoted)
+        case Interrupted():
+            if trial.state is not TrialState.RUNNING:
+                return trial
+            waiting = {"state": TrialState.WAITING, "cause": Cause.INTERRUPTED, "reason": event.reason}
+            seconds = trial.seconds + event.seconds
+            return replace(trial, **waiting, interruptions=trial.interruptions + 1, seconds=seconds)
+        case Ended():
+            end = {"state": event.state, "cause": event.cause, "reason": event.reason, "reused": event.reused}
+            metrics = trial.metrics | _with_shared_names(event.metrics)
+            return replace(trial, **end, metrics=metrics, seconds=trial.seconds + event.seconds)
+
+
+def _evaluated(trial: Trial, event: Evaluated) -> Trial:
+    metrics = _with_shared_names(event.metrics)
+    seen = [point.get("samples_seen") for point in trial.history]
+    history = trial.history if metrics.get("samples_seen") in seen else (*trial.history, metrics)
+    rungs = event.rungs | trial.rungs
+    return replace(trial, metrics=trial.metrics | metrics, history=history, rungs=rungs, interruptions=0)
+
+
+def _with_shared_names(metrics: Metrics) -> Metrics:
     """Every line that is read brings its own copy of every metric's name."""
     return {sys.intern(name): value for name, value in metrics.items()}

@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator.config.keys import Batch, StudyConfig, given_batch
 from orchestrator.config.load import load_study, parse_study
-from orchestrator.config.stages import Frontier, Grid, Stage
+from orchestrator.config.stages import Frontier, Grid, StageKeys
 from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
 from tests.support.lane_player import study_of
 from trainers.config import Split, Strict
@@ -217,7 +217,7 @@ def test_faults_of_set_are_said(tmp_path: Path, override: str, said: str) -> Non
     assert re.search(said, refusal(tmp_path, "name: n\nstages: [{type: frontier}]\n", override))
 
 
-@pytest.mark.parametrize("stage", [pytest.param(stage, id=stage.__name__) for stage in get_args(Stage)])
+@pytest.mark.parametrize("stage", [pytest.param(stage, id=stage.__name__) for stage in get_args(StageKeys)])
 def test_an_unknown_key_of_any_stage_is_answered_with_the_stages_own(tmp_path: Path, stage: type[Strict]) -> None:
     message = refusal(tmp_path, f"stages: [{{type: {stage.model_fields['type'].default}, nonsense: 1}}]")
     assert message.endswith(f"nonsense: no such key; the keys here are: {', '.join(stage.model_fields)}")
@@ -256,7 +256,7 @@ def keys_of(owner: type[Strict]) -> set[str]:
 
 
 def test_every_key_of_a_study_file_is_among_those_whose_documentation_is_read() -> None:
-    for owner in (StudyConfig, *get_args(Stage)):
+    for owner in (StudyConfig, *get_args(StageKeys)):
         assert {key.split(".")[1] for key in keys_of(owner)} == owner.model_fields.keys()
 
 
@@ -269,7 +269,8 @@ def test_every_key_has_documentation_in_whole_sentences(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [f"{owner.__name__}.{name}" for owner in (StudyConfig, Batch, *get_args(Stage)) for name in nullable(owner)]
+    "key",
+    [f"{owner.__name__}.{name}" for owner in (StudyConfig, Batch, *get_args(StageKeys)) for name in nullable(owner)],
 )
 def test_what_null_does_is_said_where_null_is_allowed(key: str) -> None:
     assert "null: " in DOCUMENTED[key]
@@ -280,8 +281,8 @@ def test_what_null_does_is_said_where_null_is_allowed(key: str) -> None:
 
 def test_a_stage_is_found_by_its_class() -> None:
     study = study_of(stages=[{"type": "frontier", "smallest": 3}])
-    assert study.stage_of(Frontier) == Frontier(smallest=3)
-    assert study.stage_of(Grid) is None
+    assert study.keys_of(Frontier) == Frontier(smallest=3)
+    assert study.keys_of(Grid) is None
 
 
 def test_a_split_multiplies_out_to_its_effective_batch() -> None:

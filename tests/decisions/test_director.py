@@ -14,14 +14,26 @@ from typing import Any
 
 import pytest
 
+from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.grid import GridFindings
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.state import Halted, Study, Trial, TrialState
-from tests.support.lane_player import Message, Player, World, director_of, know, play_stage, study_of
+from orchestrator.study.messages import Message
+from orchestrator.study.state import Halted, Study
+from orchestrator.study.trial import Trial, TrialState
+from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, study_of
 from tests.support.worlds import (
+    FRONTIER,
     KNOWN,
+    NONE,
     by_rate,
     curves,
+    measured,
     memory_world,
     train_config,
     with_accidents,
@@ -66,7 +78,7 @@ def states(study: Study) -> dict[str, str]:
 
 
 def test_synchronous_rungs_keep_the_best_half_and_the_baseline(tmp_path: Path) -> None:
-    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, found=KNOWN)
     assert states(study) == {
         "train-m1k1": "complete",  # the worst, and never cut
         "train-m16k1": "complete",  # 3.15
@@ -75,8 +87,16 @@ def test_synchronous_rungs_keep_the_best_half_and_the_baseline(tmp_path: Path) -
         "train-m8k2": "complete",  # 3.1
         "train-m8k2-unscaled": "pruned",
     }
-    assert study.trials["train-m8k2-unscaled"].reason.startswith("rung: place 5 of 6 at 64 samples; the best 3 go on")
-    assert study.value("train", "winner") == "train-m8k2"
+    assert study.trials["train-m8k2-unscaled"].explanation.startswith(
+        "rung: place 5 of 6 at 64 samples; the best 3 go on"
+    )
+    assert winner(study, "train") == "train-m8k2"
+
+
+def winner(study: Study, stage: str) -> str | None:
+    kind = {"train": TrainFindings, "grid": GridFindings}[stage]
+    findings = found(study, kind)
+    return findings.winner if findings else None
 
 
 def place_of(event: dict[str, Any]) -> tuple[int, int]:
@@ -91,9 +111,9 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left(tmp_path: Path) -> None:
     config = train_config(pruner={"synchronous": False})
-    study = play_stage(tmp_path / "journal.jsonl", config, "train", curves, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", curves, found=KNOWN)
     assert set(states(study).values()) == {"complete", "pruned"}
-    assert study.value("train", "winner") == "train-m8k2"
+    assert winner(study, "train") == "train-m8k2"
     events = events_of(tmp_path / "journal.jsonl")
     assert "paused" in [event["kind"] for event in events]
     cut = [place_of(event) for event in events if event["kind"] == "ended" and " at 64 samples" in event["reason"]]
@@ -138,7 +158,7 @@ def test_asynchronous_few_pass_the_first_rung_while_newcomers_crowd(tmp_path: Pa
 
 def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:
     """Half of those that stood at a rung went past it, and none of those that were cut was better than one of them."""
-    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, num_lanes=2, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, num_lanes=2, found=KNOWN)
     trials = [trial for trial in study.of_stage("train") if not trial.protected]
     for rung in (64, 128, 256):
         here = [trial for trial in study.of_stage("train") if rung in trial.rungs]
@@ -151,8 +171,8 @@ def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tm
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 3])
 def test_the_number_of_lanes_does_not_change_what_synchronous_rungs_decide(tmp_path: Path, num_lanes: int) -> None:
-    one = play_stage(tmp_path / "one.jsonl", train_config(), "train", with_accidents, 1, **KNOWN)
-    many = play_stage(tmp_path / "many.jsonl", train_config(), "train", with_accidents, num_lanes, **KNOWN)
+    one = play_stage(tmp_path / "one.jsonl", train_config(), "train", with_accidents, 1, found=KNOWN)
+    many = play_stage(tmp_path / "many.jsonl", train_config(), "train", with_accidents, num_lanes, found=KNOWN)
     assert states(one) == states(many)
     assert one.conclusions == many.conclusions
 
@@ -163,19 +183,19 @@ def test_accidents_end_a_trial_with_their_reason_and_the_stage_goes_on(
     tmp_path: Path, synchronous: bool, num_lanes: int
 ) -> None:
     config = train_config(pruner={"synchronous": synchronous, "reduction_factor": 3})
-    study = play_stage(tmp_path / "journal.jsonl", config, "train", with_accidents, num_lanes, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", with_accidents, num_lanes, found=KNOWN)
     for trial in study.of_stage("train"):
-        assert trial.state is TrialState.COMPLETE or trial.reason.split(":")[0] in ("rung", "diverged", "out_of_memory")
+        assert trial.state is TrialState.COMPLETE or trial.cause in (Cause.RUNG, Cause.DIVERGED, Cause.OUT_OF_MEMORY)
     assert study.trials["train-m1k1"].state is TrialState.COMPLETE
-    assert study.value("train", "winner") == "train-m8k2"
+    assert winner(study, "train") == "train-m8k2"
 
 
 def test_seeds_stand_at_a_rung_together_and_go_on_together(tmp_path: Path) -> None:
-    study = play_stage(tmp_path / "journal.jsonl", train_config(seeds=[0, 1, 2]), "train", curves, 2, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", train_config(seeds=[0, 1, 2]), "train", curves, 2, found=KNOWN)
     for name in ("train-m1k1", "train-m16k1", "train-m8k2", "train-m8k2-unscaled", "train-m12k1"):
         fates = {(str(t.state), t.promoted) for t in study.of_stage("train") if t.id.startswith(name + "-s")}
         assert len(fates) == 1, name
-    assert study.value("train", "winner") == "train-m8k2-s0"
+    assert winner(study, "train") == "train-m8k2-s0"
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -185,14 +205,14 @@ def test_the_other_seeds_of_one_that_ended_do_not_wait_for_it_for_ever(
 ) -> None:
     def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
         if config.seed == 1 and config.micro_batch_size in (1, 12):
-            return {"outcome": outcome, "reason": f"{outcome}: seed 1"}
+            return {"outcome": outcome, "reason": "seed 1"}
         return curves(config, samples)
 
     config = train_config(seeds=[0, 1, 2], pruner={"synchronous": synchronous})
-    study = play_stage(tmp_path / "journal.jsonl", config, "train", one_seed_fails, 2, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", one_seed_fails, 2, found=KNOWN)
     assert {study.trials[f"train-m12k1-s{seed}"].state for seed in (0, 2)} == {TrialState.PRUNED}
     assert {study.trials[f"train-m1k1-s{seed}"].state for seed in (0, 2)} == {TrialState.COMPLETE}, "never cut"
-    assert study.value("train", "winner") == "train-m8k2-s0"
+    assert winner(study, "train") == "train-m8k2-s0"
 
 
 def test_a_loss_that_rises_above_its_start_ends_the_trial(tmp_path: Path) -> None:
@@ -200,15 +220,15 @@ def test_a_loss_that_rises_above_its_start_ends_the_trial(tmp_path: Path) -> Non
         grows = config.gradient_accumulation_steps == 2
         return curves(config, samples) | ({"loss": 5 + samples / 50} if grows else {})
 
-    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", rising, **KNOWN)
-    assert study.trials["train-m8k2"].reason.startswith("diverged:")
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", rising, found=KNOWN)
+    assert study.trials["train-m8k2"].explanation.startswith("diverged:")
 
 
 def test_a_batch_that_passes_several_rungs_in_one_step_is_judged_at_each_of_them(tmp_path: Path) -> None:
     """32 samples a step cross the rungs 4, 8, 16 and 32 at once."""
     for synchronous in (True, False):
         config = train_config(pruner={"min_samples": 4, "synchronous": synchronous})
-        study = play_stage(tmp_path / f"{synchronous}.jsonl", config, "train", curves, 2, **KNOWN)
+        study = play_stage(tmp_path / f"{synchronous}.jsonl", config, "train", curves, 2, found=KNOWN)
         complete = [trial for trial in study.of_stage("train") if trial.state is TrialState.COMPLETE]
         assert "train-m8k2" in [trial.id for trial in complete]
         for trial in complete:
@@ -225,17 +245,17 @@ def test_a_loss_that_is_nan_only_at_the_very_end_is_divergence_not_a_result(tmp_
         last = config.gradient_accumulation_steps == 2 and samples >= config.sample_budget
         return point | ({"val_loss": math.nan} if last else {})
 
-    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", ends_in_nan, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", ends_in_nan, found=KNOWN)
     assert study.trials["train-m8k2"].state is TrialState.PRUNED
-    assert study.trials["train-m8k2"].reason.startswith("diverged:")
-    assert study.value("train", "winner") == "train-m16k1"
+    assert study.trials["train-m8k2"].explanation.startswith("diverged:")
+    assert winner(study, "train") == "train-m16k1"
 
 
 def test_everyone_diverging_is_said_and_not_a_crash(tmp_path: Path) -> None:
     def all_nan(config: TrialConfig, samples: int) -> dict[str, Any]:
         return {"loss": math.nan, "val_loss": math.nan}
 
-    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", all_nan, **KNOWN)
+    study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", all_nan, found=KNOWN)
     assert {str(trial.state) for trial in study.of_stage("train")} == {"pruned"}
     assert not study.conclusions["train"].ok
     assert study.conclusions["train"].reason.startswith("undetermined")
@@ -268,10 +288,10 @@ def test_every_kill_rule_names_itself_as_the_reason_and_can_be_turned_off(
             stages=[{"type": "train", "pruner": {"type": "none"}}], evaluations=16, sample_budget=1024,
             kill=others_off | changes,
         )  # fmt: skip
-        study = play_stage(tmp_path / f"{name}.jsonl", config, "train", world, 6, **KNOWN)
+        study = play_stage(tmp_path / f"{name}.jsonl", config, "train", world, 6, found=KNOWN)
         troubled = study.trials["train-m8k2"]
         if name == "on":
-            assert (troubled.state, troubled.reason.split(":")[0]) == (TrialState.PRUNED, code)
+            assert (troubled.state, troubled.cause) == (TrialState.PRUNED, code)
         else:
             assert troubled.state is TrialState.COMPLETE
 
@@ -287,44 +307,44 @@ def test_a_slow_trial_is_stopped_by_a_faster_one_of_the_same_effective_batch_and
         return curves(config, samples) | {"tokens_per_second": rate}
 
     config = train_config(sample_budget=1024, pruner={"min_samples": 512}, evaluations=16)
-    study = play_stage(tmp_path / "journal.jsonl", config, "train", rates, 6, **KNOWN)
-    slow = [trial.id for trial in study.of_stage("train") if trial.reason.startswith("low_throughput:")]
+    study = play_stage(tmp_path / "journal.jsonl", config, "train", rates, 6, found=KNOWN)
+    slow = [trial.id for trial in study.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
     assert slow == ["train-m16k1"]
 
 
 def test_a_trial_whose_relay_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
     config = train_config()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        know(journal, **KNOWN)
+        know(journal, found=KNOWN)
         director = director_of(config, journal, "train")
-        lost = director.next_trial()
+        lost = next_trial(director)
         assert lost is not None
         director.on_started(lost.id)
-        assert director.next_trial() is None, "one lane, one trial"
+        assert next_trial(director) is None, "one lane, one trial"
         director.on_relay_lost(lost.id, "its Tune actor was lost")
         waiting = journal.study.trials[lost.id]
-        assert (waiting.state, waiting.reason) == (TrialState.WAITING, "interrupted: its Tune actor was lost")
-        assert director.next_trial() == waiting
+        assert (waiting.state, waiting.explanation) == (TrialState.WAITING, "interrupted: its Tune actor was lost")
+        assert next_trial(director) == waiting
 
 
 def test_a_lost_relay_changes_nothing_of_a_trial_that_did_not_run(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")
         trial = start_next(director)
-        director.on_message(trial.id, Message(outcome="failed", reason="failed: its own doing"))
+        director.on_message(trial.id, Message(outcome="failed", reason="its own doing"))
         ended = journal.study.trials[trial.id]
         director.on_relay_lost(trial.id, "its Tune actor was lost")
         assert journal.study.trials[trial.id] == ended
 
 
 def start_next(director: Director) -> Trial:
-    trial = director.next_trial()
+    trial = next_trial(director)
     assert trial is not None
     director.on_started(trial.id)
     return trial
 
 
-INTERRUPTED: Any = Message(outcome="interrupted", reason="interrupted: its node has died")
+INTERRUPTED: Any = Message(outcome="interrupted", reason="its node has died")
 
 
 def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Path) -> None:
@@ -333,15 +353,19 @@ def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Pa
         trial = start_next(director)
         director.on_message(trial.id, INTERRUPTED)
         waiting = journal.study.trials[trial.id]
-        assert (waiting.state, waiting.reason) == (TrialState.WAITING, INTERRUPTED.reason)
-        assert director.next_trial() == waiting
+        assert (waiting.state, waiting.cause, waiting.reason) == (
+            TrialState.WAITING,
+            Cause.INTERRUPTED,
+            INTERRUPTED.reason,
+        )
+        assert next_trial(director) == waiting
     assert replay(tmp_path / "journal.jsonl", "played").trials[trial.id] == waiting
 
 
 def test_one_whose_machine_is_lost_again_and_again_before_it_gets_anywhere_fails(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")
-        trial = director.next_trial()
+        trial = next_trial(director)
         assert trial is not None
         for evaluated in (True, False):
             for _ in range(MAX_INTERRUPTIONS - evaluated):
@@ -352,24 +376,22 @@ def test_one_whose_machine_is_lost_again_and_again_before_it_gets_anywhere_fails
                 director.on_message(trial.id, Message({"samples_seen": 64, "val_loss": 3.0}, evaluated=True))
         ended = journal.study.trials[trial.id]
         assert ended.state is TrialState.FAILED
-        said = (
-            f"failed: its machine was lost {MAX_INTERRUPTIONS} times since its last evaluation; interrupted: its node"
-        )
-        assert ended.reason.startswith(said)
+        said = f"failed: its machine was lost {MAX_INTERRUPTIONS} times since its last evaluation; its node"
+        assert ended.explanation.startswith(said)
 
 
 def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:
     config = train_config()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        know(journal, **KNOWN)
+        know(journal, found=KNOWN)
         director = director_of(config, journal, "train")
-        first = director.next_trial()
+        first = next_trial(director)
         director.on_started(first.id)
         director.on_message(first.id, Message(outcome="stopped"))
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        journal.append("run", token="second")
+        journal.append(RunBegan(token="second"))
         assert journal.study.trials[first.id].state is TrialState.WAITING
-        assert director_of(config, journal, "train").next_trial().id == first.id
+        assert next_trial(director_of(config, journal, "train")).id == first.id
 
 
 # A crash at any moment
@@ -394,8 +416,8 @@ def test_killed_after_any_journal_line_the_study_ends_as_if_nothing_had_happened
     path = tmp_path / "whole.jsonl"
     moments: list[tuple[int, dict[str, Any]]] = []
     with Journal(path, config.name) as journal:
-        journal.append("run", token="first")
-        know(journal, **KNOWN)
+        journal.append(RunBegan(token="first"))
+        know(journal, found=KNOWN)
         player = Player(director_of(config, journal, "train"), with_accidents)
         player.before_message = lambda: moments.append((path.read_bytes().count(b"\n"), deepcopy(player.disk)))
         whole = decided(player.play())
@@ -408,7 +430,7 @@ def test_killed_after_any_journal_line_the_study_ends_as_if_nothing_had_happened
         cut.write_bytes(b"".join(lines[:kept]))
         before = replay(cut, config.name)
         with Journal(cut, config.name) as journal:
-            journal.append("run", token="second")
+            journal.append(RunBegan(token="second"))
             director = director_of(config, journal, "train")
             resumed = Player(director, with_accidents, disk=deepcopy(disks[kept])).play()
         for trial in before.trials.values():
@@ -435,7 +457,7 @@ def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_pa
 def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
     """Of two configurations: they stand at the first rung as the worst of those there, also once they are cut."""
     if config.seed == 1 and config.micro_batch_size in (12, 16):
-        return {"outcome": "failed", "reason": "failed: seed 1"}
+        return {"outcome": "failed", "reason": "seed 1"}
     return with_accidents(config, samples)
 
 
@@ -449,12 +471,12 @@ def test_any_order_in_which_lanes_speak_gives_the_same_synchronous_decisions(
         config = train_config(sample_budget=256, evaluations=2, seeds=seeds)
         order = random.Random(seed)
         with Journal(tmp_path / f"{seed}.jsonl", config.name) as journal:
-            know(journal, **KNOWN)
+            know(journal, found=KNOWN)
             num_lanes = 1 + seed
             player = Player(director_of(config, journal, "train", num_lanes), world, num_lanes)
             player.before_message = lambda p=player, o=order: _shuffle(p.running, o)
             study = player.play()
-        found.append(({t.id: (t.state, t.promoted) for t in study.of_stage("train")}, study.value("train", "winner")))
+        found.append(({t.id: (t.state, t.promoted) for t in study.of_stage("train")}, winner(study, "train")))
     assert all(one == found[0] for one in found)
 
 
@@ -479,7 +501,7 @@ def test_a_resumed_healthy_run_is_not_taken_for_a_diverging_one(tmp_path: Path) 
         evaluations=32, sample_budget=640,
     )  # fmt: skip
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        journal.append("run", token="first")
+        journal.append(RunBegan(token="first"))
         director = director_of(config, journal, "train", 40)
         disk = {proposal.id: (320, None) for proposal in director.proposals()}
         study = Player(director, noisy, 40, disk=disk).play()
@@ -490,9 +512,9 @@ def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: P
     """The losses of the checkpoint that it went on from are higher than those heard since."""
     config = study_of(stages=[{"type": "train", "pruner": {"type": "none"}}], sample_budget=512)
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        journal.append("run", token="first")
+        journal.append(RunBegan(token="first"))
         director = director_of(config, journal, "train")
-        trial = director.next_trial()
+        trial = next_trial(director)
         assert trial is not None
         director.on_started(trial.id)
         batch = trial.config.effective_batch_size
@@ -500,15 +522,15 @@ def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: P
         losses = tuple(5 - 0.01 * step + draw.uniform(-0.01, 0.01) for step in range(100))
         director.on_message(trial.id, Message({"samples_seen": 100.0 * batch}, step_losses=losses))
         again = Message({"samples_seen": 10.0 * batch}, step_losses=losses[5:10])
-        assert director.on_message(trial.id, again).action == "go on"
+        assert director.on_message(trial.id, again).action is Action.GO_ON
         spike = Message({"samples_seen": 40.0 * batch}, step_losses=(*losses[10:35], *[9.0] * 5))
-        assert director.on_message(trial.id, spike).reason.startswith("diverged: ")
+        assert director.on_message(trial.id, spike).cause is Cause.DIVERGED
 
 
 def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_result(tmp_path: Path) -> None:
     config = study_of(stages=[{"type": "learning_rate"}], sample_budget=16)
-    known = {"frontier": {"micro_batch_size": 32}}
-    study = play_stage(tmp_path / "journal.jsonl", config, "learning_rate", curves, **known)
+    frontier = replace(FRONTIER, chosen=measured(NONE, 32))
+    study = play_stage(tmp_path / "journal.jsonl", config, "learning_rate", curves, found=[frontier])
     found = study.conclusions["learning_rate"]
     assert not found.ok
     assert found.reason == "the effective batch (32) is larger than sample_budget (16); raise sample_budget"
@@ -518,7 +540,7 @@ def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_
 
 
 def failing(config: TrialConfig, samples: int) -> dict[str, Any]:
-    return {"outcome": "failed", "reason": "failed: KeyError: 'labels'"}
+    return {"outcome": "failed", "reason": "KeyError: 'labels'"}
 
 
 RATES = study_of(stages=[{"type": "grid", "learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}])
@@ -533,7 +555,7 @@ def test_a_study_whose_trials_all_fail_at_once_stops_itself_and_says_why(tmp_pat
     assert len(others) >= 2
     assert all(trial.state is TrialState.PRUNED for trial in others)
     assert all(
-        trial.reason == f"stopped: all of the first {len(failed)} trials failed, so no more were started"
+        trial.explanation == f"stopped: all of the first {len(failed)} trials failed, so no more were started"
         for trial in others
     )
     found = study.conclusions["grid"]
@@ -579,7 +601,9 @@ def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) ->
         return world(trial, samples) if trial.activation_checkpointing == "none" else failing(trial, samples)
 
     study = play_stage(tmp_path / "journal.jsonl", config, "frontier", only_without)
-    assert study.conclusions["frontier"].values["activation_checkpointing"] == "none"
+    one = found(study, FrontierFindings)
+    assert one is not None
+    assert one.chosen.mode.activation_checkpointing == "none"
 
 
 # A study that cannot go on
@@ -592,7 +616,7 @@ def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(
         trial = start_next(director)
         director.on_message(trial.id, Message(outcome=outcome, reason="the disk is full"))
         with pytest.raises(Halted, match="the disk is full"):
-            director.next_trial()
+            next_trial(director)
         assert not any(trial.state.ended for trial in journal.study.trials.values())
 
 
@@ -626,19 +650,19 @@ def test_whatever_happens_a_stage_ends_and_the_baseline_is_never_cut_for_losing(
 
     path = tmp_path / "journal.jsonl"
     with Journal(path, config.name) as journal:
-        journal.append("run", token="first")
-        know(journal, **KNOWN)
+        journal.append(RunBegan(token="first"))
+        know(journal, found=KNOWN)
         first = Player(director_of(config, journal, "train", lanes), world, lanes, stop_after=draw.randrange(1, 40))
         first.play()
     before = replay(path, config.name)
     with Journal(path, config.name) as journal:
-        journal.append("run", token="second")
+        journal.append(RunBegan(token="second"))
         study = Player(director_of(config, journal, "train", lanes), world, lanes, disk=first.disk).play()
     for trial in study.of_stage("train"):
         assert trial.state.ended
-        assert not (trial.protected and trial.reason.startswith("rung:")), trial
-        assert trial.state is not TrialState.PRUNED or trial.reason.split(":")[0] in ("rung", "diverged")
+        assert not (trial.protected and trial.cause is Cause.RUNG), trial
+        assert trial.state is not TrialState.PRUNED or trial.cause in (Cause.RUNG, Cause.DIVERGED)
         if before.trials[trial.id].state.ended:
             assert trial == before.trials[trial.id]
     if any(trial.state is TrialState.COMPLETE for trial in study.of_stage("train")) and len(config.seeds) == 1:
-        assert study.value("train", "winner")
+        assert winner(study, "train")

@@ -116,6 +116,7 @@ def test_nobody_is_cut_but_by_as_many_better_peers_as_go_on_when_all_have_come(s
         verdicts = judge(arrived(*values), factor, synchronous=synchronous, first=True, demand=demand)
         cut = [values[int(name[1:])] for name, action in verdicts.items() if action == "stop"]
         for value in cut:
+            assert value is not None, "who has no value yet is not cut"
             assert sum(peer < value for peer in values if peer is not None) >= math.ceil(num / factor)
 
 
@@ -155,13 +156,15 @@ def test_verdicts_do_not_depend_on_the_order_of_arrival() -> None:
 
 def test_the_reason_has_the_place_the_number_and_how_many_go_on() -> None:
     verdicts = judge_rung(64, arrived(1.0, 2.0, 3.0), 2, synchronous=True)
-    assert verdicts["t2"].reason == "rung: place 3 of 3 at 64 samples; the best 2 go on"
+    assert verdicts["t2"].reason == "place 3 of 3 at 64 samples; the best 2 go on"
 
 
 def test_seeds_are_judged_by_their_mean_and_only_together() -> None:
     assert mean_of_seeds({"a-s0": 1.0, "a-s1": 3.0}) == 2.0
     assert mean_of_seeds({"a-s0": 1.0, "a-s1": None}) is None
-    assert math.isnan(mean_of_seeds({"a-s0": 1.0, "a-s1": math.nan}))
+    with_nan = mean_of_seeds({"a-s0": 1.0, "a-s1": math.nan})
+    assert with_nan is not None
+    assert math.isnan(with_nan)
     assert mean_of_seeds({}) is None
 
 
@@ -174,7 +177,7 @@ def test_a_loss_that_is_not_finite_stops_at_once_whatever_is_turned_off(bad: flo
     losses = [3.0] * step + [bad] + [3.0] * 5
     decision = judge_losses(losses, 0, None, 3, None)
     assert decision.action == "stop"
-    assert decision.reason == f"diverged: the loss is {bad} in step {step + 1}"
+    assert decision.reason == f"the loss is {bad} in step {step + 1}"
 
 
 def healthy(seed: int, steps: int = 200, noise: float = 0.05) -> list[float]:
@@ -213,8 +216,8 @@ def test_a_flat_loss_has_no_spread_to_measure_a_spike_with() -> None:
 
 def test_rising_above_the_start_after_warm_up_stops_and_rising_during_warm_up_does_not() -> None:
     rising = [5 + step / 20 for step in range(100)]
-    assert 10 < stopped_at(rising, num_warmup_steps=0) < 30
-    assert 60 <= stopped_at(rising, num_warmup_steps=60) <= 65
+    assert stopped_at(rising, num_warmup_steps=0) in range(11, 30)
+    assert stopped_at(rising, num_warmup_steps=60) in range(60, 66)
     assert stopped_at([5 + step / 20 for step in range(60)], num_warmup_steps=60) is None
 
 
@@ -231,6 +234,4 @@ def test_throughput_is_held_against_the_best_equal_and_only_where_there_is_one()
     assert judge_throughput(50.0, 100.0, 0.5).action == "go on"
     assert judge_throughput(1.0, None, 0.5).action == "go on"
     assert judge_throughput(1.0, 100.0, None).action == "go on"
-    assert judge_throughput(49.0, 100.0, 0.5).reason.startswith(
-        "low_throughput: 49 tokens/s is below 0.5 x 100 tokens/s"
-    )
+    assert judge_throughput(49.0, 100.0, 0.5).reason.startswith("49 tokens/s is below 0.5 x 100 tokens/s")

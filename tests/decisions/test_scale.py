@@ -7,52 +7,64 @@ import gc
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.stages import wants_all_at_once
+from orchestrator.decisions.observer import Observer
+from orchestrator.stages import stage_of
+from orchestrator.study.events import Ended, Evaluated, Event, Paused, Promoted, RunBegan, Started, proposed
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
-from orchestrator.study.state import Study, Trial, TrialState
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.worlds import KNOWN, by_rate, curves
 
-CONFIG = base_trial(study_of(), None).model_dump(mode="json")
-PROPOSED = {"role": "", "protected": False, "fresh": False, "expected": {}, "config": CONFIG}
+CONFIG = base_trial(study_of(), None)
 
 
-def random_records(draw: random.Random, number: int) -> Iterator[dict[str, Any]]:
-    """Of trials of two stages, in any order: a journal's are a few of these."""
+def random_events(draw: random.Random, number: int) -> Iterator[Event]:
+    """What happens to trials of two stages, in any order: a journal's are a few of these."""
     names: list[str] = []
     for _ in range(number):
         stage, name = draw.choice(["train", "grid"]), draw.choice(names) if names else ""
         if not names or draw.random() < 0.2:
             names.append(f"{stage}-{len(names)}")
-            yield {"kind": "trial", "id": names[-1], "stage": stage, **PROPOSED}
+            yield proposed(Proposal(names[-1], stage, CONFIG, candidate=names[-1]))
         elif draw.random() < 0.02:
-            yield {"kind": "run", "token": "again"}
+            yield RunBegan(token="again")
         else:
-            rung = draw.choice([1, 2, 4])
-            kind = draw.choice(["started", "started", "result", "paused", "promoted", "promoted", "ended"])
-            ending = {"state": draw.choice(["complete", "pruned", "failed", "out_of_memory"]), "seconds": 1.0}
-            about = {"rung": rung, "reason": "", "metrics": {"samples_seen": rung}, "rungs": {str(rung): 3.0}}
-            yield {"kind": kind, "id": name, **about, **ending}
+            yield draw.choice(EVENTS)(name, draw.choice([1, 2, 4]), draw)
+
+
+EVENTS: list[Callable[[str, int, random.Random], Event]] = [
+    lambda name, rung, draw: Started(id=name),
+    lambda name, rung, draw: Started(id=name),
+    lambda name, rung, draw: Evaluated(id=name, metrics={"samples_seen": rung}, rungs={rung: 3.0}),
+    lambda name, rung, draw: Paused(id=name, rung=rung, reason="", seconds=1.0),
+    lambda name, rung, draw: Promoted(id=name, rung=rung, reason=""),
+    lambda name, rung, draw: Promoted(id=name, rung=rung, reason=""),
+    lambda name, rung, draw: Ended(
+        id=name, state=draw.choice(ENDS), cause=None, reason="", metrics={"samples_seen": rung}, seconds=1.0
+    ),
+]
+ENDS = [state for state in TrialState if state.ended]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_found_by_state_is_what_a_look_at_all_trials_finds(seed: int) -> None:
     study = Study("s")
-    for record in random_records(random.Random(seed), 400):
-        study.apply(record)
+    for event in random_events(random.Random(seed), 400):
+        study.apply(event)
         for stage in ("train", "grid", "frontier"):
             for state in TrialState:
                 scanned = [trial for trial in study.of_stage(stage) if trial.state is state]
                 scanned.sort(key=lambda trial: -len(trial.promoted))
-                assert study.in_state(stage, state) == scanned, record
+                assert study.in_state(stage, state) == scanned, event
                 assert study.furthest(stage, state) == next(iter(scanned), None)
                 assert study.count(stage, state) == len(scanned)
     assert {trial.state for trial in study.trials.values()} == set(TrialState), "some of each"
@@ -106,9 +118,9 @@ def test_a_trial_among_many_takes_no_more_looks_at_trials_than_one_among_few(tmp
 )
 def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path, stage: dict[str, Any]) -> None:
     config = study_of(stages=[stage])
-    assert wants_all_at_once(config.stages[0])
+    assert stage_of(config.stages[0]).proposes_once
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        know(journal, **KNOWN)
+        know(journal, found=KNOWN)
         director = director_of(config, journal, stage["type"])
         wanted = director.proposals()
         player = Player(director, curves)
@@ -144,15 +156,15 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     def relays() -> int:
         return sum(one["ActorClassName"].endswith("ResourceTrainable") for one in state.actor_table(None).values())
 
-    def count(trial: Trial) -> None:
-        if director.journal.study.count("grid", TrialState(ending)) % 10 == 0:  # Tune's own pace in between
-            gc.collect()
-            held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
+    class Counting(Observer):
+        def ended(self, trial: Trial) -> None:
+            if journal.study.count("grid", TrialState(ending)) % 10 == 0:  # Tune's own pace in between
+                gc.collect()
+                held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
 
     before = relays()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path))
-        director.on_change = count
+        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path), observer=Counting())
         run_stage(director, ending, tmp_path, "token")
         assert journal.study.count("grid", TrialState(ending)) == num_trials
     ray.get(dispatcher.close.remote())

@@ -9,19 +9,23 @@ import pytest
 
 from tests.fault_harness import FAULTS, segments
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
-# Five kills are enough here; what these two strike is in test_relay and test_lanes.
-LEVELS = [level for level in FAULTS if level not in ("dispatcher", "outage")]
+# Seven strikes are enough here; what the other levels strike is in test_relay and test_lanes.
+LEVELS = ["driver", "lane", "controller", "relay", "node", "sigterm", "drain"]
 
 
 def test_a_study_struck_at_one_level_after_another_ends_as_it_does_undisturbed() -> None:
     options = ["--faults", str(len(LEVELS)), "--seed", "0", "--levels", ",".join(LEVELS)]
     command = [sys.executable, "-m", "tests.fault_harness", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     each_once = ", ".join(f"1 x {level}" for level in LEVELS)
     assert ended.stdout.splitlines()[-1] == f"{len(LEVELS)} faults, nothing lost: {each_once}"
+
+
+def test_every_level_named_here_is_one_of_the_harness() -> None:
+    assert set(LEVELS) <= FAULTS.keys()
 
 
 def test_what_a_process_trained_is_told_apart_by_what_it_built() -> None:

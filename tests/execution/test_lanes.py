@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.execution import dispatcher as dispatcher_module
 from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
 from orchestrator.execution.lanes import blame_for
+from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Blame, Host, Message
 
 
@@ -74,7 +77,7 @@ class TestStarting:
             for _ in range(2 * MAX_STARTS):
                 assert await dispatcher.no_room("lane")
             last = await dispatcher.next_message("a")
-            assert (last.outcome, last.reason) == ("interrupted", "interrupted: rank 0: its node has died")
+            assert (last.outcome, last.reason) == ("interrupted", "rank 0: its node has died")
             await dispatcher.assign(assignment("b"))
             assert await dispatcher.take("other lane", "other group", 1) == assignment("b")
             await dispatcher.assign(assignment("c"))
@@ -176,10 +179,28 @@ class TestRunning:
             await running(dispatcher)
             assert await dispatcher.outlook("lane") == "hung"
             last = await dispatcher.next_message("a")
-            assert last.reason.startswith("failed: it said nothing for 0 s, longer than kill.max")
+            assert last.reason.startswith("it said nothing for 0 s, longer than kill.max")
+            await dispatcher.until_freed("lane", "a")
             await dispatcher.assign(assignment("b"))
             following = await taken(dispatcher, "lane", "next group")
             assert (following.trial_id, following.lane_deaths) == ("b", 0)
+
+        play(scene())
+
+    def test_every_word_ends_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 0.0
+        monkeypatch.setattr(dispatcher_module, "time", SimpleNamespace(monotonic=lambda: now))
+
+        async def scene() -> None:
+            nonlocal now
+            dispatcher = Dispatcher(num_lanes=1, max_silent_seconds=10)
+            await running(dispatcher)
+            for _ in range(3):
+                now += 9
+                assert await dispatcher.outlook("lane") == "go on"
+                await dispatcher.say("a", Message())
+            now += 11
+            assert await dispatcher.outlook("lane") == "hung"
 
         play(scene())
 
@@ -326,7 +347,7 @@ class TestDyingUnderATrial:
             assert (await taken(dispatcher, "lane", "third group")).trial_id == "b", "the next trial is served"
             last = await dispatcher.next_message("a")
             assert last.outcome == "failed"
-            assert last.reason == "failed: it ended its lane 2 times; last: rank 0: killed"
+            assert last.reason == "it ended its lane 2 times; last: rank 0: killed"
 
         play(scene())
 
@@ -340,7 +361,7 @@ class TestDyingUnderATrial:
         async def scene() -> None:
             ended = await dies_twice(Dispatcher(num_lanes=1), Host("a", "", 5), Host("a", "", 5), last)
             assert ended.outcome == outcome
-            assert ended.reason.startswith(f"{outcome}: ")
+            assert (ended.cause is Cause.HOST_MEMORY) == (outcome == "out_of_memory")
 
         async def dies_twice(dispatcher: Dispatcher, *hosts: Host) -> Message:
             """The lane comes up on these hosts, one after another, and dies under its trial each time."""
@@ -375,7 +396,7 @@ class TestDyingUnderATrial:
             await running(dispatcher)
             assert await dispatcher.run_lost("lane", "ActorDiedError: the controller", "machine")
             last = await dispatcher.next_message("a")
-            assert (last.outcome, last.reason) == ("interrupted", "interrupted: ActorDiedError: the controller")
+            assert (last.outcome, last.reason) == ("interrupted", "ActorDiedError: the controller")
             await dispatcher.assign(assignment(key="again"))
             again = await taken(dispatcher, "lane", "next group")
             assert (again.trial_id, again.lane_deaths) == ("a", 0), "it is not at fault"
@@ -390,6 +411,17 @@ class TestDyingUnderATrial:
                 await dispatcher.take("lane", group, 1)
                 assert await dispatcher.run_lost("lane", "ControllerError: killed", "memory")
             assert (await dispatcher.next_message("a")).outcome == "out_of_memory"
+
+        play(scene())
+
+    def test_a_trial_that_is_no_longer_wanted_does_not_come_again(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            await running(dispatcher)
+            await dispatcher.dismiss("a")
+            await dispatcher.group_died("lane", "rank 0: killed", "trial")
+            await dispatcher.assign(assignment("b"))
+            assert await dispatcher.take("lane", "second group", 1) == assignment("b")
 
         play(scene())
 
@@ -428,7 +460,7 @@ class TestLeaving:
             assert await dispatcher.say("a", Message(outcome="stopped")) == "stop"
             await dispatcher.freed("lane")
             last = [await dispatcher.next_message("a") for _ in range(3)][-1]
-            assert (last.outcome, last.reason) == ("interrupted", "interrupted: its processes were told to end")
+            assert (last.outcome, last.reason) == ("interrupted", "its processes were told to end")
             await dispatcher.assign(assignment("b"))
             assert await dispatcher.take("lane", "group", 2) is None, "nothing begins there any more"
             assert await dispatcher.follow("lane", "group", 2) is None
@@ -488,9 +520,12 @@ class TestGivenUp:
             for _ in range(2):
                 await dispatcher.group_died("lane", "rank 0: no shared memory", "trial")
             await dispatcher.take("lane", "group", 1)  # it came up after all: the count begins anew
+            waiting = asyncio.create_task(dispatcher.next_message("a"))
             for _ in range(3):
+                assert not waiting.done()
                 await dispatcher.group_died("lane", "rank 0: no shared memory", "trial")
-            last = await dispatcher.next_message("a")
+                await asyncio.sleep(0)
+            last = await waiting
             assert last.outcome == "no_lane"
             assert last.reason.endswith(
                 "its processes ended 3 times before they took a trial: rank 0: no shared memory"
@@ -498,11 +533,13 @@ class TestGivenUp:
 
         play(scene())
 
-    def test_its_trial_goes_to_another_lane(self) -> None:
+    @pytest.mark.parametrize("said", ["group_died", "run_lost"])
+    def test_its_trial_goes_to_another_lane(self, said: str) -> None:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=2)
             await running(dispatcher, lane="first lane")
-            await lose(dispatcher, "first lane", "its node is gone", "trial")
+            for _ in range(MAX_STARTS):
+                await getattr(dispatcher, said)("first lane", "its node is gone", "trial")
             assert (await taken(dispatcher, "second lane", "other group")).trial_id == "a"
 
         play(scene())
@@ -515,6 +552,11 @@ class TestGivenUp:
             await running(dispatcher)
             assert await dispatcher.say("a", Message()) == "go on"
             assert not await dispatcher.run_lost("lane", "once more", "machine"), "but the study does not count on it"
+            alone = Dispatcher(num_lanes=1)
+            for _ in range(MAX_STARTS):
+                await alone.group_died("lane", "rank 0: no shared memory", "trial")
+            await running(alone)
+            assert await alone.say("a", Message()) == "stop", "the driver has been told already that no lane is left"
 
         play(scene())
 

@@ -8,10 +8,12 @@ import resource
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from orchestrator.stages.findings import found
+from orchestrator.stages.grid import GridFindings
+from orchestrator.study.events import Event
 from orchestrator.study.state import Study
 from tests.fault_harness import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
 from tests.support.studies import TINY, grid
@@ -36,19 +38,21 @@ def new_driver(folder: Path) -> Driver:
     return Driver(folder, STUDY, ray.get_runtime_context().gcs_address)
 
 
-def check_it_ends_as_undisturbed(driver: Driver, before: list[dict[str, Any]], undisturbed: Study) -> None:
+def check_it_ends_as_undisturbed(driver: Driver, before: list[Event], undisturbed: Study) -> None:
     """Run again to the end: what was in the journal stays, and nothing is lost, doubled or decided otherwise."""
     driver.start()
     code, output = driver.end()
     assert code == 0, output
-    assert driver.records()[: len(before)] == before
+    assert driver.events()[: len(before)] == before
     check_nothing_was_lost_or_doubled(driver, samples_between=64, evaluations=8)
     for trial_id, trial in driver.study().trials.items():
         assert trial.state == undisturbed.trials[trial_id].state
         losses = [point["val_loss"] for point in trial.history]
         assert losses == [point["val_loss"] for point in undisturbed.trials[trial_id].history], "to the bit"
     recommended = json.loads((driver.run_dir / "recommendation.json").read_text())
-    assert recommended["learning_rate"] == undisturbed.trials[undisturbed.value("grid", "winner")].config.learning_rate
+    grid_found = found(undisturbed, GridFindings)
+    assert grid_found is not None
+    assert recommended["learning_rate"] == undisturbed.trials[grid_found.winner].config.learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     assert "another process is running the study" in second.stderr
     driver.wait_until(has("paused", 2))
     driver.send(signal.SIGKILL)
-    before = driver.records()
+    before = driver.events()
     assert len(decisions(before)) >= 2
     check_it_ends_as_undisturbed(driver, before, undisturbed)
 
@@ -84,13 +88,13 @@ def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_p
     assert re.search(rf"{driver.run_dir}\S* could not be written: File too large\. Nothing is lost", output), output
     assert "run the same command again" in output
     assert "Traceback" not in output
-    before = driver.records()
+    before = driver.events()
     assert has("started")(before)
     driver.start()  # there is room again
-    driver.wait_until(lambda records: has("result", 2)(records[len(before) :]))
+    driver.wait_until(lambda events: has("evaluated", 2)(events[len(before) :]))
     code, output = driver.send(signal.SIGINT)
     assert code == 130, output
     assert "run the same command again" in output
     assert "Traceback" not in output
-    assert driver.records()[: len(before)] == before
-    check_it_ends_as_undisturbed(driver, driver.records(), undisturbed)
+    assert driver.events()[: len(before)] == before
+    check_it_ends_as_undisturbed(driver, driver.events(), undisturbed)

@@ -6,6 +6,7 @@ A lane takes ten seconds to start, so a study here is run once and asked many la
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from dataclasses import dataclass
@@ -17,8 +18,12 @@ import pytest
 from orchestrator import run as runner
 from orchestrator.output.results import Ending
 from orchestrator.run import run_study
-from orchestrator.study.journal import read_records, replay
-from orchestrator.study.state import Study, Trial, TrialState
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.journal import read_events, replay
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial, TrialState
 from tests.support.studies import grid, tiny_study
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
@@ -41,7 +46,7 @@ class Ran:
         return (self.run_dir / "journal.jsonl").read_bytes()
 
     def kinds(self) -> list[str]:
-        return [record["kind"] for record in read_records(self.run_dir / "journal.jsonl")[0]]
+        return [event.kind for event in read_events(self.run_dir / "journal.jsonl")[0]]
 
     def recommended(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "recommendation.json").read_text())
@@ -65,6 +70,12 @@ def run_leaving_traces(folder: Path, **changes: Any) -> Ran:
 
 def states(study: Study) -> dict[str, str]:
     return {trial.id: str(trial.state) for trial in study.trials.values()}
+
+
+def frontier_findings(ran: Ran) -> FrontierFindings:
+    findings = found(ran.study, FrontierFindings)
+    assert findings is not None
+    return findings
 
 
 def check_running_again_changes_nothing(ran: Ran) -> None:
@@ -97,15 +108,15 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
     ]
     ran = run(tmp_path, stages=stages, memory_limit="600MiB")
     assert ran.ending.exit_code == 0, ran.ending.message
-    found = ran.recommended()
+    recommended = ran.recommended()
     for key in (
         "micro_batch_size", "gradient_accumulation_steps", "world_size", "effective_batch_size",
         "activation_checkpointing", "compile", "precision", "learning_rate", "warmup_samples",
         "verdict", "evidence", "alternatives", "ruled_out",
     ):  # fmt: skip
-        assert key in found
-    product = found["micro_batch_size"] * found["gradient_accumulation_steps"] * found["world_size"]
-    assert found["effective_batch_size"] == product
+        assert key in recommended
+    split = (recommended[key] for key in ("micro_batch_size", "gradient_accumulation_steps", "world_size"))
+    assert recommended["effective_batch_size"] == math.prod(split)
     assert [*ran.study.conclusions] == [stage["type"] for stage in stages]
     assert all(conclusion.ok for conclusion in ran.study.conclusions.values())
     assert ran.study.trials["train-m4k1"].state is TrialState.COMPLETE, "the baseline is never cut"
@@ -156,7 +167,7 @@ def test_running_out_of_memory_is_a_result_and_the_lane_goes_on(results: Ran) ->
 def test_a_diverging_trial_is_pruned_with_its_reason(results: Ran) -> None:
     diverged = with_rate(results, DIVERGES)
     assert diverged.state is TrialState.PRUNED
-    assert diverged.reason.startswith("diverged: ")
+    assert diverged.cause is Cause.DIVERGED
 
 
 def test_losers_are_paused_at_rungs_and_the_best_promoted(results: Ran) -> None:
@@ -164,7 +175,7 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(results: Ran) -> None:
     assert best.state is TrialState.COMPLETE
     assert set(best.promoted) == {32, 64}
     assert worst.state is TrialState.PRUNED
-    assert worst.reason == "rung: place 4 of 4 at 32 samples; the best 3 go on"
+    assert worst.explanation == "rung: place 4 of 4 at 32 samples; the best 3 go on"
     assert worst.metrics["samples_seen"] == 32, "a loser is not trained past its rung"
     assert results.kinds().count("paused") >= 3
 
@@ -245,7 +256,7 @@ def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) 
 def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
     trial = with_size(failures, RAISES)
     assert trial.state is TrialState.FAILED
-    assert trial.reason == "failed: ArithmeticError: my own mistake"
+    assert trial.explanation == "failed: ArithmeticError: my own mistake"
     log = (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
     assert 'studies.py", line' in log
     assert "ArithmeticError: my own mistake" in log
@@ -269,7 +280,7 @@ def test_a_trial_under_which_its_lane_died_twice_is_failed(failures: Ran) -> Non
 def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
     trial = with_size(failures, HANGS)
     assert trial.state is TrialState.FAILED
-    assert trial.reason.startswith("failed: it said nothing for ")
+    assert trial.explanation.startswith("failed: it said nothing for ")
     assert trial.reason.endswith(f"longer than kill.max_silent_seconds ({MAX_SILENT_SECONDS})")
     assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
 
@@ -297,11 +308,11 @@ def frontier(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran
 
 def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(frontier: Ran) -> None:
     """A size that ran, but into the headroom of 5 % that is kept free, does not fit either."""
-    edge = max(frontier.study.conclusions["frontier"].values["fitting"])
-    probes = [trial for trial in frontier.study.trials.values() if not trial.fresh]
+    edge = max(frontier_findings(frontier).fitting)
+    probes = [trial for trial in frontier.study.trials.values() if not trial.proposal.fresh_process]
     inside = {
         trial.config.micro_batch_size: trial.state is TrialState.COMPLETE
-        and trial.metrics["peak_memory_bytes"] <= 0.95 * 48 * MIB
+        and trial.measured("peak_memory_bytes") <= 0.95 * 48 * MIB
         for trial in probes
     }
     assert max(size for size, fits in inside.items() if fits) == edge
@@ -317,13 +328,13 @@ def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else
     assert others.count(others[-1]) > 5, "the trials before it shared a process"
     last = [*frontier.study.trials.values()][-1]
     assert last.id.endswith("-verified")
-    assert frontier.study.conclusions["frontier"].values["peak_memory_bytes"] >= last.metrics["peak_memory_bytes"]
+    assert frontier_findings(frontier).chosen.peak_memory_bytes >= last.measured("peak_memory_bytes")
 
 
 def test_what_was_measured_in_another_study_is_not_measured_again(frontier: Ran, tmp_path: Path) -> None:
     again = run(tmp_path, remeasure=False, **frontier.changes, seeds=[1])
     assert again.ending == frontier.ending
-    assert again.study.conclusions["frontier"].values == frontier.study.conclusions["frontier"].values
+    assert frontier_findings(again) == frontier_findings(frontier)
     assert "started" not in again.kinds()
 
 

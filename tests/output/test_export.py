@@ -9,19 +9,25 @@ import json
 import math
 import sys
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from pydantic import JsonValue
 
+from orchestrator.cli import main
 from orchestrator.output.export import export
+from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
 from trainers.config import TrialConfig
 from trainers.optim import learning_rate_at
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
-SCHEDULES = (
+SCHEDULES: tuple[dict[str, Any], ...] = (
     {"type": "warmup_stable_decay", "decay": 0.25},
     {"type": "warmup_stable_decay", "decay": 0.0},
     {"type": "cosine", "decay": 0.2},
@@ -29,14 +35,15 @@ SCHEDULES = (
 )
 
 
-def recommendation(**changes: Any) -> dict[str, Any]:
+def recommendation(**changes: JsonValue) -> Recommendation:
     """Two ranks, and a budget and a warm-up that do not divide by the effective batch."""
     keys = {"world_size": 2, "effective_batch_size": 64, "sample_budget": 1000, "warmup_samples": 100}
-    return example_recommendation() | keys | changes
+    return example_recommendation(**(keys | changes))
 
 
-def sgd(**changes: Any) -> dict[str, Any]:
-    return recommendation(optimizer=recommendation()["optimizer"] | {"type": "sgd"}, **changes)
+def with_optimizer(**changes: JsonValue) -> Recommendation:
+    optimizer = recommendation().optimizer.model_dump(mode="json")
+    return recommendation(optimizer=optimizer | changes)
 
 
 def hf_arguments(text: str) -> dict[str, Any]:
@@ -152,11 +159,11 @@ def test_hf_builds_the_schedule(schedule: dict[str, Any]) -> None:
     r = recommendation(schedule=schedule, sample_budget=6400, warmup_samples=640)
     given = hf_arguments(export(r, "hf"))
     parameter = torch.nn.Parameter(torch.zeros(()))
-    optimizer = torch.optim.SGD([parameter], lr=r["learning_rate"])
+    optimizer = torch.optim.SGD([parameter], lr=r.learning_rate)
     kwargs = given.get("lr_scheduler_kwargs")
     steps = {"num_warmup_steps": given["warmup_steps"], "num_training_steps": given["max_steps"]}
     scheduler = get_scheduler(given["lr_scheduler_type"], optimizer, scheduler_specific_kwargs=kwargs, **steps)
-    assert rates(optimizer, scheduler, 100) == pytest.approx(ours(r, 100), abs=0.11 * r["learning_rate"])
+    assert rates(optimizer, scheduler, 100) == pytest.approx(ours(r, 100), abs=0.11 * r.learning_rate)
 
 
 def rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
@@ -169,21 +176,21 @@ def rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[
     return found
 
 
-def ours(r: dict[str, Any], steps: int) -> list[float]:
+def ours(r: Recommendation, steps: int) -> list[float]:
     keys = ("micro_batch_size", "gradient_accumulation_steps", "world_size", "learning_rate", "warmup_samples")
-    shared = {key: r[key] for key in (*keys, "sample_budget", "schedule")}
+    shared = {key: getattr(r, key) for key in (*keys, "sample_budget", "schedule")}
     config = TrialConfig.model_validate({"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}} | shared)
-    return [learning_rate_at(config, r["effective_batch_size"] * (step + 1)) for step in range(steps)]
+    return [learning_rate_at(config, r.effective_batch_size * (step + 1)) for step in range(steps)]
 
 
 def test_hf_sgd_keeps_momentum_and_decay() -> None:
-    given = hf_arguments(export(sgd(), "hf"))
+    given = hf_arguments(export(with_optimizer(type="sgd"), "hf"))
     assert given["optim"] == "sgd"
     assert given["optim_args"] == "momentum=0.9,weight_decay=0.1"
     assert not {key for key in given if key.startswith("adam")}
 
 
-def lightning(r: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def lightning(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
     """(Trainer's keyword arguments, the names defined); Lightning is not installed here, its names are those of 2.x."""
     given: dict[str, Any] = {}
     module = ModuleType("lightning")
@@ -225,7 +232,7 @@ def test_lightning_decays_matrices_only() -> None:
         0.0: [1],
     }
     assert optimizer.defaults["betas"] == (0.9, 0.95)
-    momentum = lightning(sgd())[1]["configure_optimizers"](model)["optimizer"]
+    momentum = lightning(with_optimizer(type="sgd"))[1]["configure_optimizers"](model)["optimizer"]
     assert isinstance(momentum, torch.optim.SGD)
     assert momentum.defaults["momentum"] == 0.9
 
@@ -244,8 +251,8 @@ def test_torchtitan_toml_keeps_the_batch_identity() -> None:
 
 
 def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:
-    never = recommendation()["optimizer"] | {"type": "sgd", "max_gradient_norm": None}
-    text = export(recommendation(activation_checkpointing=0.5, precision="float16", optimizer=never), "torchtitan")
+    never = with_optimizer(type="sgd", max_gradient_norm=None)
+    text = export(replace(never, activation_checkpointing=0.5, precision="float16"), "torchtitan")
     tree = tomllib.loads(text)
     assert tree["activation_checkpoint"] == {"mode": "memory_budget", "memory_budget": 0.5}
     assert tree["training"]["max_norm"] == math.inf
@@ -289,8 +296,16 @@ def test_nanogpt_accumulation_counts_all_ranks() -> None:
 
 
 def test_a_gradient_that_is_never_clipped_is_so_everywhere() -> None:
-    r = recommendation(optimizer=recommendation()["optimizer"] | {"max_gradient_norm": None})
+    r = with_optimizer(max_gradient_norm=None)
     assert hf_arguments(export(r, "hf"))["max_grad_norm"] == 0.0
     assert lightning(r)[0]["gradient_clip_val"] is None
     assert json.loads(export(r, "deepspeed"))["gradient_clipping"] == 0.0
     assert run(export(r, "nanogpt"), {})["grad_clip"] == 0.0
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_the_verb_exports_what_the_version_before_has_recommended(to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(GOLDEN / "quickstart"), "--to", to])
+    assert ended.value.code == 0
+    assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in capsys.readouterr().out

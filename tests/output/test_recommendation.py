@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.output.recommendation import recommend, write_recommendation
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
+from orchestrator.stages.grid import GridFindings
+from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.state import Study
+from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, know, study_of
-from tests.support.worlds import FRONTIER, KNOWN, curves, with_accidents
+from tests.support.worlds import FRONTIER, THROUGHPUT, World, curves, with_accidents
 from trainers.config import TrialConfig
 
 STAGES = [{"type": "train", "pruner": {"type": "asha", "min_samples": 64}}, {"type": "learning_rate"}]
-LIMIT = {"limit_bytes": 10 * 2**20}
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/recommendation.json"))
 
 
 def learning_rates(config: TrialConfig, samples: int) -> dict[str, Any]:
@@ -28,75 +35,77 @@ def learning_rates(config: TrialConfig, samples: int) -> dict[str, Any]:
     )
 
 
-def whole_study(path: Path, train_world: Any = with_accidents) -> tuple[Any, Study]:
+def whole_study(path: Path, train_world: World = with_accidents) -> tuple[StudyConfig, Study]:
     config = study_of(stages=STAGES)
     with Journal(path, config.name) as journal:
-        journal.append("run", token="first")
-        know(journal, frontier=FRONTIER | LIMIT, throughput=KNOWN["throughput"])
+        journal.append(RunBegan(token="first"))
+        know(journal, found=(replace(FRONTIER, limit_bytes=10 * 2**20), THROUGHPUT))
         for stage, world in (("train", train_world), ("learning_rate", learning_rates)):
             Player(director_of(config, journal, stage), world).play()
         return config, journal.study
 
 
-def test_the_recommendation_has_every_promised_key_and_its_numbers_agree(tmp_path: Path) -> None:
-    config, study = whole_study(tmp_path / "journal.jsonl")
+def recommended(path: Path, train_world: World = with_accidents) -> tuple[Recommendation, Study]:
+    config, study = whole_study(path, train_world)
     found = recommend(config, study)
     assert found is not None
+    return found, study
+
+
+def test_the_recommendation_has_every_promised_key_and_its_numbers_agree(tmp_path: Path) -> None:
+    found, _ = recommended(tmp_path / "journal.jsonl")
     assert {
         "micro_batch_size", "gradient_accumulation_steps", "world_size", "effective_batch_size",
         "activation_checkpointing", "compile", "precision", "learning_rate", "warmup_samples", "verdict", "evidence",
         "alternatives", "ruled_out",
-    } <= found.keys()  # fmt: skip
-    product = found["micro_batch_size"] * found["gradient_accumulation_steps"] * found["world_size"]
-    assert (found["micro_batch_size"], found["gradient_accumulation_steps"]) == (8, 2)
-    assert found["effective_batch_size"] == product == 16
-    assert found["learning_rate"] == pytest.approx(1e-3 * 2**0.5)
-    assert found["complete"]
+    } <= found.to_json().keys()  # fmt: skip
+    product = found.micro_batch_size * found.gradient_accumulation_steps * found.world_size
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (8, 2)
+    assert found.effective_batch_size == product == 16
+    assert found.learning_rate == pytest.approx(1e-3 * 2**0.5)
+    assert found.complete
 
 
 def test_the_verdict_is_one_sentence_with_the_margin_over_the_baseline(tmp_path: Path) -> None:
-    config, study = whole_study(tmp_path / "journal.jsonl")
-    found = recommend(config, study)
-    assert found["verdict"] == (
+    found, _ = recommended(tmp_path / "journal.jsonl")
+    assert found.verdict == (
         "Train with micro-batch 8, 2 accumulation steps (effective batch 16), activation checkpointing none and learning "
         "rate 0.00141: val loss 3.212 against the baseline's 4.012 at equal samples, at 1.00 x its tokens/s."
     )
 
 
 def test_evidence_names_the_trial_the_memory_left_and_what_every_stage_found(tmp_path: Path) -> None:
-    config, study = whole_study(tmp_path / "journal.jsonl")
-    evidence = recommend(config, study)["evidence"]
-    assert evidence["trial"] == "train-m8k2"
-    assert evidence["memory_margin_bytes"] == 9 * 2**20
-    assert evidence["memory"] == "1 MiB of 10 MiB, 9 MiB left"
-    assert set(evidence["stages"]) == {"frontier", "throughput", "train", "learning_rate"}
+    evidence = recommended(tmp_path / "journal.jsonl")[0].evidence
+    assert evidence.trial == "train-m8k2"
+    assert evidence.memory_margin_bytes == 9 * 2**20
+    assert evidence.memory == "1 MiB of 10 MiB, 9 MiB left"
+    assert set(evidence.stages) == {"frontier", "throughput", "train", "learning_rate"}
 
 
 def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) -> None:
-    config, study = whole_study(tmp_path / "journal.jsonl")
-    found = recommend(config, study)
+    found, study = recommended(tmp_path / "journal.jsonl")
     ended_badly = {t.id for t in study.trials.values() if str(t.state) in ("pruned", "failed", "out_of_memory")}
-    assert {one["trial"] for one in found["ruled_out"]} == ended_badly != set()
-    assert all(one["reason"] for one in found["ruled_out"])
+    assert {one.trial for one in found.ruled_out} == ended_badly != set()
+    assert all(one.reason for one in found.ruled_out)
     complete = {t.id for t in study.trials.values() if str(t.state) == "complete"}
-    assert {one["trial"] for one in found["alternatives"]} == complete - {"train-m8k2"}
-    losses = [one["val_loss"] for one in found["alternatives"]]
+    assert {one.trial for one in found.alternatives} == complete - {"train-m8k2"}
+    losses = [one.val_loss for one in found.alternatives if one.val_loss is not None]
     assert losses == sorted(losses)
+    assert len(losses) == len(found.alternatives)
 
 
 def test_accumulate_1_the_batch_is_not_your_bottleneck(tmp_path: Path) -> None:
     def small_is_best(config: TrialConfig, samples: int) -> dict[str, Any]:
         return curves(config, samples) | {"val_loss": 3.0 + 0.1 * config.effective_batch_size}
 
-    config, study = whole_study(tmp_path / "journal.jsonl", small_is_best)
-    found = recommend(config, study)
-    assert (found["micro_batch_size"], found["gradient_accumulation_steps"]) == (1, 1)
-    assert "the batch is not your bottleneck" in found["verdict"]
+    found, _ = recommended(tmp_path / "journal.jsonl", small_is_best)
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (1, 1)
+    assert "the batch is not your bottleneck" in found.verdict
 
 
 def test_undetermined_recommends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     def nobody(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return {"outcome": "failed", "reason": "failed: it"}
+        return {"outcome": "failed", "reason": "it"}
 
     config = study_of(stages=STAGES[:1])
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
@@ -127,6 +136,43 @@ def test_it_can_be_asked_at_every_moment_of_a_study(tmp_path: Path) -> None:
         (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:kept]))
         found.append(recommend(config, replay(tmp_path / "cut.jsonl", "played")))
     assert found[0] is None
-    complete = [one["complete"] for one in found if one]
+    complete = [one.complete for one in found if one]
     assert complete == sorted(complete)
     assert set(complete) == {False, True}
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.parent.name)
+def test_a_file_of_the_version_before_is_read_and_written_again_as_it_is(file: Path) -> None:
+    text = file.read_text()
+    assert json.dumps(Recommendation.from_json(text).to_json(), indent=2) + "\n" == text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"micro_batch_size": 4}'])
+def test_a_file_that_is_no_recommendation_is_refused_with_the_remedy(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a recommendation.json.*write it again: batchscout report"):
+        Recommendation.from_json(text)
+
+
+def test_what_is_as_usual_and_what_was_not_measured_is_absent_from_the_file() -> None:
+    tree = example_recommendation().to_json()
+    assert "cross_entropy" not in tree
+    assert example_recommendation(cross_entropy="chunked").to_json()["cross_entropy"] == "chunked"
+    assert isinstance(tree["evidence"], dict)
+    assert tree["evidence"].keys() == {"trial", "val_loss", "tokens_per_second", "peak_memory_bytes", "stages", "notes"}
+
+
+def test_the_tuned_learning_rate_goes_before_the_trained_batch_and_that_before_the_grid() -> None:
+    """Whatever the order of the stages in the study file."""
+    config = example_config(stages=[{"type": "learning_rate"}, {"type": "grid"}, {"type": "train"}])
+    study = Study(config.name)
+    for findings in (
+        GridFindings("grid-a", 3.0),
+        TrainFindings("train-a", 4.0),
+        LearningRateFindings(1e-3, "learning_rate-a", on_edge=False, losses={}),
+    ):
+        add_trial(study, config, findings.winner)
+        end_trial(study, findings.winner, 1.0, {"val_loss": 3.0})
+        conclude(study, findings, "")
+        found = recommend(config, study)
+        assert found is not None
+        assert found.evidence.trial == findings.winner

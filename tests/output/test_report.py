@@ -6,7 +6,9 @@ import itertools
 import math
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -16,10 +18,24 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import apply_override, parse_study
 from orchestrator.config.stages import Grid
 from orchestrator.config.trial import base_trial
-from orchestrator.output.plots import Axis, Mark, Series, number_text, plot, spread
+from orchestrator.output.plots import plot, spread
 from orchestrator.output.report.page import paste_text, render_report, write_report
+from orchestrator.stages.figures import Axis, Figure, Mark, Series
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Evaluated
 from orchestrator.study.state import Study
-from tests.support.example_study import add_trial, end_trial, example_config, example_recommendation, example_study
+from orchestrator.study.trial import Metrics, TrialState
+from orchestrator.units import number_text
+from tests.support.example_study import (
+    add_trial,
+    conclude,
+    end_trial,
+    example_config,
+    example_recommendation,
+    example_study,
+    tell,
+)
 
 STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 VOID = ("meta",)
@@ -83,7 +99,7 @@ def test_every_stage_has_its_question_its_conclusion_a_plot_and_its_trials(html:
         assert "svg" in page.tags[stage]
         for trial in study.of_stage(stage):
             assert trial.id in text
-            assert trial.reason in text
+            assert trial.explanation in text
 
 
 def test_the_recommendation_comes_first_and_whole(html: str) -> None:
@@ -124,13 +140,14 @@ def test_the_page_loads_nothing(html: str) -> None:
 
 
 def test_text_from_the_data_is_never_markup(config: StudyConfig) -> None:
-    hostile = "<script>alert('x')</script> & \"quoted\" \ud800"
+    hostile = "<script>alert('x')</script> & \"quoted\""
     study = Study(config.name)
     add_trial(study, config, "train-<b>m1</b>", role=hostile)
-    end_trial(study, "train-<b>m1</b>", 1.0, {}, "failed", hostile)
-    record = {"stage": "train", "ok": False, "reason": hostile, "values": {"winner": hostile}, "notes": [hostile]}
-    study.apply({"kind": "conclusion", **record})
-    recommendation = example_recommendation() | {"verdict": hostile, "evidence": [{hostile: hostile}]}
+    end_trial(study, "train-<b>m1</b>", 1.0, {}, TrialState.FAILED, Cause.FAILED, hostile)
+    conclude(study, TrainFindings(winner=hostile, val_loss=1.0), hostile, (hostile,))
+    recommendation = example_recommendation(
+        verdict=hostile, evidence={"trial": "train-m1", "stages": {hostile: hostile}, "notes": []}
+    )
     page = Page(render_report(config, study, recommendation))
     tags = [tag for tags in page.tags.values() for tag in tags]
     assert "script" not in tags
@@ -180,8 +197,8 @@ def test_metrics_that_are_no_numbers_render_as_a_dash(config: StudyConfig, bad: 
     for stage in STAGES:
         for name, value in (("a", bad), ("b", 2.0)):
             add_trial(study, config, f"{stage}-{name}")
-            metrics = dict.fromkeys(keys, value) | {"samples_seen": 8}
-            study.apply({"kind": "result", "id": f"{stage}-{name}", "metrics": metrics, "rungs": {}})
+            metrics: Metrics = dict.fromkeys(keys, value) | {"samples_seen": 8}
+            tell(study, Evaluated(id=f"{stage}-{name}", metrics=metrics))
             end_trial(study, f"{stage}-{name}", 2.0, metrics)
     html = render_report(config, study, None)
     assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL))
@@ -197,12 +214,12 @@ def test_time_adds_up(html: str, study: Study) -> None:
 
 
 def test_what_is_pasted_into_the_study_file_is_the_recommendation(config: StudyConfig) -> None:
-    recommendation = example_recommendation() | {"learning_rate": 5e-5}
-    recommendation |= {"gradient_accumulation_steps": 4, "effective_batch_size": 64}  # twice the reference batch
+    twice_the_reference_batch = {"gradient_accumulation_steps": 4, "effective_batch_size": 64}
+    recommendation = example_recommendation(learning_rate=5e-5, **twice_the_reference_batch)
     keys, _, command = paste_text(recommendation).partition("\n\n")
     tree = config.model_dump(mode="json", exclude={"stages", "optimizer", "batch"}) | yaml.safe_load(keys)
     pasted = parse_study(tree, "pasted")
-    points = pasted.stage_of(Grid)
+    points = pasted.keys_of(Grid)
     assert points is not None
     assert points.activation_checkpointing == ("selective",)
     assert points.effective_batch_size == (64,)
@@ -212,18 +229,23 @@ def test_what_is_pasted_into_the_study_file_is_the_recommendation(config: StudyC
     for parsed in (pasted, parse_study(overridden, "set")):
         trial = base_trial(parsed, None)
         for key in ("micro_batch_size", "gradient_accumulation_steps", "world_size", "precision", "warmup_samples"):
-            assert getattr(trial, key) == recommendation[key]
+            assert getattr(trial, key) == getattr(recommendation, key)
         assert trial.learning_rate == pytest.approx(5e-5)
-        assert trial.effective_batch_size == recommendation["effective_batch_size"]
+        assert trial.effective_batch_size == recommendation.effective_batch_size
 
 
-def test_text_that_is_no_unicode_is_still_written(tmp_path, config: StudyConfig, study: Study) -> None:
-    verdict = {"verdict": "a torn \ud800 character"}
-    write_report(tmp_path / "report.html", config, study, example_recommendation() | verdict)
-    assert "a torn ? character" in (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_text_that_is_no_unicode_is_still_written(tmp_path: Path, config: StudyConfig) -> None:
+    study = Study(config.name)
+    add_trial(study, config, "train-m1")
+    end_trial(study, "train-m1", 1.0, {}, TrialState.FAILED, Cause.FAILED, "half a \ud800 letter in an error's text")
+    torn = replace(example_recommendation(), verdict="a torn \ud800 character")
+    write_report(tmp_path / "report.html", config, study, torn)
+    written = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "a torn ? character" in written
+    assert "failed: half a ? letter in an error's text" in written
 
 
-def test_the_report_is_replaced_whole(tmp_path, config: StudyConfig, study: Study, html: str) -> None:
+def test_the_report_is_replaced_whole(tmp_path: Path, config: StudyConfig, study: Study, html: str) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
     before = os.stat(path).st_ino
@@ -252,8 +274,8 @@ def test_labels_keep_their_distance_and_their_order() -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("points", [[(1, 1)], [(1, 5), (2, 5)], [(1e-9, 1e-9), (1e9, 1e9)]])
 def test_a_plot_of_any_range_has_finite_coordinates(points: list[tuple[float, float]], log: bool) -> None:
-    series = [Series("a", tuple(Mark(x, y) for x, y in points))]
-    chart = plot(Axis("x", log=log), Axis("y", log=log), series)
+    series = (Series("a", tuple(Mark(x, y) for x, y in points)),)
+    chart = plot(Figure(Axis("x", log=log), Axis("y", log=log), series))
     text = ElementTree.tostring(chart, encoding="unicode")
     assert not re.search(r"nan|inf", text)
     assert text.count('class="dot"') == len(points)
@@ -265,5 +287,5 @@ def test_a_plot_of_any_range_has_finite_coordinates(points: list[tuple[float, fl
 )
 def test_a_plot_leaves_out_what_its_axis_cannot_show(y: float, axis: Axis) -> None:
     marks = (Mark(1.0, 1.0), Mark(2.0, 5.0), Mark(3.0, y))
-    chart = plot(Axis("x"), axis, [Series("a", marks)])
+    chart = plot(Figure(Axis("x"), axis, (Series("a", marks),)))
     assert ElementTree.tostring(chart, encoding="unicode").count('class="dot"') == 2

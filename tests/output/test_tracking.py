@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,23 @@ from typing import Any
 import pytest
 
 from orchestrator.config.keys import Tracking
-from orchestrator.output.tracking import NoTracker, open_tracker, run_id
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.decisions.observer import Observer
+from orchestrator.output.tracking import open_tracker, run_id
+from orchestrator.study.causes import Cause
+from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import DataConfig, ModelConfig, TrialConfig
 
 BLOCK = 32768
 
 
 @pytest.fixture
-def tracker(tmp_path):
+def tracker(tmp_path: Path) -> Iterator[Observer]:
     tracker = open_tracker(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
     yield tracker
     tracker.close()
 
 
-def trial(trial_id="train-m2", **fields):
+def trial(trial_id: str = "train-m2", **fields: Any) -> Trial:
     config = TrialConfig(
         model=ModelConfig(target="gpt"),
         data=DataConfig(target="python_stdlib"),
@@ -34,10 +37,15 @@ def trial(trial_id="train-m2", **fields):
         learning_rate=1e-3,
         sample_budget=64,
     )
-    return Trial(id=trial_id, stage="train", config=config, state=TrialState.RUNNING, **fields)
+    return Trial(Proposal(trial_id, "train", config, candidate=trial_id), TrialState.RUNNING, **fields)
 
 
-def records(file: Path):
+def evaluate(tracker: Observer, samples: float, val_loss: float, trial_id: str = "train-m2") -> None:
+    metrics: Metrics = {"samples_seen": samples, "val_loss": val_loss}
+    tracker.evaluated(trial(trial_id, metrics=metrics), metrics)
+
+
+def records(file: Path) -> Iterator[Any]:
     """The records of a .wandb file: protobufs in a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
@@ -66,7 +74,7 @@ def finished_records(file: Path) -> list[Any]:
     raise AssertionError(f"{file} has no exit record: the run was never finished")
 
 
-def read_run(run_dir: Path, trial_id: str):
+def read_run(run_dir: Path, trial_id: str) -> list[tuple[Any, list[dict[str, Any]], dict[str, Any], int | None]]:
     """Of each segment of a trial's run, in order: its run record, history rows, summary and exit code."""
     found = []
     for file in sorted(run_dir.glob(f"wandb/offline-run-*-my-study-{trial_id}-*/run-*.wandb")):
@@ -86,10 +94,10 @@ def read_run(run_dir: Path, trial_id: str):
     return found
 
 
-def test_a_complete_trial_is_one_run_of_the_group(tracker, tmp_path):
+def test_a_complete_trial_is_one_run_of_the_group(tracker: Observer, tmp_path: Path) -> None:
     tracker.started(trial())
-    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
-    tracker.result("train-m2", {"samples_seen": 16, "val_loss": 2.5})
+    evaluate(tracker, 8, 3.0)
+    evaluate(tracker, 16, 2.5)
     tracker.ended(replace(trial(metrics={"val_loss": 2.5}), state=TrialState.COMPLETE))
     ((run, rows, summary, code),) = read_run(tmp_path, "train-m2")
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
@@ -103,24 +111,26 @@ def test_a_complete_trial_is_one_run_of_the_group(tracker, tmp_path):
 @pytest.mark.parametrize(
     ("state", "code"), [(TrialState.PRUNED, 0), (TrialState.OUT_OF_MEMORY, 0), (TrialState.FAILED, 1)]
 )
-def test_every_end_finishes_its_run(tracker, tmp_path, state, code):
+def test_every_end_finishes_its_run(tracker: Observer, tmp_path: Path, state: TrialState, code: int) -> None:
     tracker.started(trial())
-    tracker.ended(replace(trial(), state=state, reason="rung: place 2 of 2"))
+    tracker.ended(replace(trial(), state=state, cause=Cause.RUNG, reason="place 2 of 2"))
     ((_, _, summary, exit_code),) = read_run(tmp_path, "train-m2")
     assert (summary["state"], summary["reason"], exit_code) == (state, "rung: place 2 of 2", code)
 
 
-def test_a_trial_pruned_while_paused_is_finished_by_a_driver_that_never_started_it(tracker, tmp_path):
-    tracker.ended(replace(trial(), state=TrialState.PRUNED, reason="rung: place 2 of 2"))
+def test_a_trial_pruned_while_paused_is_finished_by_a_driver_that_never_started_it(
+    tracker: Observer, tmp_path: Path
+) -> None:
+    tracker.ended(replace(trial(), state=TrialState.PRUNED, cause=Cause.RUNG, reason="place 2 of 2"))
     assert [code for _, _, _, code in read_run(tmp_path, "train-m2")] == [0]
 
 
-def test_two_runs_open_at_once_keep_their_rows_apart(tracker, tmp_path):
+def test_two_runs_open_at_once_keep_their_rows_apart(tracker: Observer, tmp_path: Path) -> None:
     for name in ("a", "b"):
         tracker.started(trial(name))
     for samples in (8, 16):
-        tracker.result("a", {"samples_seen": samples, "val_loss": 1.0})
-        tracker.result("b", {"samples_seen": samples, "val_loss": 2.0})
+        evaluate(tracker, samples, 1.0, "a")
+        evaluate(tracker, samples, 2.0, "b")
     for name in ("a", "b"):
         tracker.ended(replace(trial(name), state=TrialState.COMPLETE))
     for name, loss in (("a", 1.0), ("b", 2.0)):
@@ -128,25 +138,27 @@ def test_two_runs_open_at_once_keep_their_rows_apart(tracker, tmp_path):
         assert [row["val_loss"] for row in rows] == [loss, loss]
 
 
-def test_a_promoted_trial_goes_on_in_its_open_run(tracker, tmp_path):
+def test_a_promoted_trial_goes_on_in_its_open_run(tracker: Observer, tmp_path: Path) -> None:
     tracker.started(trial())
-    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    evaluate(tracker, 8, 3.0)
     tracker.started(trial(promoted=frozenset({8})))
-    tracker.result("train-m2", {"samples_seen": 16, "val_loss": 2.0})
+    evaluate(tracker, 16, 2.0)
     tracker.ended(replace(trial(), state=TrialState.COMPLETE))
     ((_, rows, _, _),) = read_run(tmp_path, "train-m2")
     assert [row["samples_seen"] for row in rows] == [8, 16]
 
 
-def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(tracker, tmp_path, capfd):
+def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
+    tracker: Observer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tracker.started(trial())
-    tracker.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
+    evaluate(tracker, 8, 3.0)
     tracker.close()
     time.sleep(1.1)  # W&B names its folders by the second
     again = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path)
     again.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
-    again.result("train-m2", {"samples_seen": 8, "val_loss": 3.0})
-    again.result("train-m2", {"samples_seen": 16, "val_loss": 2.0})
+    evaluate(again, 8, 3.0)
+    evaluate(again, 16, 2.0)
     again.ended(replace(trial(), state=TrialState.COMPLETE))
     (first, rows, cut_off, code), (second, more, _, final) = read_run(tmp_path, "train-m2")
     assert first.run_id == second.run_id
@@ -155,7 +167,7 @@ def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(tracker, t
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path):
+def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path: Path) -> None:
     ids = set()
     for name in ("here", "there"):
         tracker = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path / name)
@@ -165,15 +177,15 @@ def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path):
     assert len(ids) == 2
 
 
-def test_run_ids_hold_only_what_wandb_takes_and_stay_different():
+def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
     assert run_id("s", "train-m2", "abc") == "s-train-m2-abc"
     odd = {run_id("s", name, "abc") for name in ("a/b", "a:b", "a-b", "x" * 300 + "1", "x" * 300 + "2")}
     assert len(odd) == 5
     assert all(len(name) <= 128 and not set("/:#?%\\") & set(name) for name in odd)
 
 
-def test_off_does_nothing_and_imports_no_wandb(tmp_path):
-    assert isinstance(open_tracker(Tracking(), "my-study", tmp_path), NoTracker)
+def test_off_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
+    assert type(open_tracker(Tracking(), "my-study", tmp_path)) is Observer
     code = "import sys, orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert list(tmp_path.iterdir()) == []
@@ -182,7 +194,9 @@ def test_off_does_nothing_and_imports_no_wandb(tmp_path):
 @pytest.mark.parametrize(
     ("key", "says"), [(None, "there is no W&B API key"), ("too-short", "refused this login: .*API key must have")]
 )
-def test_online_without_a_login_is_refused_before_anything_starts(tmp_path, monkeypatch, key, says):
+def test_online_without_a_login_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, says: str
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
         monkeypatch.delenv(name, raising=False)

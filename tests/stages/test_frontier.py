@@ -13,15 +13,21 @@ from typing import Any
 import pytest
 
 from orchestrator.decisions.director import Director
-from orchestrator.stages.context import Setting
+from orchestrator.decisions.observer import Observer
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
 from orchestrator.stages.frontier.pareto import Point, fastest, knee, pareto_front
 from orchestrator.stages.frontier.propose import ladder
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measurements
-from orchestrator.study.state import Conclusion, Proposal, Study
+from orchestrator.study.state import Conclusion, Study
+from orchestrator.study.trial import Proposal
 from tests.support.known_stage import Known
-from tests.support.lane_player import NoListener, know, study_of
+from tests.support.lane_player import know, next_trial, study_of
+from tests.support.worlds import NONE
 from trainers.config import TrialConfig
 
 MIB = 2**20
@@ -56,13 +62,13 @@ class World:
         """Its last word."""
         rate, peak = self.speed(config), self.peak(config)
         if peak > LIMIT:
-            return Message(outcome="out_of_memory", reason="out_of_memory: x")
+            return Message(outcome="out_of_memory", reason="x")
         return Message({"tokens_per_second": rate, "peak_memory_bytes": peak * MIB}, outcome="complete")
 
     def end(self, known: Known, proposal: Proposal) -> None:
         peak = self.peak(proposal.config) + self.more_memory(proposal)
         if peak > LIMIT:
-            known.end(proposal.id, "out_of_memory", "out_of_memory: x")
+            known.end(proposal.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
             return
         rate = self.speed(proposal.config) * self.noise(proposal)
         known.end(
@@ -73,7 +79,7 @@ class World:
         )
 
 
-def played(world: World, facts: dict[str, Any] | None = None, **stage: Any) -> tuple[Known, Conclusion]:
+def played(world: World, facts: Facts | None = None, **stage: Any) -> tuple[Known, Conclusion]:
     """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom."""
     modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
     known = Known(modes | stage, facts, memory_limit=f"{LIMIT}MiB")
@@ -91,11 +97,11 @@ def directed(path: Path, measurements: Measurements) -> tuple[Study, list[str]]:
         ),
     )
     with Journal(path, config.name) as journal:
-        know(journal, facts={"num_train_samples": 1000})
-        setting = Setting(config, "/run")
-        director = Director(config.stages[0], setting, journal, NoListener(), 1, measurements=measurements)
+        know(journal, facts=Facts(num_train_samples=1000))
+        context = StageContext(config.stages[0], config, journal.study, "/run")
+        director = Director(context, journal, Observer(), 1, measurements=measurements)
         started = []
-        while trial := director.next_trial():
+        while trial := next_trial(director):
             started.append(trial.id)
             director.on_started(trial.id)
             director.on_message(trial.id, world.message(trial.config))
@@ -104,38 +110,39 @@ def directed(path: Path, measurements: Measurements) -> tuple[Study, list[str]]:
 
 
 def test_a_second_study_measures_nothing_that_the_first_did_and_finds_the_same(tmp_path: Path) -> None:
-    def known(name: str, *, fresh: bool = False) -> Measurements:
-        return Measurements(tmp_path / "measurements.jsonl", {"device": "x"}, f"/runs/{name}", fresh=fresh)
+    def known(name: str, *, remeasure: bool = False) -> Measurements:
+        return Measurements(tmp_path / "measurements.jsonl", {"device": "x"}, f"/runs/{name}", remeasure=remeasure)
 
     first, measured = directed(tmp_path / "first.jsonl", known("first"))
     assert len(measured) > 5
     second, started = directed(tmp_path / "second.jsonl", known("second"))
     assert not started
     assert all(trial.reused for trial in second.trials.values())
-    assert second.conclusions["frontier"].values == first.conclusions["frontier"].values
+    assert second.conclusions["frontier"].findings == first.conclusions["frontier"].findings
     assert f"{len(measured)} of {len(measured)} trials were measured in earlier studies" in "".join(
         second.conclusions["frontier"].notes
     )
-    assert directed(tmp_path / "third.jsonl", known("third", fresh=True))[1] == measured
+    assert directed(tmp_path / "third.jsonl", known("third", remeasure=True))[1] == measured
 
 
 def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said() -> None:
     known, found = played(World())
     assert found.ok
-    assert found.values["activation_checkpointing"] == "none"
-    assert found.values["micro_batch_size"] == 18, "20 + 4 x 18 = 92 of 95 MiB"
-    assert found.values["margin_bytes"] == 8 * MIB
-    assert found.values["largest"]["micro_batch_size"] >= 0.98 * 80
-    assert found.values["largest"]["activation_checkpointing"] == "full"
-    assert found.values["baseline_micro_batch_size"] == 1
-    assert found.values["baseline_mode"]["activation_checkpointing"] == "none"
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.mode.activation_checkpointing == "none"
+    assert findings.chosen.micro_batch_size == 18, "20 + 4 x 18 = 92 of 95 MiB"
+    assert findings.limit_bytes == findings.chosen.peak_memory_bytes + 8 * MIB
+    assert findings.largest.micro_batch_size >= 0.98 * 80
+    assert findings.largest.mode.activation_checkpointing == "full"
+    assert findings.baseline.micro_batch_size == 1
+    assert findings.baseline.mode.activation_checkpointing == "none"
     assert found.reason.startswith(
         "micro-batch 18 with activation checkpointing none is fastest inside the limit: 474 tokens/s, 92 MiB of 100 MiB; "
         "the largest that fits, micro-batch 80 with activation checkpointing full, reaches 400"
     )
     assert found.notes[0] == "none: micro-batch 18 fits, 19 does not (5 probes)"
-    assert known.study.trials["frontier-none-m18-verified"].fresh
-    assert sum(trial.fresh for trial in known.study.trials.values()) == 1
+    assert known.study.trials["frontier-none-m18-verified"].proposal.fresh_process
+    assert sum(trial.proposal.fresh_process for trial in known.study.trials.values()) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -149,20 +156,21 @@ def test_in_any_world_the_choice_fits_is_verified_and_nobody_was_truly_faster_by
         half_rate_size=draw.uniform(0, 30),
         noise=lambda proposal: random.Random(proposal.id).uniform(0.995, 1.005),
     )
-    _, found = played(world)
+    known, found = played(world)
     edges = {mode: int((0.95 * LIMIT - world.base[mode]) / world.slope[mode]) for mode in modes}
     if max(edges.values()) < 1:
         assert not found.ok
         return
-    assert found.values["peak_memory_bytes"] <= 0.95 * LIMIT * MIB
-    assert found.values["margin_bytes"] == LIMIT * MIB - found.values["peak_memory_bytes"]
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.peak_memory_bytes <= 0.95 * LIMIT * MIB
+    assert findings.limit_bytes == LIMIT * MIB
     best = max(
         world.rate[mode] * size / (size + world.half_rate_size)
         for mode, edge in edges.items()
         for size in range(1, edge + 1)
     )
-    assert found.values["tokens_per_second"] >= 0.96 * best  # a tie's width, and what the search leaves
-    assert found.values["largest"]["micro_batch_size"] >= 0.98 * max(edges.values()) - 1
+    assert findings.chosen.tokens_per_second >= 0.96 * best  # a tie's width, and what the search leaves
+    assert findings.largest.micro_batch_size >= 0.98 * max(edges.values()) - 1
 
 
 def test_finalists_are_timed_in_turns_with_static_shapes() -> None:
@@ -177,18 +185,23 @@ def test_finalists_are_timed_in_turns_with_static_shapes() -> None:
 
 def test_a_tie_goes_to_the_smaller_memory_and_noise_in_single_rounds_makes_one() -> None:
     flat = World(half_rate_size=0.0, noise=lambda p: random.Random(p.id).uniform(0.7, 1.3))
-    known, found = played(flat, activation_checkpointing=["none"])
+    known, _ = played(flat, activation_checkpointing=["none"])
     timed = {name.rsplit("-", 1)[0] for name in known.study.trials if "-round" in name}
-    assert found.values["micro_batch_size"] == min(int(name.rsplit("-m", 1)[1]) for name in timed)
+    assert known.found(FrontierFindings).chosen.micro_batch_size == min(int(name.rsplit("-m", 1)[1]) for name in timed)
 
 
 def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> None:
     world = World(more_memory=lambda p: 10.0 if p.id == "frontier-none-m18-verified" else 0.0)
     known, found = played(world)
     assert found.ok
-    assert (found.values["activation_checkpointing"], found.values["micro_batch_size"]) != ("none", 18)
-    assert next(name for name, trial in known.study.trials.items() if trial.fresh) == "frontier-none-m18-verified"
-    nothing = World(more_memory=lambda p: 10.0 * p.fresh, base={"none": 90.0}, slope={"none": 1.0}, rate={"none": 9e3})
+    assert known.found(FrontierFindings).chosen.point != OperatingPoint(NONE, 18)
+    assert (
+        next(name for name, trial in known.study.trials.items() if trial.proposal.fresh_process)
+        == "frontier-none-m18-verified"
+    )
+    nothing = World(
+        more_memory=lambda p: 10.0 * p.fresh_process, base={"none": 90.0}, slope={"none": 1.0}, rate={"none": 9e3}
+    )
     _, found = played(nothing)
     assert not found.ok
     assert "of 4 sizes that fitted, none did so again when it was timed or in a fresh process" in found.reason
@@ -203,28 +216,30 @@ def test_a_size_whose_step_would_take_too_long_is_not_tried_and_the_evidence_say
     )
 
 
-@pytest.mark.parametrize("reason", ["too_slow: x", "thrashing: x"])
-def test_a_size_that_thrashes_or_crawls_bounds_the_search_like_one_that_does_not_fit(reason: str) -> None:
+@pytest.mark.parametrize("cause", [Cause.TOO_SLOW, Cause.THRASHING])
+def test_a_size_that_thrashes_or_crawls_bounds_the_search_like_one_that_does_not_fit(cause: Cause) -> None:
     world = World(base={"none": 20.0}, slope={"none": 4.0}, rate={"none": 1000.0})
     known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         if waiting[0].config.micro_batch_size > 11:
-            known.end(waiting[0].id, "pruned", reason, peak_memory_bytes=50 * MIB)
+            known.end(waiting[0].id, "pruned", "x", cause, peak_memory_bytes=50 * MIB)
         else:
             world.end(known, waiting[0])
     found = known.conclude()
-    assert found.values["largest"]["micro_batch_size"] == 11
+    assert known.found(FrontierFindings).largest.micro_batch_size == 11
     assert "none: micro-batch 11 fits, 12 does not" in found.notes[0]
 
 
 def test_a_longer_context_is_priced_and_never_chosen() -> None:
     world = World(base={"none": 20.0}, slope={"none": 1.0}, rate={"none": 1000.0})
     known, found = played(world, seq_len=[4])
-    assert found.values["micro_batch_size"] in (72, 75)
-    assert "seq_len" not in {**found.values["largest"]}
-    assert found.values["other_lengths"]["4"]["largest"] == 18
-    known.concluded(frontier=found.values)
-    assert "seq_len" not in known.setting.trial(known.study, 4, 2).data.kwargs, "later stages run the data's own"
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.micro_batch_size in (72, 75)
+    assert findings.largest.mode.seq_len is None
+    (longer,) = findings.other_lengths
+    assert (longer.seq_len, longer.largest_micro_batch_size) == (4, 18)
+    later = known.context.trial(known.context.split(4, 2), findings.chosen.mode)
+    assert "seq_len" not in later.data.kwargs, "later stages run the data's own"
     assert any(note.startswith("samples of 4: 474 tokens/s at micro-batch 18 with") for note in found.notes)
 
 
@@ -239,11 +254,11 @@ def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pay
     chunked: tuple[float, float], kind: str, said: str
 ) -> None:
     world = World(chunked=chunked)
-    known, found = played(world, {"chunked_cross_entropy": True})
-    assert found.values.get("cross_entropy", "whole") == kind
+    known, found = played(world, Facts(chunked_cross_entropy=True))
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.mode.cross_entropy == kind
     assert any(said in note for note in found.notes), found.notes
-    known.concluded(frontier=found.values)
-    kwargs = known.setting.trial(known.study, 4, 2).model.kwargs
+    kwargs = known.context.trial(known.context.split(4, 2), findings.chosen.mode).model.kwargs
     assert kwargs.get("cross_entropy", "whole") == kind
     assert not any("chunk" in note for note in played(world)[1].notes), "where torch has none, nothing is said"
 
@@ -261,10 +276,10 @@ def test_the_same_journal_gives_the_same_proposals_at_every_point_of_the_stage()
 def test_where_nothing_fits_the_limit_and_the_remedy_are_named() -> None:
     known = Known({"type": "frontier", "activation_checkpointing": ["none", "full"]}, memory_limit="30MiB")
     for mode in ("none", "full"):
-        known.end(f"frontier-{mode}-m1", "out_of_memory", "out_of_memory: x")
+        known.end(f"frontier-{mode}-m1", "out_of_memory", "x", Cause.OUT_OF_MEMORY)
     found = known.conclude()
     assert not found.ok
-    assert found.values["bad_input"]
+    assert found.bad_input
     assert found.reason == (
         "not even micro-batch 1 fits into memory_limit (30 MiB) in any mode; "
         "raise memory_limit, make the model smaller, or add activation_checkpointing modes to the frontier stage"
@@ -279,12 +294,12 @@ def test_where_only_the_headroom_does_not_fit_the_least_that_was_measured_is_nam
 
 def test_a_probe_that_failed_is_not_called_out_of_memory() -> None:
     known = Known({"type": "frontier", "activation_checkpointing": ["none"]})
-    known.end("frontier-none-m1", "failed", "failed: ArithmeticError: oh")
+    known.end("frontier-none-m1", "failed", "ArithmeticError: oh", Cause.FAILED)
     assert known.ids() == ["frontier-none-m1"], "no larger one is tried"
     found = known.conclude()
     assert not found.ok
     assert "frontier-none-m1: failed: ArithmeticError: oh" in found.reason
-    assert "bad_input" not in found.values
+    assert not found.bad_input
 
 
 def test_every_mode_of_the_product_is_probed() -> None:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.stages import ranking as analysis
 from orchestrator.stages.ranking import best_noise_scale, goodput, seconds_to, standings, tied, token_efficiency
 from orchestrator.stages.train import settle
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 
 CONFIG = base_trial(study_of(), None)
 
 
-def trial(name: str, val_loss: float | None = None, state: TrialState = TrialState.COMPLETE, **changes) -> Trial:
+def trial(
+    name: str,
+    val_loss: float | None = None,
+    state: TrialState = TrialState.COMPLETE,
+    candidate: str = "",
+    **changes: Any,
+) -> Trial:
+    """A trial of the train stage: its config, its proposal and its own fields changed as told."""
     config = CONFIG.model_copy(update={k: v for k, v in changes.items() if k in type(CONFIG).model_fields})
     rest = {key: value for key, value in changes.items() if key not in type(CONFIG).model_fields}
     metrics = rest.pop("metrics", {}) | ({} if val_loss is None else {"val_loss": val_loss})
-    return Trial(name, "train", config, state=state, metrics=metrics, **rest)
+    protected = rest.pop("protected", False)
+    proposal = Proposal(name, "train", config, candidate=candidate or name, protected=protected)
+    return Trial(proposal, state=state, metrics=metrics, **rest)
 
 
 @pytest.mark.parametrize("noise_scale", [0.3, 20.0, 5000.0])
@@ -64,17 +73,11 @@ def test_an_unbounded_noise_scale_is_said_as_a_lower_bound() -> None:
 
 def test_the_ranking_is_by_the_mean_over_seeds_and_wants_all_of_them() -> None:
     trials = [
-        trial("a-s0", 3.0), trial("a-s1", 3.4), trial("b-s0", 3.1), trial("b-s1", 3.1),
-        trial("c-s0", 2.0), trial("c-s1", None, TrialState.PRUNED), trial("d-s0", 3.3), trial("d-s1", 3.3),
+        trial("a-s0", candidate="a", val_loss=3.0), trial("a-s1", candidate="a", val_loss=3.4), trial("b-s0", candidate="b", val_loss=3.1), trial("b-s1", candidate="b", val_loss=3.1),
+        trial("c-s0", candidate="c", val_loss=2.0), trial("c-s1", candidate="c", state=TrialState.PRUNED), trial("d-s0", candidate="d", val_loss=3.3), trial("d-s1", candidate="d", val_loss=3.3),
     ]  # fmt: skip
     found = standings(trials, "val_loss", None)
     assert [(one.name, pytest.approx(one.score)) for one in found] == [("b", 3.1), ("a", 3.2), ("d", 3.3)]
-
-
-@pytest.mark.parametrize("name", ["train-m8k2-s0", "train-m8k2-s12", "train-m8k2-s-3"])
-def test_a_candidate_is_its_trials_without_the_seed(name: str) -> None:
-    assert analysis.candidate(trial(name)) == "train-m8k2"
-    assert analysis.candidate(trial("train-m8k2-unscaled")) == "train-m8k2-unscaled"
 
 
 def test_losses_within_three_thousandths_are_a_tie() -> None:
@@ -118,8 +121,8 @@ def test_time_to_target_ranks_by_time_and_gpu_hours_by_time_times_ranks() -> Non
 
 def test_the_target_is_reached_by_the_mean_over_the_seeds() -> None:
     seeds = [
-        trial("a-s0", 2.9, history=curve((10, 3.4), (20, 2.9))),
-        trial("a-s1", 3.1, history=curve((12, 3.2), (22, 3.1))),
+        trial("a-s0", candidate="a", val_loss=2.9, history=curve((10, 3.4), (20, 2.9))),
+        trial("a-s1", candidate="a", val_loss=3.1, history=curve((12, 3.2), (22, 3.1))),
     ]
     assert seconds_to(seeds, 3.0) == 21
     assert seconds_to(seeds, 3.3) == 11

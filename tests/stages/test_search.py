@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ class Guess:
 GUESSES = (Guess(None), Guess(0.0), Guess(0.05), Guess(0.2))
 
 
-def draw_world(shape: Callable[..., Peak], draw: random.Random, **device: float) -> tuple[World, float]:
+def draw_world(shape: Callable[..., Peak], draw: random.Random, **device: Any) -> tuple[World, float]:
     """(a world whose true limit is log-uniform in 1 to LARGEST, the base of its line)"""
     edge = math.exp(draw.uniform(0, math.log(LARGEST)))
     base = math.exp(draw.uniform(math.log(0.1), math.log(5))) * max(edge, 10)

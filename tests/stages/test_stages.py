@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
-from orchestrator.stages import equivalence, frontier, grid, learning_rate, throughput, train
+from orchestrator.config.stages import StageKeys
+from orchestrator.stages import grid, stage_of
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.equivalence import EquivalenceFindings
+from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.stage import Stage
+from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
 from tests.support.known_stage import Known
-from tests.support.worlds import FRONTIER, THROUGHPUT
+from tests.support.worlds import FRONTIER, KNOWN, NONE, THROUGHPUT
 
 # Throughput
 
 
-def throughput_of(batches: dict[int, dict[str, float]], facts: dict[str, Any] | None = None) -> Known:
-    known = Known({"type": "throughput"}, facts).concluded(frontier=FRONTIER)
+def throughput_of(batches: dict[int, dict[str, float]], facts: Facts | None = None) -> Known:
+    known = Known({"type": "throughput"}, facts).concluded(FRONTIER)
     for accumulation, metrics in batches.items():
         known.end(f"throughput-m8k{accumulation}", **metrics)
     return known
@@ -34,11 +44,11 @@ def test_multiples_are_tried_one_after_the_other() -> None:
 def test_it_stops_raising_the_batch_past_the_noise_scale_and_says_so() -> None:
     known = throughput_of({1: {"tokens_per_second": 100.0}, 2: signal(110.0, 5.0, 4.0, 6.0)})
     assert set(known.ids()) <= {"throughput-m8k1", "throughput-m8k2"}, "no third one"
-    found = known.conclude()
-    assert found.values["critical_batch_size"] == 5.0
-    assert found.values["best_tokens_per_second"]["gradient_accumulation_steps"] == 2
-    assert found.values["best_goodput"]["gradient_accumulation_steps"] == 1
-    left_out = [note for note in found.notes if "left out" in note]
+    found = known.found(ThroughputFindings)
+    assert found.critical_batch_size == 5.0
+    assert found.best_tokens_per_second.gradient_accumulation_steps == 2
+    assert found.best_goodput.gradient_accumulation_steps == 1
+    left_out = [note for note in known.conclude().notes if "left out" in note]
     assert left_out == [
         "multiples 4, 8, 16 were left out: effective batch 16 is already past 2 x the noise scale 5 [4, 6]"
     ]
@@ -49,16 +59,16 @@ def test_an_unbounded_noise_scale_never_stops_it_and_ranks_no_goodput() -> None:
     batches |= {k: {"tokens_per_second": 100.0 + k, "noise_scale_low": 900.0} for k in (2, 4, 8, 16)}
     known = throughput_of(batches)
     assert len(known.ids()) == 5
-    found = known.conclude()
-    assert found.values["critical_batch_size"] is None
-    assert "undetermined" in found.reason
-    assert found.values["best_goodput"] == found.values["best_tokens_per_second"]
-    assert not [note for note in found.notes if "left out" in note]
+    found = known.found(ThroughputFindings)
+    assert found.critical_batch_size is None
+    assert "undetermined" in known.conclude().reason
+    assert found.best_goodput == found.best_tokens_per_second
+    assert not [note for note in known.conclude().notes if "left out" in note]
 
 
 def test_no_effective_batch_is_larger_than_the_data_and_that_is_said() -> None:
     batches = {1: {"tokens_per_second": 100.0}, 2: {"tokens_per_second": 100.0}}
-    known = throughput_of(batches, {"num_train_samples": 31})
+    known = throughput_of(batches, Facts(num_train_samples=31))
     assert known.ids() == ["throughput-m8k1", "throughput-m8k2"]
     assert "multiples 4, 8, 16 were left out: the data has fewer samples than such a batch" in known.conclude().notes
 
@@ -78,9 +88,9 @@ def test_of_a_single_micro_batch_it_says_that_there_is_no_noise_scale() -> None:
 
 
 def equivalence_of(rho: float, **changes: Any) -> Known:
-    known = Known({"type": "equivalence", **changes.pop("stage", {})}, **changes).concluded(
-        frontier=FRONTIER | {"precision": changes.get("precision", "float32")}
-    )
+    mode = replace(NONE, precision=changes.get("precision", "float32"))
+    frontier = replace(FRONTIER, chosen=replace(FRONTIER.chosen, mode=mode))
+    known = Known({"type": "equivalence", **changes.pop("stage", {})}, **changes).concluded(frontier)
     known.end("equivalence-m8k2")
     known.end("equivalence-m4k4", rho=rho)
     known.end("equivalence-m2k8", rho=rho / 2)
@@ -88,7 +98,7 @@ def equivalence_of(rho: float, **changes: Any) -> Known:
 
 
 def test_the_splits_are_the_chosen_micro_batch_and_two_divisors_of_it_against_the_first() -> None:
-    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
+    known = Known({"type": "equivalence"}).concluded(FRONTIER)
     assert known.ids() == ["equivalence-m8k2"], "the others need its weights"
     known.end("equivalence-m8k2")
     proposals = known.propose()
@@ -112,7 +122,7 @@ def test_it_fails_with_the_number_and_a_cause() -> None:
 
 
 def test_batch_norm_is_named_as_the_cause() -> None:
-    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
+    known = Known({"type": "equivalence"}).concluded(FRONTIER)
     known.end("equivalence-m8k2")
     known.end("equivalence-m4k4", rho=0.3, num_batch_norms=2)
     known.end("equivalence-m2k8", rho=0.4, num_batch_norms=2)
@@ -134,13 +144,13 @@ def test_low_precision_is_held_against_what_the_precision_makes_of_the_last_spli
         known.end("equivalence-m2k8-float32", rho=0.03)
         found = known.conclude()
         assert found.ok is ok
-        assert "equivalence-m2k8-float32" not in found.values["rho"]
+        assert "equivalence-m2k8-float32" not in known.found(EquivalenceFindings).rho
 
 
 def test_where_float32_does_not_fit_the_measured_tolerance_holds() -> None:
     for rho, ok in ((0.019, True), (0.021, False)):
         known = equivalence_of(rho, precision="bfloat16")
-        known.end("equivalence-m2k8-float32", "out_of_memory", "out_of_memory: x")
+        known.end("equivalence-m2k8-float32", "out_of_memory", "x", Cause.OUT_OF_MEMORY)
         assert known.conclude().ok is ok
 
 
@@ -149,7 +159,7 @@ def test_a_given_tolerance_holds() -> None:
 
 
 def test_splits_that_do_not_divide_are_skipped_and_listed_with_both_numbers() -> None:
-    known = Known({"type": "equivalence", "effective_batch_size": 12}).concluded(frontier=FRONTIER)
+    known = Known({"type": "equivalence", "effective_batch_size": 12}).concluded(FRONTIER)
     assert known.ids() == ["equivalence-m4k3"], "8 does not divide 12"
     known.end("equivalence-m4k3")
     known.end("equivalence-m2k6", rho=1e-6)
@@ -159,15 +169,15 @@ def test_splits_that_do_not_divide_are_skipped_and_listed_with_both_numbers() ->
     assert note.startswith(
         "skipped: effective_batch_size (12) is not a multiple of micro_batch_size x world_size (8 x 1"
     )
-    known = Known({"type": "equivalence", "effective_batch_size": 9}).concluded(frontier=FRONTIER)
+    known = Known({"type": "equivalence", "effective_batch_size": 9}).concluded(FRONTIER)
     assert known.ids() == []
     assert known.conclude().ok
     assert len(known.conclude().notes) == 3
 
 
 def test_a_split_that_did_not_finish_fails_the_stage_with_its_reason() -> None:
-    known = Known({"type": "equivalence"}).concluded(frontier=FRONTIER)
-    known.end("equivalence-m8k2", "out_of_memory", "out_of_memory: x")
+    known = Known({"type": "equivalence"}).concluded(FRONTIER)
+    known.end("equivalence-m8k2", "out_of_memory", "x", Cause.OUT_OF_MEMORY)
     assert known.conclude().reason == "equivalence-m8k2 could not be compared: out_of_memory: x"
     assert not known.conclude().ok
 
@@ -176,7 +186,7 @@ def test_a_split_that_did_not_finish_fails_the_stage_with_its_reason() -> None:
 
 
 def test_the_candidates_are_the_baseline_first_and_protected_then_the_others() -> None:
-    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known = Known({"type": "train"}).concluded(*KNOWN)
     proposals = known.propose()
     assert [(p.id, p.role) for p in proposals] == [
         ("train-m1k1", "baseline"),
@@ -191,16 +201,16 @@ def test_the_candidates_are_the_baseline_first_and_protected_then_the_others() -
 
 
 def test_each_candidate_has_its_scaled_learning_rate_and_the_contrast_the_unscaled_one() -> None:
-    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known = Known({"type": "train"}).concluded(*KNOWN)
     for proposal in known.propose():
         ratio = 1 if proposal.id.endswith("unscaled") else proposal.config.effective_batch_size / 8
         assert proposal.config.learning_rate == pytest.approx(1e-3 * ratio**0.5)
 
 
 def test_duplicates_are_merged_and_bear_all_their_roles() -> None:
-    same = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
-    batches = {"best_tokens_per_second": same, "best_goodput": same}
-    proposals = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=batches).propose()
+    same = RankBatch(16, 1)
+    throughput = replace(THROUGHPUT, best_tokens_per_second=same, best_goodput=same)
+    proposals = Known({"type": "train"}).concluded(FRONTIER, throughput).propose()
     assert [(p.id, p.role) for p in proposals] == [
         ("train-m1k1", "baseline"),
         ("train-m16k1", "largest micro-batch, best tokens/s, best goodput"),
@@ -210,9 +220,8 @@ def test_duplicates_are_merged_and_bear_all_their_roles() -> None:
 
 
 def test_without_scaling_or_on_request_there_is_no_contrast() -> None:
-    known = {"frontier": FRONTIER, "throughput": THROUGHPUT}
-    off = Known({"type": "train", "unscaled_contrast": False}).concluded(**known)
-    none = Known({"type": "train"}, optimizer={"lr": 1e-3, "lr_scaling": "none"}).concluded(**known)
+    off = Known({"type": "train", "unscaled_contrast": False}).concluded(*KNOWN)
+    none = Known({"type": "train"}, optimizer={"lr": 1e-3, "lr_scaling": "none"}).concluded(*KNOWN)
     for one in (off, none):
         assert not [name for name in one.ids() if "unscaled" in name]
 
@@ -224,7 +233,7 @@ def test_without_earlier_stages_the_study_files_batch_is_trained() -> None:
 
 
 def test_a_candidate_larger_than_the_budget_is_left_out_and_named_with_both_numbers() -> None:
-    known = Known({"type": "train"}, sample_budget=31).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known = Known({"type": "train"}, sample_budget=31).concluded(*KNOWN)
     assert "train-m8k4" not in known.ids()
     for name in known.ids():
         known.end(name, val_loss=3.0)
@@ -234,21 +243,21 @@ def test_a_candidate_larger_than_the_budget_is_left_out_and_named_with_both_numb
 
 
 def test_a_tie_goes_to_the_baseline_and_else_to_the_smaller_batch() -> None:
-    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known = Known({"type": "train"}).concluded(*KNOWN)
     losses = {"train-m1k1": 3.05, "train-m16k1": 3.0, "train-m12k1": 3.001, "train-m8k4": 3.0005}
     for name in known.ids():
         known.end(name, val_loss=losses.get(name, 3.5))
-    assert known.conclude().values["winner"] == "train-m12k1"
-    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    assert known.found(TrainFindings).winner == "train-m12k1"
+    known = Known({"type": "train"}).concluded(*KNOWN)
     for name in known.ids():
         known.end(name, val_loss=(losses | {"train-m1k1": 3.004}).get(name, 3.5))
-    assert known.conclude().values["winner"] == "train-m1k1"
+    assert known.found(TrainFindings).winner == "train-m1k1"
 
 
 def test_no_candidate_that_finished_is_undetermined() -> None:
     known = Known({"type": "train"})
     for name in known.ids():
-        known.end(name, "pruned", "diverged: the loss is nan in step 3")
+        known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
     assert not known.conclude().ok
     assert known.conclude().reason.startswith("undetermined:")
 
@@ -257,14 +266,12 @@ def test_no_candidate_that_finished_is_undetermined() -> None:
 
 
 def learning_rate_of(losses: dict[str, float], centre: float = 3.0, unscaled: float | None = None) -> Known:
-    known = Known({"type": "train"}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+    known = Known({"type": "train"}).concluded(*KNOWN)
     known.end("train-m8k2", val_loss=centre)
     if unscaled is not None:
         known.end("train-m8k2-unscaled", val_loss=unscaled)
-    study = known.study
-    known = Known({"type": "learning_rate"})
-    known.study = study
-    known.concluded(train={"winner": "train-m8k2" if (unscaled or math.inf) > centre else "train-m8k2-unscaled"})
+    winner = "train-m8k2" if (unscaled or math.inf) > centre else "train-m8k2-unscaled"
+    known = Known({"type": "learning_rate"}, study=known.study).concluded(TrainFindings(winner, val_loss=centre))
     for name, loss in losses.items():
         known.end(f"learning_rate-x{name}", val_loss=loss)
     return known
@@ -281,30 +288,32 @@ def test_the_centre_is_the_winners_own_run_and_not_run_again() -> None:
 
 
 def test_the_best_in_the_middle_is_the_rules_own_and_no_warning() -> None:
-    found = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 3.1, "2": 3.3}).conclude()
-    assert found.values["winner"] == "train-m8k2"
-    assert not found.values["on_edge"]
-    assert found.notes == ()
-    assert found.reason.endswith("the scaling rule's own")
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 3.1, "2": 3.3})
+    found = known.found(LearningRateFindings)
+    assert found.winner == "train-m8k2"
+    assert not found.on_edge
+    assert known.conclude().notes == ()
+    assert known.conclude().reason.endswith("the scaling rule's own")
 
 
 def test_the_contrast_is_a_point_of_the_grid_and_the_rules_rate_its_centre_even_where_the_contrast_won() -> None:
     known = learning_rate_of({"0.5": 3.2, "1.41": 3.1, "2": 3.3}, centre=3.0, unscaled=2.5)
     assert "learning_rate-x0.71" not in known.ids(), "the contrast ran at 1/sqrt(2) of the rule's"
     rule, contrast = (known.study.trials[name].config.learning_rate for name in ("train-m8k2", "train-m8k2-unscaled"))
-    found = known.conclude()
-    assert found.values["winner"] == "train-m8k2-unscaled"
-    assert found.values["learning_rate"] == contrast
-    assert found.reason.endswith(f"{contrast / rule:.2g} x the scaling rule's {rule:.3g}")
-    assert len(found.values["losses"]) == 5
-    assert not found.values["on_edge"]
+    found = known.found(LearningRateFindings)
+    assert found.winner == "train-m8k2-unscaled"
+    assert found.learning_rate == contrast
+    assert known.conclude().reason.endswith(f"{contrast / rule:.2g} x the scaling rule's {rule:.3g}")
+    assert len(found.losses) == 5
+    assert not found.on_edge
 
 
 def test_a_tie_goes_to_the_rate_nearest_to_the_rules() -> None:
-    found = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.999, "2": 2.998}).conclude()
-    assert found.values["winner"] == "train-m8k2"
-    assert "tied with" in found.reason
-    assert not found.values["on_edge"]
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.999, "2": 2.998})
+    found = known.found(LearningRateFindings)
+    assert found.winner == "train-m8k2"
+    assert "tied with" in known.conclude().reason
+    assert not found.on_edge
 
 
 @pytest.mark.parametrize(("losses", "side"), [
@@ -312,16 +321,17 @@ def test_a_tie_goes_to_the_rate_nearest_to_the_rules() -> None:
     ({"0.5": 3.3, "0.71": 3.2, "1.41": 2.9, "2": 2.8}, "high"),
 ])  # fmt: skip
 def test_the_best_on_the_edge_of_the_grid_is_a_warning(losses: dict[str, float], side: str) -> None:
-    found = learning_rate_of(losses).conclude()
-    assert found.values["on_edge"]
+    known = learning_rate_of(losses)
+    found = known.conclude()
+    assert known.found(LearningRateFindings).on_edge
     assert f"lies on the {side} edge of the grid" in found.notes[0]
     assert "widen the multipliers" in found.notes[0]
 
 
 def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_the_edge() -> None:
     known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.9})
-    known.end("learning_rate-x2", "pruned", "diverged: the loss is nan in step 9")
-    assert not known.conclude().values["on_edge"]
+    known.end("learning_rate-x2", "pruned", "the loss is nan in step 9", Cause.DIVERGED)
+    assert not known.found(LearningRateFindings).on_edge
 
 
 # Grid
@@ -350,7 +360,7 @@ def test_every_combination_is_a_trial_of_its_own() -> None:
 def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
     known = Known({"type": "grid", "micro_batch_size": [4], "effective_batch_size": [8, 1024]})
     assert known.ids() == ["grid-m4k2-none"]
-    (reason,) = grid.skipped(known.stage, known.setting, known.study)
+    (reason,) = grid.skipped(known.context)
     assert "1024" in reason
     assert "512" in reason
 
@@ -358,14 +368,13 @@ def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
 # All of them
 
 
-@pytest.mark.parametrize("stage", [frontier, throughput, equivalence, train, learning_rate, grid])
-def test_every_stage_offers_the_two_functions(stage: Any) -> None:
-    assert callable(stage.propose)
-    assert callable(stage.conclude)
+@pytest.mark.parametrize("keys", get_args(StageKeys))
+def test_every_stage_of_a_study_file_has_its_entry(keys: Any) -> None:
+    assert isinstance(stage_of(keys()), Stage)
 
 
 def test_proposing_is_pure() -> None:
     """Asked twice, a stage wants the same trials."""
     for kind in ("frontier", "throughput", "equivalence", "train", "learning_rate", "grid"):
-        known = Known({"type": kind}).concluded(frontier=FRONTIER, throughput=THROUGHPUT)
+        known = Known({"type": kind}).concluded(*KNOWN)
         assert known.propose() == known.propose()

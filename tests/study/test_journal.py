@@ -16,31 +16,44 @@ from typing import Any
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.study.journal import Journal, read_records, replay
-from orchestrator.study.state import Halted, Study, TrialState
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import (
+    ClusterReady,
+    Concluded,
+    Ended,
+    Evaluated,
+    Paused,
+    Promoted,
+    RunBegan,
+    Started,
+    proposed,
+)
+from orchestrator.study.journal import Journal, read_events, replay
+from orchestrator.study.state import Halted, Study
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
-from tests.support.worlds import FRONTIER, KNOWN, memory_world, train_config, with_accidents
+from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
 
-CONFIG = base_trial(study_of(), None).model_dump(mode="json")
-TRIAL = {
-    "id": "train-a",
-    "stage": "train",
-    "role": "baseline",
-    "protected": True,
-    "fresh": False,
-    "expected": {},
-    "config": CONFIG,
-}
+CONFIG = base_trial(study_of(), None)
+TRIAL = proposed(Proposal("train-a", "train", CONFIG, candidate="train-a", role="baseline", protected=True))
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def ready(token: str, seconds: float = 1.0) -> ClusterReady:
+    """An event of a line, of which a study keeps its token."""
+    return ClusterReady(token=token, seconds=seconds)
 
 
 def a_whole_stage(folder: Path) -> tuple[Path, Study]:
     """A journal with pauses, promotions, prunings, divergence, out of memory and a conclusion, and its live study."""
     path = folder / "journal.jsonl"
-    study = play_stage(path, train_config(seeds=[0, 1]), "train", with_accidents, 2, **KNOWN)
+    study = play_stage(path, train_config(seeds=[0, 1]), "train", with_accidents, 2, found=KNOWN)
     with Journal(path, "played") as journal:
-        journal.append("run", token="second")
-        journal.append("ready", token="second", seconds=3.5)
+        journal.append(RunBegan(token="second"))
+        journal.append(ready("second", 3.5))
         study = journal.study
     return path, study
 
@@ -48,26 +61,27 @@ def a_whole_stage(folder: Path) -> tuple[Path, Study]:
 def test_the_replay_is_the_live_study(tmp_path: Path) -> None:
     path, live = a_whole_stage(tmp_path)
     assert replay(path, "played") == live
-    kinds = {record["kind"] for record in read_records(path)[0]}
+    kinds = {event.kind for event in read_events(path)[0]}
     assert kinds == {
-        "run", "ready", "stage", "trial", "started", "result", "paused", "promoted", "ended", "conclusion"
+        "run_began", "cluster_ready", "stage_began", "proposed", "started", "evaluated", "paused", "promoted", "ended",
+        "concluded",
     }  # fmt: skip
 
 
 def test_records_that_come_twice_change_nothing(tmp_path: Path) -> None:
     """Each record twice in a row, and every prefix of the journal once more after itself."""
     path, _ = a_whole_stage(tmp_path)
-    records = read_records(path)[0]
-    for end in range(1, len(records) + 1):
+    events = read_events(path)[0]
+    for end in range(1, len(events) + 1):
         once, twice = Study("played"), Study("played")
-        for record in records[:end]:
-            once.apply(record)
-            twice.apply(record)
-            twice.apply(record)
+        for event in events[:end]:
+            once.apply(event)
+            twice.apply(event)
+            twice.apply(event)
         assert once == twice
-        for record in records[:end]:
-            twice.apply(record)
-        assert once == twice, records[end - 1]
+        for event in events[:end]:
+            twice.apply(event)
+        assert once == twice, events[end - 1]
 
 
 def test_what_has_ended_never_changes(tmp_path: Path) -> None:
@@ -76,10 +90,11 @@ def test_what_has_ended_never_changes(tmp_path: Path) -> None:
     ended = [trial.id for trial in study.trials.values() if trial.state.ended]
     assert ended
     for trial_id in ended:
-        study.apply({"kind": "started", "id": trial_id})
-        study.apply({"kind": "paused", "id": trial_id, "rung": 7, "reason": "x", "seconds": 1.0})
-        study.apply({"kind": "promoted", "id": trial_id, "rung": 7, "reason": "x"})
-        study.apply({"kind": "ended", "id": trial_id, "state": "complete", "reason": "", "metrics": {}, "seconds": 1.0})
+        study.apply(Started(id=trial_id))
+        study.apply(Paused(id=trial_id, rung=7, reason="x", seconds=1.0))
+        study.apply(Promoted(id=trial_id, rung=7, reason="x"))
+        end = {"state": TrialState.COMPLETE, "cause": None, "reason": "", "metrics": {}, "seconds": 1.0}
+        study.apply(Ended(id=trial_id, **end))
     assert study.trials == before
 
 
@@ -87,16 +102,16 @@ def test_what_has_ended_never_changes(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on_from_there(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
-        journal.append("facts", facts={"a": 1})
+        journal.append(ready("a"))
     whole = path.read_bytes()
     with Journal(path, "s") as journal:
-        journal.append("facts", facts={"b": 2})
+        journal.append(ready("b"))
     path.write_bytes(path.read_bytes()[: len(whole) + cut])
-    assert replay(path, "s").facts == {"a": 1}
+    assert list(replay(path, "s").ready) == ["a"]
     with Journal(path, "s") as journal:
         assert path.read_bytes() == whole
-        journal.append("facts", facts={"c": 3})
-    assert replay(path, "s").facts == {"a": 1, "c": 3}
+        journal.append(ready("c"))
+    assert list(replay(path, "s").ready) == ["a", "c"]
 
 
 @pytest.mark.parametrize("damage", [b'{"kind": "fac', b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", b"7\n"])
@@ -104,7 +119,7 @@ def test_a_torn_middle_line_is_an_error_that_names_the_line(tmp_path: Path, dama
     path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
         for value in range(5):
-            journal.append("facts", facts={"a": value})
+            journal.append(ready(str(value)))
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = damage if damage.endswith(b"\n") else damage + b"\n"
     path.write_bytes(b"".join(lines))
@@ -124,6 +139,51 @@ def test_a_journal_that_could_not_be_read_is_not_locked_for_ever(tmp_path: Path)
             Journal(path, "s")
 
 
+def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+    path.write_text(path.read_text() + json.dumps({"version": 2, "kind": "dreamt", "time": 1.0}) + "\n")
+    before = path.read_bytes()
+    said = r"line 2 of .* has journal format 2, and this batchscout reads up to 1; go on with the version that wrote it"
+    for read in (replay, Journal):
+        with pytest.raises(ValueError, match=said):
+            read(path, "s")
+    assert path.read_bytes() == before
+
+
+def test_a_journal_of_the_version_before_is_gone_on_with(tmp_path: Path) -> None:
+    """Its lines stay as they are; what is added has the format of today, and a reader takes both."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes((GOLDEN / "every_state" / "journal.jsonl").read_bytes())
+    before = path.read_bytes()
+    running = "grid-m64k1-none-eager-lr0.3-s0"
+    with Journal(path, "every-state") as journal:
+        assert journal.study.trials[running].state is TrialState.RUNNING
+        journal.append(RunBegan(token="second"))
+        live = journal.study
+    assert live.trials[running].state is TrialState.WAITING
+    assert path.read_bytes().startswith(before)
+    assert replay(path, "every-state") == live
+
+
+def test_facts_that_the_version_before_said_in_words_are_fields() -> None:
+    ended = replay(GOLDEN / "every_end" / "journal.jsonl", "every-end").trials
+    reused = ended["frontier-none-eager-m64"]
+    assert (reused.cause, reused.reason) == (None, "")
+    assert reused.reused is not None
+    assert reused.reused.run_dir == "/home/ml/runs/every_state"
+    timing = ended["frontier-none-eager-m256-round2"].proposal
+    assert (timing.round, timing.fresh_process) == (2, False)
+    assert ended["frontier-none-eager-m256-verified"].proposal.fresh_process
+    too_large = ended["grid-m1024k1-none-eager-lr0.1"]
+    assert (too_large.cause, too_large.reason) == (
+        Cause.OUT_OF_MEMORY, "16 MiB more did not fit into the limit of 48 MiB"
+    )  # fmt: skip
+    seeds = replay(GOLDEN / "every_state" / "journal.jsonl", "every-state").candidates("grid")
+    assert {len(trials) for trials in seeds.values()} == {2}
+
+
 def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
     assert replay(tmp_path / "journal.jsonl", "s") == Study("s")
 
@@ -131,18 +191,19 @@ def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 with Journal(Path(sys.argv[1]), "s") as journal:
     print("open", flush=True)
     if sys.argv[2] == "hold":
         sys.stdin.read()
     if sys.argv[2] == "once":
-        journal.append("facts", facts={"key0": 1})
+        journal.append(ClusterReady(token="key0", seconds=1.0))
         print(1, flush=True)
         sys.stdin.read()
     number = 0
     while sys.argv[2] == "write":
-        journal.append("facts", facts={f"key{number}": "x" * 5000})
+        journal.append(ClusterReady(token=f"key{number} " + "x" * 5000, seconds=1.0))
         number += 1
         print(number, flush=True)
 """
@@ -173,7 +234,7 @@ def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         os.kill(process.pid, signal.SIGKILL)
-    assert replay(path, "s").facts == {"key0": 1}
+    assert list(replay(path, "s").ready) == ["key0"]
 
 
 @pytest.mark.parametrize("written", [1, 7, 40])
@@ -186,20 +247,20 @@ def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(tmp_path: P
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with Journal(path, "s") as journal:
-        count = len(journal.study.facts)
+        count = len(journal.study.ready)
         assert count >= written
-        assert list(journal.study.facts) == [f"key{i}" for i in range(count)]
-        journal.append("facts", facts={"after": 1})
-    assert replay(path, "s").facts["after"] == 1
+        assert [token.split()[0] for token in journal.study.ready] == [f"key{i}" for i in range(count)]
+        journal.append(ready("after"))
+    assert "after" in replay(path, "s").ready
 
 
 def test_nan_and_infinity_never_reach_the_file(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     metrics: dict[str, Any] = {"loss": math.nan, "noise_scale_high": math.inf, "samples_seen": 8}
     with Journal(path, "s") as journal:
-        journal.append("trial", **TRIAL)
-        journal.append("result", id="train-a", metrics=metrics, rungs={64: -math.inf})
-        journal.append("conclusion", stage="train", ok=True, reason="", values={"rho": (math.nan, 1.0)}, notes=[])
+        journal.append(TRIAL)
+        journal.append(Evaluated(id="train-a", metrics=metrics, rungs={64: -math.inf}))
+        journal.append(Concluded(stage="train", ok=True, reason="", findings={"rho": [math.nan, 1.0]}))
         live = journal.study
 
     def refuse(constant: str) -> None:
@@ -208,27 +269,27 @@ def test_nan_and_infinity_never_reach_the_file(tmp_path: Path) -> None:
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
     assert live.trials["train-a"].metrics == {"loss": None, "noise_scale_high": None, "samples_seen": 8}
-    assert live.conclusions["train"].values == {"rho": [None, 1.0]}
+    assert live.conclusions["train"].findings == {"rho": [None, 1.0]}
     assert replay(path, "s") == live
 
 
 def test_what_ran_when_the_driver_died_waits_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
-        journal.append("trial", **TRIAL)
-        journal.append("started", id="train-a")
+        journal.append(TRIAL)
+        journal.append(Started(id="train-a"))
         assert journal.study.trials["train-a"].state is TrialState.RUNNING
     with Journal(path, "s") as journal:
-        journal.append("run", token="second")
+        journal.append(RunBegan(token="second"))
         assert journal.study.trials["train-a"].state is TrialState.WAITING
 
 
 def test_every_line_is_one_object_with_its_kind_and_time(tmp_path: Path) -> None:
     world = memory_world({"none": 6, "full": 12, "selective": 8})
     config = study_of(stages=[{"type": "frontier"}])
-    play_stage(tmp_path / "journal.jsonl", config, "frontier", world, throughput=FRONTIER)
+    play_stage(tmp_path / "journal.jsonl", config, "frontier", world)
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert all({"kind", "time"} <= record.keys() for record in records)
+    assert all({"kind", "version", "time"} <= record.keys() for record in records)
     assert [record["time"] for record in records] == sorted(record["time"] for record in records)
 
 
@@ -239,7 +300,7 @@ def fill_up(path: str) -> tuple[list[str], int]:
     with Journal(Path(path), "played") as journal:
         for _ in range(100):
             try:
-                journal.append("facts", facts={"a": "x" * 100})
+                journal.append(ready("x" * 100))
                 appended += 1
             except Halted as error:
                 said.append(str(error))
@@ -255,5 +316,5 @@ def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_pat
         "room that comes back later is for the next writer: this one's study is not the file's"
     )
     assert set(said) == {f"{path} could not be written: File too large"}
-    assert len(read_records(path)[0]) == appended
-    assert read_records(path)[1] == path.stat().st_size
+    assert len(read_events(path)[0]) == appended
+    assert read_events(path)[1] == path.stat().st_size

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.study.messages import HOST_RAN_OUT
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
 from orchestrator.study.reuse import Measurements, identity, source_digest
-from orchestrator.study.state import Proposal, Trial, TrialState
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from trainers.config import TrialConfig
 
@@ -21,12 +21,19 @@ METRICS = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_mem
 def proposal(trial_id: str = "frontier-none-m4", predicted: float = 4e6, **changes: Any) -> Proposal:
     fields = {"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}, "micro_batch_size": 4}
     config = TrialConfig.model_validate(fields | {"learning_rate": 1e-3, "sample_budget": 64} | changes)
-    return Proposal(trial_id, "frontier", config, expected={"predicted_memory_bytes": predicted})
+    turn = {"round": int(trial_id[-1])} if "-round" in trial_id else {}
+    return Proposal(
+        trial_id, "frontier", config, candidate=trial_id, expected={"predicted_memory_bytes": predicted}, **turn
+    )
 
 
-def ended(state: TrialState = TrialState.COMPLETE, reason: str = "") -> Trial:
-    wanted = proposal()
-    return Trial(wanted.id, wanted.stage, wanted.config, state=state, reason=reason, metrics=METRICS)
+def ended(
+    state: TrialState = TrialState.COMPLETE,
+    cause: Cause | None = None,
+    reason: str = "",
+    wanted: Proposal | None = None,
+) -> Trial:
+    return Trial(wanted or proposal(), state=state, cause=cause, reason=reason, metrics={**METRICS})
 
 
 @pytest.fixture
@@ -42,16 +49,16 @@ def test_another_study_finds_it_and_says_where_it_comes_from(file: Path) -> None
     assert found is not None
     assert found.state is TrialState.COMPLETE
     assert found.metrics == METRICS
-    assert found.reason.startswith("reused: measured on 20")
-    assert found.reason.endswith(" in /runs/first")
+    assert found.reused.day.startswith("20")
+    assert found.reused.run_dir == "/runs/first"
 
 
 def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:
     first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first")
-    first.remember(ended(TrialState.OUT_OF_MEMORY, "out_of_memory: 6 MiB more did not fit"))
+    first.remember(ended(TrialState.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY, "6 MiB more did not fit"))
     found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id)
     assert found is not None
-    assert found.reason.startswith("out_of_memory: 6 MiB more did not fit; reused: ")
+    assert (found.cause, found.reason) == (Cause.OUT_OF_MEMORY, "6 MiB more did not fit")
 
 
 def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Path) -> None:
@@ -81,21 +88,23 @@ def test_on_another_machine_it_is_measured_again(file: Path, change: dict[str, s
     assert Measurements(file, IDENTITY | change, "/runs/second").find([proposal()]).get(proposal().id) is None
 
 
-def test_fresh_takes_nothing(file: Path) -> None:
-    assert Measurements(file, IDENTITY, "/runs/second", fresh=True).find([proposal()]).get(proposal().id) is None
+def test_measuring_again_takes_nothing(file: Path) -> None:
+    assert Measurements(file, IDENTITY, "/runs/second", remeasure=True).find([proposal()]).get(proposal().id) is None
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
+    ("state", "cause"),
     [
-        (TrialState.FAILED, "failed: KeyError"),
-        (TrialState.WAITING, ""),
-        (TrialState.PRUNED, "diverged: the loss is nan in step 1"),
-        (TrialState.OUT_OF_MEMORY, f"{HOST_RAN_OUT} and ended its process"),
+        (TrialState.FAILED, Cause.FAILED),
+        (TrialState.WAITING, None),
+        (TrialState.PRUNED, Cause.DIVERGED),
+        (TrialState.OUT_OF_MEMORY, Cause.HOST_MEMORY),
     ],
 )
-def test_what_would_end_otherwise_another_day_is_not_kept(tmp_path: Path, state: TrialState, reason: str) -> None:
-    Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first").remember(ended(state, reason))
+def test_what_would_end_otherwise_another_day_is_not_kept(
+    tmp_path: Path, state: TrialState, cause: Cause | None
+) -> None:
+    Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first").remember(ended(state, cause))
     assert Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is None
 
 
@@ -105,7 +114,7 @@ def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path)
     def remember(run_dir: str, *names: str) -> None:
         study = Measurements(tmp_path / "m.jsonl", IDENTITY, run_dir)
         for name in names:
-            study.remember(replace(ended(), id=name))
+            study.remember(ended(wanted=proposal(name)))
 
     def found() -> set[str]:
         study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/third")
@@ -126,8 +135,8 @@ def test_a_line_that_was_cut_off_costs_that_measurement_alone(file: Path) -> Non
 
 
 def test_the_newest_of_two_counts(file: Path) -> None:
-    Measurements(file, IDENTITY, "/runs/second", fresh=True).remember(
-        ended(TrialState.OUT_OF_MEMORY, "out_of_memory: x")
+    Measurements(file, IDENTITY, "/runs/second", remeasure=True).remember(
+        ended(TrialState.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY, "x")
     )
     found = Measurements(file, IDENTITY, "/runs/third").find([proposal()]).get(proposal().id)
     assert found is not None
@@ -143,10 +152,10 @@ def test_a_changed_line_of_the_users_source_makes_another_identity(
     (package / "__init__.py").write_text("")
     (package / "layers.py").write_text("width = 1\n")
     config = study_of(model={"target": "measured_package.model:Model"})
-    before = identity(config, {}, "a GPU")
-    assert identity(config, {}, "a GPU") == before
+    before = identity(config, Facts(), "a GPU")
+    assert identity(config, Facts(), "a GPU") == before
     (package / "layers.py").write_text("width = 2\n")
-    assert identity(config, {}, "a GPU") != before
+    assert identity(config, Facts(), "a GPU") != before
 
 
 def test_a_single_module_counts_and_one_that_is_nowhere_does_not(

@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from orchestrator.stages import module_of
-from orchestrator.stages.context import Setting
-from orchestrator.study.state import Conclusion, Proposal, Study
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import Findings, Found, concluded, found_in
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Concluded, Ended, proposed
+from orchestrator.study.facts import Facts
+from orchestrator.study.state import Conclusion, Study
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import study_of
 
 
 class Known:
     """Trials end when told to, with the metrics told."""
 
-    def __init__(self, stage: dict[str, Any], facts: dict[str, Any] | None = None, **changes: Any) -> None:
+    def __init__(
+        self, stage: dict[str, Any], facts: Facts | None = None, study: Study | None = None, **changes: Any
+    ) -> None:
         self.config = study_of(stages=[stage], **changes)
-        self.stage, self.setting = self.config.stages[0], Setting(self.config, "/run")
-        self.study = Study("played", facts=facts or {})
+        self.study = study or Study("played", facts=facts or Facts())
+        keys = self.config.stages[0]
+        self.context: StageContext[Any] = StageContext(keys, self.config, self.study, "/run")
+        self.stage = stage_of(keys)
 
-    def concluded(self, **stages: dict[str, Any]) -> Known:
-        for name, values in stages.items():
-            self.study.conclusions[name] = Conclusion(name, True, "", values)
+    def concluded(self, *found: Findings) -> Known:
+        for findings in found:
+            self.study.apply(Concluded(**asdict(concluded(findings, ""))))
         return self
 
     def propose(self) -> list[Proposal]:
-        return module_of(self.stage).propose(self.stage, self.setting, self.study)
+        return self.stage.propose(self.context)
 
     def conclude(self) -> Conclusion:
-        return module_of(self.stage).conclude(self.stage, self.setting, self.study)
+        return self.stage.conclude(self.context)
 
-    def end(self, trial_id: str, state: str = "complete", reason: str = "", **metrics: Any) -> None:
+    def found(self, kind: type[Found]) -> Found:
+        """What the stage found, in its own type."""
+        findings = found_in(self.conclude(), kind)
+        assert findings is not None
+        return findings
+
+    def end(
+        self, trial_id: str, state: str = "complete", reason: str = "", cause: Cause | None = None, **metrics: Any
+    ) -> None:
         """The trial as proposed, ended."""
         wanted = {proposal.id: proposal for proposal in self.propose()}[trial_id]
-        keys = ("id", "stage", "role", "protected", "fresh", "expected")
-        fields = {key: getattr(wanted, key) for key in keys}
-        self.study.apply({"kind": "trial", **fields, "config": wanted.config.model_dump(mode="json")})
-        end = {"state": state, "reason": reason, "metrics": metrics, "seconds": 1.0}
-        self.study.apply({"kind": "ended", "id": trial_id, **end})
+        self.study.apply(proposed(wanted))
+        end = {"state": TrialState(state), "cause": cause, "reason": reason, "metrics": metrics, "seconds": 1.0}
+        self.study.apply(Ended(id=trial_id, **end))
 
     def ids(self) -> list[str]:
         return [proposal.id for proposal in self.propose()]

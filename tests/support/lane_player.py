@@ -6,18 +6,24 @@ verdict, and when started again goes on from its checkpoint and repeats the repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
+from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
-from orchestrator.stages.context import Setting
+from orchestrator.decisions.observer import Observer
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import Findings, concluded
+from orchestrator.study.events import Concluded, FactsRead, RunBegan
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
-from orchestrator.study.state import Study, Trial
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
 from trainers.config import TrialConfig
 
 KEYS: dict[str, Any] = {
@@ -31,12 +37,6 @@ KEYS: dict[str, Any] = {
 
 def study_of(**changes: Any) -> StudyConfig:
     return parse_study(KEYS | changes, "the test's study")
-
-
-class NoListener:
-    def started(self, trial: Trial) -> None: ...
-    def result(self, trial_id: str, metrics: dict[str, float]) -> None: ...
-    def ended(self, trial: Trial) -> None: ...
 
 
 World = Callable[[TrialConfig, int], dict[str, Any]]
@@ -63,20 +63,20 @@ class Player:
     def play(self) -> Study:
         """Until the stage has nothing left to run; its conclusion is journaled."""
         for _ in range(100_000):
-            while (trial := self.director.next_trial()) is not None:
+            while (trial := next_trial(self.director)) is not None:
                 assert trial.id not in self.running, "started twice"
                 self.director.on_started(trial.id)
                 self.running[trial.id] = self._run(trial.id, trial.config)
-                wanted = [one for one in self.running if not self.director.journal.study.trials[one].state.ended]
+                wanted = [one for one in self.running if not self.director.study.trials[one].state.ended]
                 assert len(wanted) <= self.num_lanes
             if not self.running:
                 break
             self._one_message()
             if self.sent == self.stop_after:
-                return self.director.journal.study
-        assert self.director.finished(), {t.id: str(t.state) for t in self.director.journal.study.trials.values()}
+                return self.director.study
+        assert self.director.is_finished(), {t.id: str(t.state) for t in self.director.study.trials.values()}
         self.director.conclude()
-        return self.director.journal.study
+        return self.director.study
 
     def _one_message(self) -> None:
         trial_id, run = next(iter(self.running.items()))
@@ -85,7 +85,7 @@ class Player:
         self.before_message()
         self.sent += 1
         decision = self.director.on_message(trial_id, message)
-        if message.outcome is None and decision.action == "go on":
+        if message.outcome is None and decision.action is Action.GO_ON:
             self.running[trial_id] = run  # at the end: every run has its turn
 
     def _run(self, trial_id: str, config: TrialConfig) -> Iterator[Message]:
@@ -114,25 +114,44 @@ class Player:
         yield Message({"samples_seen": samples, **self.world(config, samples)}, (), tuple(losses), outcome="complete")
 
 
+def next_trial(director: Director) -> Trial | None:
+    """Ask as Tune does: whatever follows from what has happened comes first."""
+    director.advance()
+    return director.next_trial()
+
+
 def director_of(
-    config: StudyConfig, journal: Journal, stage: str, num_lanes: int = 1, run_dir: str = "/run"
+    config: StudyConfig,
+    journal: Journal,
+    stage: str,
+    num_lanes: int = 1,
+    run_dir: str = "/run",
+    observer: Observer | None = None,
 ) -> Director:
-    known = next(known for known in config.stages if known.type == stage)
-    return Director(known, Setting(config, run_dir), journal, NoListener(), num_lanes)
+    keys = next(keys for keys in config.stages if keys.type == stage)
+    context = StageContext(keys, config, journal.study, run_dir)
+    return Director(context, journal, observer or Observer(), num_lanes)
 
 
-def play_stage(path: Path, config: StudyConfig, stage: str, world: World, num_lanes: int = 1, **known: Any) -> Study:
-    """A stage from its start to its conclusion, with a journal in `path`; `known` are earlier stages' conclusions."""
+def play_stage(
+    path: Path,
+    config: StudyConfig,
+    stage: str,
+    world: World,
+    num_lanes: int = 1,
+    found: Sequence[Findings] = (),
+    facts: Facts | None = None,
+) -> Study:
+    """A stage from its start to its conclusion, with a journal in `path`; `found` is what earlier stages found."""
     with Journal(path, config.name) as journal:
-        journal.append("run", token="first")
-        know(journal, **known)
+        journal.append(RunBegan(token="first"))
+        know(journal, found, facts)
         return Player(director_of(config, journal, stage, num_lanes), world, num_lanes).play()
 
 
-def know(journal: Journal, **known: Any) -> None:
-    """Facts, and what earlier stages concluded."""
-    for name, values in known.items():
-        if name == "facts":
-            journal.append("facts", facts=values)
-        else:
-            journal.append("conclusion", stage=name, ok=True, reason="", values=values, notes=[])
+def know(journal: Journal, found: Sequence[Findings] = (), facts: Facts | None = None) -> None:
+    """Journal facts, and what earlier stages found."""
+    if facts is not None:
+        journal.append(FactsRead(facts=facts))
+    for findings in found:
+        journal.append(Concluded(**asdict(concluded(findings, ""))))

@@ -6,6 +6,10 @@ import math
 import random
 from typing import Any
 
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
+from orchestrator.stages.mode import Mode
+from orchestrator.stages.throughput import ThroughputFindings
 from tests.support.lane_player import World, study_of
 from trainers.config import TrialConfig
 
@@ -18,24 +22,39 @@ def memory_world(edges: dict[str, int]) -> World:
     def point(config: TrialConfig, samples: int) -> dict[str, Any]:
         size, edge = config.micro_batch_size, edges[str(config.activation_checkpointing)]
         if size > edge:
-            return {"outcome": "out_of_memory", "reason": "out_of_memory: too large"}
+            return {"outcome": "out_of_memory", "reason": "too large"}
         return {"loss": 5.0, "peak_memory_bytes": size * MIB, "tokens_per_second": 1000.0 * size / (size + 4)}
 
     return point
 
 
-FRONTIER = {
-    "micro_batch_size": 8, "activation_checkpointing": "none", "compile": True, "precision": "float32",
-    "baseline_micro_batch_size": 1,
-    "baseline_mode": {"activation_checkpointing": "none", "compile": True, "precision": "float32"},
-    "largest": {"micro_batch_size": 16, "activation_checkpointing": "full", "compile": True, "precision": "float32"},
-    "second_largest": {"micro_batch_size": 12, "activation_checkpointing": "none", "compile": True, "precision": "float32"},
-}  # fmt: skip
-THROUGHPUT = {
-    "best_tokens_per_second": {"micro_batch_size": 8, "gradient_accumulation_steps": 4},
-    "best_goodput": {"micro_batch_size": 8, "gradient_accumulation_steps": 2},
-}
-KNOWN = {"frontier": FRONTIER, "throughput": THROUGHPUT}
+NONE, FULL = (Mode(kind, compile=True, precision="float32") for kind in ("none", "full"))
+
+
+def measured(mode: Mode, micro_batch_size: int) -> MeasuredPoint:
+    return MeasuredPoint(mode, micro_batch_size, tokens_per_second=1000.0, peak_memory_bytes=micro_batch_size * MIB)
+
+
+FRONTIER = FrontierFindings(
+    chosen=measured(NONE, 8),
+    winner="frontier-none-m8-verified",
+    limit_bytes=None,
+    baseline=OperatingPoint(NONE, 1),
+    largest=measured(FULL, 16),
+    second_largest=measured(NONE, 12),
+    fitting=(1, 8),
+    front=(),
+    knee=None,
+)
+THROUGHPUT = ThroughputFindings(
+    critical_batch_size=None,
+    critical_batch_size_low=None,
+    critical_batch_size_high=None,
+    goodput={},
+    best_tokens_per_second=RankBatch(8, 4),
+    best_goodput=RankBatch(8, 2),
+)
+KNOWN = (FRONTIER, THROUGHPUT)
 # Where each candidate's curve ends, by (effective batch, learning rate is the rule's); 32 diverges, 12 is lost.
 FLOORS = {(1, True): 3.9, (16, True): 3.1, (12, True): 3.3, (32, True): 3.2, (16, False): 3.4}
 
@@ -57,7 +76,7 @@ def with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
     if config.gradient_accumulation_steps == 4 and samples > 300:
         return point | {"loss": math.nan, "val_loss": math.nan}
     if config.micro_batch_size == 12 and samples > 130:
-        return {"outcome": "out_of_memory", "reason": "out_of_memory: too large"}
+        return {"outcome": "out_of_memory", "reason": "too large"}
     return point
 
 

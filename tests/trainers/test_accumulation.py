@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import on_two_ranks
@@ -23,12 +24,13 @@ NEVER_CLIPPED = {"max_gradient_norm": None}
 
 
 def split(micro_batch_size: int, accumulation: int, world_size: int = 1, **changes: Any):
+    changes = {"optimizer": NEVER_CLIPPED} | changes
     return config(
         padded=True,
         micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=accumulation,
         world_size=world_size,
-        **{"optimizer": NEVER_CLIPPED} | changes,
+        **changes,
     )
 
 
@@ -47,13 +49,13 @@ def two_ranks() -> dict[str, Any]:
         run = cpu_run(split(micro_batch_size, accumulation, world_size=2))
         found["gradients"][micro_batch_size, accumulation] = gradient_of_step(run)
         found["loss"] = run.read()[0]
+        found["parameter_bytes"] = sum(p.numel() * p.element_size() for p in run.parameters)
         found["noise"][micro_batch_size, accumulation] = run.meter.noise.steps
         found["bytes"][accumulation] = bytes_per_step(split(micro_batch_size, accumulation, world_size=2))
     for micro_batch_size, accumulation in TWO_RANKS:
         sharded = split(micro_batch_size, accumulation, world_size=2, parallel="fsdp")
         found["sharded gradients"][micro_batch_size, accumulation] = gradient_of_step(cpu_run(sharded))
         found["reductions"][accumulation] = reductions_per_step(sharded)
-    found["parameter_bytes"] = sum(p.numel() * p.element_size() for p in run.parameters)
     found["targets"] = targets_of_a_step(split(4, 2, world_size=2))
     return found
 
@@ -73,8 +75,10 @@ def bytes_per_step(trial) -> list[int]:
     def count(state, bucket):  # DDP refuses annotations that are strings
         sent[-1] += bucket.buffer().numel() * bucket.buffer().element_size()
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 
+    assert isinstance(run.model, DistributedDataParallel)
     run.model.register_comm_hook(None, count)
     for _ in range(3):
         run.step()

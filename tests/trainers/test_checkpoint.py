@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from trainers.memory import held_to
 from trainers.report import Answer
 
 BUDGET = 96
-STOPPABLE = {
+STOPPABLE: dict[str, Any] = {
     "dropout": 0.2,
     "padded": True,
     "micro_batch_size": 4,
@@ -26,6 +27,13 @@ STOPPABLE = {
     "rungs": (24, 48),
     "evaluations": (BUDGET,),
 }
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    """Return the state in the newest checkpoint there."""
+    found = load_newest(folder)
+    assert found is not None
+    return found[1]
 
 
 def final_state(directory: Path) -> dict:
@@ -89,11 +97,10 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_pa
 
 def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int):
     """The same effective batch, without the dropout that differs between ranks."""
-    return config(
-        **STOPPABLE
-        | {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
-        | {"gradient_accumulation_steps": gradient_accumulation_steps}
-    )
+    changes: dict[str, Any] = {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
+    changes |= {"gradient_accumulation_steps": gradient_accumulation_steps}
+    fields: dict[str, Any] = STOPPABLE | changes
+    return config(**fields)
 
 
 def as_ranks(directory: str, *rungs: int) -> str:
@@ -136,8 +143,8 @@ def test_every_kind_of_damage_is_passed_over(tmp_path, damage) -> None:
     whole = newest.read_bytes()
     newest.write_bytes(DAMAGES.get(damage, whole[: len(whole) // 2]))
     with pytest.warns(UserWarning, match="is damaged"):
-        found = load_newest(tmp_path)
-    assert found[1] == {"number": torch.tensor(8)}
+        found = newest_state(tmp_path)
+    assert found == {"number": torch.tensor(8)}
 
 
 def test_running_out_of_memory_while_loading_is_no_damage(tmp_path) -> None:
@@ -164,9 +171,9 @@ def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path) -> None:
 def test_a_half_written_file_is_not_a_checkpoint(tmp_path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
-    assert load_newest(tmp_path)[1] == {"number": 8}
+    assert newest_state(tmp_path) == {"number": 8}
     save_checkpoint(tmp_path, "a", 16, {"number": 16}, keep=1)
-    assert load_newest(tmp_path)[1] == {"number": 16}
+    assert newest_state(tmp_path) == {"number": 16}
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path) -> None:
@@ -187,7 +194,7 @@ def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path) -> None:
 def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path) -> None:
     save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
     save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
-    assert load_newest(tmp_path)[1] == {"samples": 10_000}
+    assert newest_state(tmp_path) == {"samples": 10_000}
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

@@ -87,9 +87,12 @@ def test_steps_are_averaged_before_the_division() -> None:
 @pytest.mark.parametrize("num_micro_batches", [2, 8, 32])
 def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches) -> None:
     estimates = [estimate_noise(pure_noise(seed, num_micro_batches, 30), 1, num_micro_batches) for seed in range(300)]
-    within = sum(abs(e.coherence) <= e.coherence_floor for e in estimates)
+    pairs = [(e.coherence, e.coherence_floor) for e in estimates]
+    coherences = [(coherence, floor) for coherence, floor in pairs if coherence is not None and floor is not None]
+    assert len(coherences) == 300
+    within = sum(abs(coherence) <= floor for coherence, floor in coherences)
     assert 0.89 <= within / 300 <= 0.99  # two-sided 95 %, three standard errors, 30 steps
-    assert abs(sum(e.coherence for e in estimates) / 300) < 0.01
+    assert abs(sum(coherence for coherence, _ in coherences) / 300) < 0.01
 
 
 def test_pure_noise_has_no_upper_bound() -> None:
@@ -100,6 +103,8 @@ def test_pure_noise_has_no_upper_bound() -> None:
 def test_a_signal_is_above_the_floor() -> None:
     steps = steps_of(0, noise_scale=8.0, micro_batch_size=2, num_micro_batches=4, num_steps=30)
     found = estimate_noise(steps, 2, 4)
+    assert found.coherence is not None
+    assert found.coherence_floor is not None
     assert found.coherence > found.coherence_floor > 0
 
 
@@ -199,7 +204,10 @@ def test_uneven_numbers_of_targets_leave_the_noise_scale_unbiased() -> None:
             samples = DIM**-0.5 + random.normal(size=(number, DIM)) * (noise_scale / DIM) ** 0.5
             (weight @ torch.from_numpy(samples.sum(0)).float() * scale).backward()
             norms.end_of_micro_batch(torch.tensor(number), scale, last=number == numbers[-1])
-        log.add(norms.take() / sum(numbers), weight.grad.norm() / scale / sum(numbers))
+        taken = norms.take()
+        assert taken is not None
+        assert weight.grad is not None
+        log.add(taken / sum(numbers), weight.grad.norm() / scale / sum(numbers))
         weight.grad = None
     log.read()
     assert log.estimate().noise_scale == pytest.approx(noise_scale, rel=0.08)

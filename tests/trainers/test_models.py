@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,12 @@ class Bigram(nn.Module):
         return summed_cross_entropy(self.scale * self.table(batch["input_ids"]), batch["targets"])
 
 
-class LogitsOnly(Bigram):
+class LogitsOnly(nn.Module):
     """A user's module that knows nothing of this project."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.table(input_ids)
@@ -52,7 +57,7 @@ def not_a_module(**kwargs: object) -> str:
 NUMBER = 3
 
 
-def build(target: str, **kwargs) -> nn.Module:
+def build(target: str, **kwargs) -> Any:
     return build_model(ModelConfig(target=target, kwargs=kwargs), data()[0])
 
 
@@ -201,7 +206,9 @@ def test_batch_norm_over_ranks_is_made_for_gpus_and_refused_on_a_cpu() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match=r"sync_batch_norm needs GPUs.*; use world_size: 1, or GroupNorm"):
         with_synced_batch_norm(module, torch.device("cpu"))
-    assert isinstance(with_synced_batch_norm(module, torch.device("cuda"))[1], nn.SyncBatchNorm)
+    synced = with_synced_batch_norm(module, torch.device("cuda"))
+    assert isinstance(synced, nn.Sequential)
+    assert isinstance(synced[1], nn.SyncBatchNorm)
     assert num_batch_norms(module) == 1
     without = nn.Linear(2, 2)
     assert with_synced_batch_norm(without, torch.device("cpu")) is without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ OPTIMIZERS = [
 ]
 
 
-def flat(tensors: list[Tensor]) -> Tensor:
+def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([whole(tensor.detach()).flatten().double() for tensor in tensors])
 
 
@@ -74,13 +75,14 @@ def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_befor
     run, sums = cpu_run(trial), []
     for _ in range(STEPS_PER_INTERVAL - 1):
         run.step()
-    end_of_micro_batch = run.norms.end_of_micro_batch
+    norms: Any = run.norms
+    end_of_micro_batch = norms.end_of_micro_batch
 
     def look(*arguments, last):
         end_of_micro_batch(*arguments, last=last)
         sums.append(flat([p.grad for p in run.parameters if p.grad is not None]))
 
-    run.norms.end_of_micro_batch = look
+    norms.end_of_micro_batch = look
     run.step()
     run.read()
     gradients = [sums[0], *(after - before for before, after in itertools.pairwise(sums))]

@@ -34,6 +34,7 @@ def test_the_average_is_what_is_evaluated_and_the_run_trains_on_as_without_it() 
         losses.append(evaluate(run)["val_loss"])
     assert losses[0] != losses[1]
     assert all(a.equal(b) for a, b in zip(plain.parameters, averaged.parameters, strict=True))
+    assert averaged.average is not None
     with averaged.average.in_place():
         averaged.average, kept = None, averaged.average
         assert evaluate(averaged)["val_loss"] == losses[1]

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
 import yaml
+from pydantic import JsonValue
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import StageConfig
 from orchestrator.output.plots import element
-from orchestrator.output.report.figures import stage_figures, time_bar
+from orchestrator.output.recommendation import Recommendation
+from orchestrator.output.report.figures import figure_element, time_bar
 from orchestrator.output.report.tables import (
     config_text,
     facts_table,
-    finite,
     html_table,
     number_cell,
     trials_table,
     value_element,
 )
-from orchestrator.study.state import Study, Trial
+from orchestrator.output.time_split import LaneTime, lane_time
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
 from orchestrator.units import seconds_text
 from trainers.files import written_whole
 
@@ -35,26 +40,24 @@ _RECOMMENDED = (
     "learning_rate",
     "warmup_samples",
 )
-
-
 STYLE = Path(__file__).with_name("style.css")
 
 
-def write_report(path: Path, config: StudyConfig, study: Study, recommendation: dict[str, Any] | None) -> None:
+def write_report(path: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None) -> None:
     """Put the report in place whole: a reader never sees half of it."""
     page = render_report(config, study, recommendation).encode("utf-8", "replace")
     with written_whole(path) as file:
         file.write(page)
 
 
-def render_report(config: StudyConfig, study: Study, recommendation: dict[str, Any] | None) -> str:
-    """The page. All text goes through the tree's writer, which escapes it."""
+def render_report(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> str:
+    """Return the page. All text goes through the tree's writer, which escapes it."""
     body = element(
         "main",
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
         _answer(config, study, recommendation),
-        *[_stage_section(config, study, stage) for stage in config.stages],
+        *[_stage_section(StageContext(keys, config, study, run_dir="")) for keys in config.stages],
         _time_section(config, study),
     )
     head = element(
@@ -68,22 +71,21 @@ def render_report(config: StudyConfig, study: Study, recommendation: dict[str, A
     return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
 
 
-def _answer(config: StudyConfig, study: Study, recommendation: dict[str, Any] | None) -> Element:
+def _answer(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> Element:
     if recommendation is None:
         return element("section", *_known_so_far(config, study), id="recommendation")
+    values = recommendation.to_json()
     unfinished = ", ".join(_open_stages(config, study))
-    facts = [(key, recommendation.get(key)) for key in _RECOMMENDED]
-    facts += [("cross_entropy", recommendation["cross_entropy"])] if "cross_entropy" in recommendation else []
-    known = recommendation.get("micro_batch_size") and recommendation.get("learning_rate")
-    snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))] if known else []
+    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy") if key in values}
+    snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))]
     details = [
-        element("div", element("h3", title), value_element(key, recommendation[key]))
+        element("div", element("h3", title), value_element(key, values[key]))
         for key, title in (("evidence", "Evidence"), ("alternatives", "Alternatives"), ("ruled_out", "Ruled out"))
-        if recommendation.get(key)
+        if values[key]
     ]
     return element(
         "section",
-        element("p", str(recommendation.get("verdict") or "no verdict"), class_="verdict"),
+        element("p", recommendation.verdict, class_="verdict"),
         element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
         element("div", element("div", facts_table(facts)), element("div", *snippet, class_="wide"), class_="columns"),
         *details,
@@ -96,7 +98,7 @@ def _open_stages(config: StudyConfig, study: Study) -> list[str]:
 
 
 def _known_so_far(config: StudyConfig, study: Study) -> list[Element]:
-    """Why there is no recommendation, and what has been found."""
+    """Return why there is no recommendation, and what has been found."""
     unfinished = _open_stages(config, study)
     verdict = (
         f"Unfinished: no recommendation yet. Still open: {', '.join(unfinished)}."
@@ -111,46 +113,67 @@ def _known_so_far(config: StudyConfig, study: Study) -> list[Element]:
     return [element("p", verdict, class_="verdict"), *known]
 
 
-def paste_text(recommendation: dict[str, Any]) -> str:
-    """The recommendation as keys of a study file, and as one training run."""
+def paste_text(recommendation: Recommendation) -> str:
+    """Return the recommendation as keys of a study file, and as one training run."""
     r = recommendation
-    optimizer = {"lr": r["learning_rate"], "lr_scaling": "none", "warmup": r["warmup_samples"]}
-    batch = {key: r[key] for key in ("micro_batch_size", "gradient_accumulation_steps")}
-    varied = ("micro_batch_size", "effective_batch_size", "activation_checkpointing", "compile")
-    grid = {"type": "grid"} | {key: [r[key]] for key in varied}
+    varied = {
+        "micro_batch_size": r.micro_batch_size,
+        "effective_batch_size": r.effective_batch_size,
+        "activation_checkpointing": r.activation_checkpointing,
+        "compile": r.compile,
+    }
     keys = {
-        "precision": r["precision"],
-        "world_size": r["world_size"],
-        "optimizer": optimizer,
-        "batch": batch,
-        **({"model": {"kwargs": {"cross_entropy": r["cross_entropy"]}}} if "cross_entropy" in r else {}),
-        "stages": [grid],
+        "precision": r.precision,
+        "world_size": r.world_size,
+        "optimizer": _optimizer_keys(r),
+        "batch": _batch_keys(r),
+        **({"model": {"kwargs": {"cross_entropy": r.cross_entropy}}} if r.cross_entropy else {}),
+        "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
-    return f"# keys of the study file; what else it says stays\n{text}\n{_trial_command(r, batch, optimizer)}"
+    return f"# keys of the study file; what else it says stays\n{text}\n{_trial_command(r)}"
 
 
-def _trial_command(r: dict[str, Any], batch: dict[str, Any], optimizer: dict[str, Any]) -> str:
-    settings = {f"batch.{key}": value for key, value in batch.items()}
-    settings |= {f"optimizer.{key}": value for key, value in optimizer.items()}
-    settings |= {key: config_text(r[key]) for key in ("activation_checkpointing", "compile", "precision", "world_size")}
-    settings |= {"model.kwargs.cross_entropy": r["cross_entropy"]} if "cross_entropy" in r else {}
+def _optimizer_keys(r: Recommendation) -> dict[str, JsonValue]:
+    """Return the keys that make the study file's rule give this rate and this warm-up."""
+    return {"lr": r.learning_rate, "lr_scaling": "none", "warmup": r.warmup_samples}
+
+
+def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
+    return {
+        "micro_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+    }
+
+
+def _trial_command(r: Recommendation) -> str:
+    settings = {f"batch.{key}": value for key, value in _batch_keys(r).items()}
+    settings |= {f"optimizer.{key}": value for key, value in _optimizer_keys(r).items()}
+    settings |= {
+        "activation_checkpointing": config_text(r.activation_checkpointing),
+        "compile": config_text(r.compile),
+        "precision": r.precision,
+        "world_size": r.world_size,
+    }
+    settings |= {"model.kwargs.cross_entropy": r.cross_entropy} if r.cross_entropy else {}
     flags = "".join(f" \\\n  --set {key}={value}" for key, value in settings.items())
     return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
 
-def _stage_section(config: StudyConfig, study: Study, stage: Any) -> Element:
-    trials = study.of_stage(stage.type)
-    conclusion = study.conclusions.get(stage.type)
+def _stage_section(context: StageContext[StageConfig]) -> Element:
+    keys, study, trials = context.stage, context.study, context.trials()
+    conclusion = study.conclusions.get(keys.type)
     notes = [element("li", note) for note in conclusion.notes] if conclusion else []
+    question = (type(keys).__doc__ or "").split("\n")[0]
+    figures = [figure_element(figure) for figure in stage_of(keys).figures(context)]
     return element(
         "section",
-        element("h2", stage.type, element("span", (type(stage).__doc__ or "").split("\n")[0], class_="question")),
-        element("p", _conclusion_text(study, stage.type, trials), class_="conclusion"),
+        element("h2", keys.type, element("span", question, class_="question")),
+        element("p", _conclusion_text(study, keys.type, trials), class_="conclusion"),
         element("ul", *notes, class_="notes") if notes else None,
-        element("div", *stage_figures(config, study, stage.type, trials), class_="plots"),
-        trials_table(study, stage.type, trials) if trials else element("p", "No trials yet.", class_="muted"),
-        id=stage.type,
+        element("div", *figures, class_="plots"),
+        trials_table(context, trials) if trials else element("p", "No trials yet.", class_="muted"),
+        id=keys.type,
     )
 
 
@@ -164,26 +187,13 @@ def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:
 
 
 def _time_section(config: StudyConfig, study: Study) -> Element:
-    """Lane time of each stage, and how much of it was training and compiling."""
-    spent = {stage.type: _times(study.of_stage(stage.type)) for stage in config.stages}
-    whole = sum(seconds for _, seconds, _, _ in spent.values())
-    longest = max((seconds for _, seconds, _, _ in spent.values()), default=0.0)
+    """Return the lane time of each stage, and how much of it was training and compiling."""
+    trials = {stage.type: study.of_stage(stage.type) for stage in config.stages}
+    spent = {stage: lane_time(of_stage) for stage, of_stage in trials.items()}
+    whole = sum(time.held for time in spent.values())
+    longest = max((time.held for time in spent.values()), default=0.0)
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]
-    rows = [
-        element(
-            "tr",
-            element("td", stage),
-            element("td", f"{count} trials"),
-            number_cell(seconds_text(seconds)),
-            number_cell(f"{seconds / whole:.0%}" if whole else "-"),
-            *[
-                number_cell(seconds_text(part))
-                for part in (training, compiling, max(0.0, seconds - training - compiling))
-            ],
-            element("td", time_bar((training, compiling, max(0.0, seconds - training - compiling)), longest)),
-        )
-        for stage, (count, seconds, training, compiling) in spent.items()
-    ]
+    rows = [_time_row(stage, len(trials[stage]), time, whole, longest) for stage, time in spent.items()]
     names = ("training", "compiling", "the rest: start, data, evaluation, checkpoints")
     legend = [element("span", element("i", class_=f"c{i}"), name) for i, name in enumerate(names)]
     return element(
@@ -196,14 +206,19 @@ def _time_section(config: StudyConfig, study: Study) -> Element:
     )
 
 
+def _time_row(stage: str, num_trials: int, time: LaneTime, whole: float, longest: float) -> Element:
+    parts = (time.training, time.compiling, time.rest)
+    return element(
+        "tr",
+        element("td", stage),
+        element("td", f"{num_trials} trials"),
+        number_cell(seconds_text(time.held)),
+        number_cell(f"{time.held / whole:.0%}" if whole else "-"),
+        *[number_cell(seconds_text(part)) for part in parts],
+        element("td", time_bar(parts, longest)),
+    )
+
+
 def _startup_text(study: Study) -> str:
     started = study.startup_seconds
     return f", and {seconds_text(sum(started))} to start {len(started)} runs" if started else ""
-
-
-def _times(trials: list[Trial]) -> tuple[int, float, float, float]:
-    """(trials, lane seconds, training seconds, compile seconds)."""
-    training, compiling = (
-        sum(finite(trial.metrics.get(key)) or 0.0 for trial in trials) for key in ("train_seconds", "compile_seconds")
-    )
-    return len(trials), sum(trial.seconds for trial in trials), training, compiling

@@ -4,7 +4,33 @@ fastest are timed again in turns, and what is chosen must fit once more in a fre
     probes (one dynamic compile a mode) -> timings of the finalists (static shapes, in rounds) -> verification
 """
 
+from orchestrator.config.stages import Frontier
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import winner_of
 from orchestrator.stages.frontier.conclude import conclude
-from orchestrator.stages.frontier.propose import modes, predicted_modes, prediction_key, propose
+from orchestrator.stages.frontier.figures import figures
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.frontier.propose import modes, propose
+from orchestrator.stages.stage import Stage
 
-__all__ = ["conclude", "modes", "predicted_modes", "prediction_key", "propose"]
+
+def describe(context: StageContext[Frontier]) -> list[str]:
+    return [
+        f"modes: {', '.join(str(mode) for mode in modes(context))}",
+        f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
+    ]
+
+
+COLUMNS = ("tokens_per_second", "step_seconds", "peak_memory_bytes", "predicted_memory_bytes", "mfu", "hfu")
+
+STAGE = Stage[Frontier](
+    propose,
+    conclude,
+    describe,
+    figures,
+    COLUMNS,
+    winner=lambda context: winner_of(context.study, FrontierFindings),
+    step_seconds_limit=lambda context: context.stage.max_step_seconds,
+    fails_by_mode=True,
+    reuses_measurements=True,
+)

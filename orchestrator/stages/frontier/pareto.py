@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 # Rates whose median ratio is within this share are a tie, however often they were timed.
 TIE = 0.02
@@ -16,7 +17,8 @@ TIE = 0.02
 Name = TypeVar("Name")
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True)
+class Point:
     name: str
     tokens_per_second: float
     peak_memory_bytes: float

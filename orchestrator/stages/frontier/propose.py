@@ -5,32 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import Setting
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.pareto import fastest
 from orchestrator.stages.frontier.search import Found, Probe, next_probe
 from orchestrator.stages.mode import Mode
-from orchestrator.study.state import Proposal, Study, Trial, TrialState
-from trainers.peak_memory import Line, PeakMemory
+from orchestrator.study.causes import Cause
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Proposal, Trial, TrialState
+from trainers.peak_memory import PeakMemory
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8
+# Accumulation steps of every trial here: the gradient that is held while the next micro-batch runs counts too.
+ACCUMULATED = 2
 
 
-class Key(NamedTuple):
-    """A size in a mode: what is probed, timed, verified and chosen."""
-
-    mode: Mode
-    micro_batch_size: int
-
-
-def propose(stage: Frontier, setting: Setting, study: Study) -> list[Proposal]:
-    """Everything so far and what comes next; the same for the same journal."""
-    known = SoFar(stage, setting, study)
+def propose(context: StageContext[Frontier]) -> list[Proposal]:
+    """Return everything so far and what comes next; the same for the same journal."""
+    known = FrontierProgress(context)
     proposals = known.probes()
     for further in (known.timings, known.verifications):
         if not known.all_ended(proposals):
@@ -39,11 +35,12 @@ def propose(stage: Frontier, setting: Setting, study: Study) -> list[Proposal]:
     return proposals
 
 
-def modes(stage: Frontier, setting: Setting) -> list[Mode]:
-    """What is compared; other lengths of the samples last, and only to show what they cost."""
-    precisions = stage.precision or (setting.study.precision,)
+def modes(context: StageContext[Frontier]) -> list[Mode]:
+    """Return what is compared; other lengths of the samples come last, and only to show what they cost."""
+    stage = context.stage
+    precisions = stage.precision or (context.config.precision,)
     kinds = stage.cross_entropy or ("whole",)
-    lengths = (None, *(length for length in stage.seq_len if length != setting.study.data.kwargs.get("seq_len")))
+    lengths = (None, *(length for length in stage.seq_len if length != context.config.data.kwargs.get("seq_len")))
     axes = itertools.product(lengths, stage.activation_checkpointing, stage.compile, precisions, kinds)
     return [Mode(mode, compiled, precision, kind, length) for length, mode, compiled, precision, kind in axes]
 
@@ -55,34 +52,40 @@ def ladder(smallest: int, largest: int) -> list[int]:
     return sorted({*doubled, *(size for size in round_below if size >= smallest), largest})
 
 
-def predicted_modes(stage: Frontier, setting: Setting, facts: Mapping[str, Any]) -> list[Mode]:
-    """What the frontier may run: its modes, and those of its finalists with cross-entropy in chunks."""
-    compared = modes(stage, setting)
+def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
+    """Return what the frontier may run: its modes, and those of its finalists with cross-entropy in chunks."""
+    compared = modes(context)
     chunked = [replace(mode, cross_entropy="chunked") for mode in compared if mode.seq_len is None]
-    return compared + (chunked if _tries_chunks(stage, facts) else [])
+    return compared + (chunked if _tries_chunks(context) else [])
 
 
 def prediction_key(mode: Mode) -> str:
-    """Compiled or not, the prediction is that of eager code."""
+    """Return what the prediction of a mode is found by: compiled or not, it is that of eager code."""
     return f"{replace(mode, compile=True)}, {mode.precision}"
 
 
-def _tries_chunks(stage: Frontier, facts: Mapping[str, Any]) -> bool:
-    return not stage.cross_entropy and bool(facts.get("chunked_cross_entropy"))
+def _tries_chunks(context: StageContext[Frontier]) -> bool:
+    return not context.stage.cross_entropy and bool(context.study.facts.chunked_cross_entropy)
 
 
 @dataclass(frozen=True)
-class SoFar:
+class FrontierProgress:
     """The stage as far as the journal knows it."""
 
-    stage: Frontier
-    setting: Setting
-    study: Study
+    context: StageContext[Frontier]
+
+    @property
+    def stage(self) -> Frontier:
+        return self.context.stage
+
+    @property
+    def study(self) -> Study:
+        return self.context.study
 
     # Probes
 
     def probes(self) -> list[Proposal]:
-        return [self._probe(Key(mode, size)) for mode in modes(self.stage, self.setting) for size in self.sizes(mode)]
+        return [self._probe(OperatingPoint(mode, size)) for mode in modes(self.context) for size in self.sizes(mode)]
 
     def sizes(self, mode: Mode) -> list[int]:
         """The search as far as it has come; when it is over, those below what it found."""
@@ -98,7 +101,7 @@ class SoFar:
         """
         trials, probes, sizes = list[Trial](), list[Probe](), [self.stage.smallest]
         while True:
-            trial = self.probe_of(Key(mode, sizes[-1]))
+            trial = self.probe_of(OperatingPoint(mode, sizes[-1]))
             if trial is None or not trial.state.ended or says_nothing(trial):
                 return sizes, None
             trials.append(trial)
@@ -111,12 +114,12 @@ class SoFar:
                 return sizes, step
             sizes.append(step.micro_batch_size)
 
-    def probe_of(self, key: Key) -> Trial | None:
-        return self.study.trials.get(self._name(key))
+    def probe_of(self, point: OperatingPoint) -> Trial | None:
+        return self.study.trials.get(self._name(point))
 
     def _outcome(self, trial: Trial) -> Probe:
         ran = trial.state is not TrialState.OUT_OF_MEMORY
-        peak = trial.metrics.get("peak_memory_bytes") if ran else None
+        peak = trial.metric("peak_memory_bytes") if ran else None
         return Probe(trial.config.micro_batch_size, self.fits(trial), peak)
 
     def fits(self, trial: Trial) -> bool:
@@ -126,42 +129,41 @@ class SoFar:
 
     def _largest(self, trials: list[Trial]) -> int:
         """No larger than the data, as a step must not see a sample twice, and no slower than max_step_seconds."""
-        num_samples = self.study.facts.get("num_train_samples")
-        of_data = num_samples // self.setting.study.world_size if num_samples else self.stage.largest
+        num_samples = self.study.facts.num_train_samples
+        of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
         return max(self.stage.smallest, min(self.stage.largest, of_data, self.slowest(trials)))
 
     def slowest(self, trials: list[Trial]) -> int:
         """The size whose step would take max_step_seconds at the best rate so far."""
-        rates = [t.metrics["step_seconds"] / t.config.micro_batch_size for t in trials if "step_seconds" in t.metrics]
+        timed = [(trial.metric("step_seconds"), trial.config.micro_batch_size) for trial in trials]
+        rates = [seconds / size for seconds, size in timed if seconds is not None]
         return int(self.stage.max_step_seconds / min(rates)) if rates and min(rates) > 0 else self.stage.largest
 
-    def _probe(self, key: Key) -> Proposal:
-        config = self.setting.short_trial(
-            self.study,
-            key.micro_batch_size,
-            2,  # the gradient that is held while the next micro-batch runs counts too
+    def _probe(self, point: OperatingPoint) -> Proposal:
+        name = self._name(point)
+        config = self.context.short_trial(
+            self.context.split(point.micro_batch_size, ACCUMULATED),
+            point.mode,
             self.stage.steps,
-            mode=key.mode,
             dynamic_micro_batch=True,
             longest_samples=True,
-            evaluation_samples=key.micro_batch_size * self.setting.study.world_size,
+            evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )
-        return Proposal(self._name(key), "frontier", config, expected=self._expected(key))
+        return Proposal(name, "frontier", config, candidate=name, expected=self._expected(point))
 
-    def _expected(self, key: Key) -> dict[str, float]:
-        predicted = self._predicted(key.mode)
-        return {"predicted_memory_bytes": predicted.bytes_at(key.micro_batch_size)} if predicted else {}
+    def _expected(self, point: OperatingPoint) -> dict[str, float]:
+        predicted = self._predicted(point.mode)
+        return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
 
     def _predicted(self, mode: Mode) -> PeakMemory | None:
-        """What fake tensors say of the mode, run eagerly."""
-        lines = self.study.facts.get("predicted_memory", {}).get(prediction_key(mode))
-        return PeakMemory(tuple(Line(*line) for line in lines)) if lines else None
+        """Return what fake tensors say of the mode, run eagerly; None where they could not follow it."""
+        return (self.study.facts.predicted_memory or {}).get(prediction_key(mode))
 
-    def fitting(self, seq_len: int | None = None) -> dict[Key, Trial]:
+    def fitting(self, seq_len: int | None = None) -> dict[OperatingPoint, Trial]:
         """The probes that fit, with samples of this length, in the order of the study file's modes."""
-        wanted = [mode for mode in modes(self.stage, self.setting) if mode.seq_len == seq_len]
-        keys = [Key(mode, size) for mode in wanted for size in self.sizes(mode)]
-        return {key: trial for key in keys if (trial := self.probe_of(key)) and self.fits(trial)}
+        wanted = [mode for mode in modes(self.context) if mode.seq_len == seq_len]
+        points = [OperatingPoint(mode, size) for mode in wanted for size in self.sizes(mode)]
+        return {point: trial for point in points if (trial := self.probe_of(point)) and self.fits(trial)}
 
     # Timings
 
@@ -170,22 +172,22 @@ class SoFar:
         finalists = self.finalists()
         if len(finalists) < 2:
             return []
-        return [self._static(key, f"round{turn}") for turn in self._turns() for key in finalists]
+        return [self._static(point, f"round{turn}", round=turn) for turn in self._turns() for point in finalists]
 
-    def finalists(self) -> list[Key]:
+    def finalists(self) -> list[OperatingPoint]:
         """The fastest probes that fit, and the fastest of all with cross-entropy in chunks where that can be had."""
         fitting = self.fitting()
-        keys = sorted(fitting, key=lambda key: -rate_of(fitting[key]))[: self.stage.finalists]
-        if keys and _tries_chunks(self.stage, self.study.facts):
-            keys.append(keys[0]._replace(mode=replace(keys[0].mode, cross_entropy="chunked")))
-        return keys
+        points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
+        if points and _tries_chunks(self.context):
+            points.append(replace(points[0], mode=replace(points[0].mode, cross_entropy="chunked")))
+        return points
 
     def _turns(self) -> range:
         return range(1, self.stage.rounds + 1)
 
-    def rounds(self, key: Key) -> list[float]:
+    def rounds(self, point: OperatingPoint) -> list[float]:
         """Its tokens/s in every round; empty where it was not timed in all of them."""
-        trials = [self.study.trials.get(self._name(key, f"round{turn}")) for turn in self._turns()]
+        trials = [self.study.trials.get(self._name(point, f"round{turn}")) for turn in self._turns()]
         done = [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
         return [rate_of(trial) for trial in done] if len(done) == self.stage.rounds else []
 
@@ -194,67 +196,84 @@ class SoFar:
     def verifications(self) -> list[Proposal]:
         """The best in a fresh process; where it does not fit there, the next best."""
         proposals: list[Proposal] = []
-        for key in self._by_preference():
-            proposals.append(self._static(key, "verified", role="once more, in a fresh process", fresh=True))
+        for point in self._by_preference():
+            proposals.append(self._static(point, "verified", role="once more, in a fresh process", fresh_process=True))
             trial = self.study.trials.get(proposals[-1].id)
             if trial is None or not trial.state.ended or self.fits(trial):
                 break
         return proposals
 
-    def verified(self) -> Key | None:
+    def verified(self) -> OperatingPoint | None:
         """The finalist that fitted in a fresh process."""
-        verifications = {key: self.study.trials.get(self._name(key, "verified")) for key in self._by_preference()}
-        return next((key for key, trial in verifications.items() if trial and self.fits(trial)), None)
+        verifications = {point: self.study.trials.get(self._name(point, "verified")) for point in self._by_preference()}
+        return next((point for point, trial in verifications.items() if trial and self.fits(trial)), None)
 
-    def _by_preference(self) -> list[Key]:
+    def _by_preference(self) -> list[OperatingPoint]:
         """The finalists that fitted every time: those tied for the fastest by their memory, then the others by speed; then
         all else that fitted, should none of these do so in a fresh process."""
         fitting, finalists, capacity = self.fitting(), self.finalists(), self.capacity_bytes()
-        others = sorted((key for key in fitting if key not in finalists), key=lambda key: -rate_of(fitting[key]))
+        others = sorted(
+            (point for point in fitting if point not in finalists), key=lambda point: -rate_of(fitting[point])
+        )
         if len(finalists) == 1:
             return finalists + others
-        rounds = {key: rates for key in finalists if (rates := self.rounds(key))}
-        rounds = {key: rates for key, rates in rounds.items() if self.most_memory(key) <= (capacity or math.inf)}
+        rounds = {point: rates for point in finalists if (rates := self.rounds(point))}
+        rounds = {point: rates for point, rates in rounds.items() if self.most_memory(point) <= (capacity or math.inf)}
         tied = sorted(fastest(rounds), key=self.most_memory) if rounds else []
-        slower = sorted((key for key in rounds if key not in tied), key=lambda key: -statistics.median(rounds[key]))
+        slower = sorted(
+            (point for point in rounds if point not in tied), key=lambda point: -statistics.median(rounds[point])
+        )
         return tied + slower + others
 
-    def most_memory(self, key: Key) -> float:
+    def most_memory(self, point: OperatingPoint) -> float:
         """Of all its trials that ran, but the verification: whom to verify is decided without."""
-        trials = [trial for trial in self.trials_of(key) if not trial.fresh and "peak_memory_bytes" in trial.metrics]
+        trials = [
+            trial
+            for trial in self.trials_of(point)
+            if not trial.proposal.fresh_process and "peak_memory_bytes" in trial.metrics
+        ]
         return max(map(peak_of, trials))
 
-    def trials_of(self, key: Key) -> list[Trial]:
+    def trials_of(self, point: OperatingPoint) -> list[Trial]:
         """Its probe, its timings and its verification, as far as there are any."""
-        names = [self._name(key), *(self._name(key, f"round{turn}") for turn in self._turns())]
-        return [self.study.trials[name] for name in (*names, self._name(key, "verified")) if name in self.study.trials]
+        names = [self._name(point), *(self._name(point, f"round{turn}") for turn in self._turns())]
+        return [
+            self.study.trials[name] for name in (*names, self._name(point, "verified")) if name in self.study.trials
+        ]
 
     # What all of them share
 
-    def _static(self, key: Key, what: str, role: str = "", *, fresh: bool = False) -> Proposal:
-        """A trial compiled for this size alone, as training will be; of ordinary samples where it is there to be timed."""
-        evaluated = key.micro_batch_size * self.setting.study.world_size
-        size, kind = (key.micro_batch_size, 2, TIMED_STEPS), {"mode": key.mode, "longest_samples": fresh}
-        config = self.setting.short_trial(self.study, *size, **kind, evaluation_samples=evaluated)
-        return Proposal(self._name(key, what), "frontier", config, role, fresh=fresh, expected=self._expected(key))
+    def _static(
+        self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
+    ) -> Proposal:
+        """Return a trial compiled for this size alone, as training will be; of ordinary samples where it is there to be timed."""
+        name = self._name(point, what)
+        config = self.context.short_trial(
+            self.context.split(point.micro_batch_size, ACCUMULATED),
+            point.mode,
+            TIMED_STEPS,
+            longest_samples=fresh_process,
+            evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
+        )
+        more = {"role": role, "fresh_process": fresh_process, "round": round, "expected": self._expected(point)}
+        return Proposal(name, "frontier", config, candidate=name, **more)
 
-    def _name(self, key: Key, what: str = "") -> str:
-        several = f"-{key.mode.precision}" if len(self.stage.precision) > 1 else ""
-        return f"frontier-{key.mode}{several}-m{key.micro_batch_size}" + (f"-{what}" if what else "")
+    def _name(self, point: OperatingPoint, what: str = "") -> str:
+        several = f"-{point.mode.precision}" if len(self.stage.precision) > 1 else ""
+        return f"frontier-{point.mode}{several}-m{point.micro_batch_size}" + (f"-{what}" if what else "")
 
     def all_ended(self, proposals: list[Proposal]) -> bool:
         return all(p.id in self.study.trials and self.study.trials[p.id].state.ended for p in proposals)
 
     def limit_bytes(self) -> int | None:
-        """Of the study file, of the host, or the GPU's memory as the ranks read it; None while nobody has."""
-        given = self.setting.memory_limit_bytes(self.study)
-        read = [t.metrics["device_memory_bytes"] for t in self.trials() if "device_memory_bytes" in t.metrics]
-        return int(given) if given else int(min(read)) if read else None
+        """Return the study file's, the host's, or the GPU's memory as the ranks read it; None while nobody has."""
+        read = [bytes for t in self.trials() if (bytes := t.metric("device_memory_bytes")) is not None]
+        return self.context.limit_bytes() or (int(min(read)) if read else None)
 
     def capacity_bytes(self) -> float | None:
         """The limit less the headroom."""
         limit = self.limit_bytes()
-        return None if limit is None else limit * (1 - self.setting.study.headroom)
+        return None if limit is None else limit * (1 - self.context.config.headroom)
 
     def trials(self) -> list[Trial]:
         return self.study.of_stage("frontier")
@@ -262,13 +281,13 @@ class SoFar:
 
 def says_nothing(trial: Trial) -> bool:
     """Whether it ended for another reason than its size."""
-    of_size = trial.state is TrialState.PRUNED and trial.reason.startswith(("too_slow:", "thrashing:"))
+    of_size = trial.state is TrialState.PRUNED and trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
     return not (trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) or of_size)
 
 
 def rate_of(trial: Trial) -> float:
-    return trial.metrics.get("tokens_per_second", 0.0)
+    return trial.metric("tokens_per_second") or 0.0
 
 
 def peak_of(trial: Trial) -> float:
-    return trial.metrics["peak_memory_bytes"]
+    return trial.measured("peak_memory_bytes")

@@ -1,0 +1,76 @@
+"""Who else wants to know what happens to a study: the terminal, and trackers such as W&B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.config.stages import StageConfig
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Metrics, Trial
+
+
+class Observer:
+    """Hears what happens, after the journal has it. By itself it ignores everything: override what you want to hear."""
+
+    def stage_began(self, stage: StageConfig) -> None:
+        """A stage begins, or goes on in another run of the study."""
+
+    def started(self, trial: Trial) -> None:
+        """A trial starts, or goes on after a pause or a crash."""
+
+    def progressed(self, trial: Trial, metrics: Metrics) -> None:
+        """A running trial said how far it is; the journal does not hold that."""
+
+    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        """A running trial evaluated itself."""
+
+    def waits(self, trial: Trial) -> None:
+        """A trial that ran is paused at a rung, or has lost its machine."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial has its final state, whether it ever started or not."""
+
+    def concluded(self, conclusion: Conclusion) -> None:
+        """A stage has its result."""
+
+    def close(self) -> None:
+        """The driver ends; trials without a final state go on when the study is run again."""
+
+
+class Observers(Observer):
+    """Several as one; each hears everything, in the order given."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def stage_began(self, stage: StageConfig) -> None:
+        for observer in self._observers:
+            observer.stage_began(stage)
+
+    def started(self, trial: Trial) -> None:
+        for observer in self._observers:
+            observer.started(trial)
+
+    def progressed(self, trial: Trial, metrics: Metrics) -> None:
+        for observer in self._observers:
+            observer.progressed(trial, metrics)
+
+    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        for observer in self._observers:
+            observer.evaluated(trial, metrics)
+
+    def waits(self, trial: Trial) -> None:
+        for observer in self._observers:
+            observer.waits(trial)
+
+    def ended(self, trial: Trial) -> None:
+        for observer in self._observers:
+            observer.ended(trial)
+
+    def concluded(self, conclusion: Conclusion) -> None:
+        for observer in self._observers:
+            observer.concluded(conclusion)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()

@@ -1,0 +1,33 @@
+"""What earlier stages have chosen, for the stages after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.config.stages import StageKeys
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.mode import Mode
+from orchestrator.study.state import Study
+from trainers.config import Split
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """What one rank takes in an optimizer step, whatever the number of ranks."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+
+def chosen_split(context: StageContext[StageKeys]) -> Split:
+    """Return the frontier's micro-batch without accumulation; the study file's batch where no frontier has chosen one."""
+    frontier = found(context.study, FrontierFindings)
+    return context.split(frontier.chosen.micro_batch_size) if frontier else context.given_split()
+
+
+def chosen_mode(study: Study) -> Mode | None:
+    """Return the frontier's mode; None, for the study file's, where no frontier has chosen one."""
+    frontier = found(study, FrontierFindings)
+    return frontier.chosen.mode if frontier else None

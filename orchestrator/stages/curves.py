@@ -1,0 +1,59 @@
+"""How full training runs are shown, whatever stage they belong to: their columns and their loss curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name
+from orchestrator.study.trial import Trial, TrialState
+from orchestrator.units import number_text
+
+TRAINING_COLUMNS = (
+    "samples_seen", "val_loss", "perplexity", "update_ratio", "train_seconds", "tokens_per_second", "peak_memory_bytes",
+)  # fmt: skip
+
+
+def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
+    """Return the validation losses of all trials over the samples seen, and over the time trained."""
+    losses = sorted(y for trial in trials for _, y in _losses(trial, "samples_seen"))
+    top = _shown_top(losses)
+    beyond = sum(value > top for value in losses)
+    note = f" {beyond} evaluations above {number_text(top)} are not shown." if beyond else ""
+    return [
+        Figure(
+            x_axis,
+            Axis("validation loss", top=top),
+            tuple(_curve(trial, key, colour, winner) for colour, trial in enumerate(trials)),
+            f"Dashed: pruned or failed; bold: the winner.{note}",
+            height=320,
+        )
+        for key, x_axis in (("samples_seen", Axis("samples seen", zero=True)), ("train_seconds", _time_axis(trials)))
+    ]
+
+
+def _curve(trial: Trial, key: str, colour: int, winner: str | None) -> Series:
+    lost = trial.state in (TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+    marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
+    return Series(short_name(trial), marks, colour, dashed=lost, bold=trial.id == winner)
+
+
+def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:
+    """Return (key, validation loss) of every evaluation that has both."""
+    points = ((point.get(key), point.get("val_loss")) for point in trial.history)
+    return sorted((x, y) for x, y in points if x is not None and y is not None)
+
+
+def _time_axis(trials: Sequence[Trial]) -> Axis:
+    longest = max((x for trial in trials for x, _ in _losses(trial, "train_seconds")), default=0.0)
+    units = ((3600, "h"), (60, "min"), (1, "s"))
+    unit, name = next((unit, name) for unit, name in units if longest >= 2 * unit or unit == 1)
+    return Axis(f"training time, {name}", lambda seconds: number_text(seconds / unit), zero=True, unit=unit)
+
+
+def _shown_top(losses: list[float]) -> float:
+    """Return where the loss axis ends: one diverging trial must not flatten the others."""
+    if not losses:
+        return math.inf
+    ninth = losses[math.ceil(0.9 * len(losses)) - 1]
+    return max(ninth, min(losses[-1], losses[0] + 1.5 * (ninth - losses[0])))

@@ -1,0 +1,87 @@
+"""Figures as plain values: axes, marks and lines. Who draws them, and on what, is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.study.trial import Trial
+from orchestrator.units import number_text
+
+FAILED_COLOUR = 1
+AUXILIARY_COLOUR = 6
+"""For what is not measured itself, such as a floor or a front."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series."""
+
+    x: float
+    y: float
+    text: str = ""
+    """Written beside it."""
+    kind: Literal["point", "cross", "chosen"] = "point"
+    """A cross failed; what was chosen is ringed."""
+    low: float | None = None
+    high: float | None = None
+    """The ends of an interval of y, drawn where both are given."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Marks that belong together."""
+
+    label: str
+    """Written at the right edge; empty: nowhere."""
+    marks: tuple[Mark, ...]
+    colour: int = 0
+    """A number; the same number is the same colour and shape everywhere."""
+    joined: bool = True
+    dashed: bool = False
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A limit or a tolerance, across the whole figure."""
+
+    value: float
+    label: str
+    vertical: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    text: Callable[[float], str] = number_text
+    """From a tick to what is written at it."""
+    log: bool = False
+    zero: bool = False
+    """Begins at zero."""
+    ticks: tuple[float, ...] = ()
+    """Where the ticks are; empty: at round numbers."""
+    unit: float = 1.0
+    """Round numbers are multiples of it."""
+    top: float | None = None
+    """Values above it are not shown."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart with its caption. Marks that an axis cannot show are left out."""
+
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    caption: str = ""
+    lines: tuple[Line, ...] = ()
+    width: int = 540
+    """In pixels."""
+    height: int = 270
+
+
+def short_name(trial: Trial) -> str:
+    """Return the trial's id without its stage: a figure stands under its stage's name already."""
+    return trial.id.removeprefix(f"{trial.stage}-")

@@ -1,0 +1,55 @@
+"""From what a stage found to JSON for the journal, and back into the stage's own type."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from orchestrator.study.state import Conclusion, Study
+
+
+class Findings(Protocol):
+    """A frozen dataclass: what one stage hands on to later stages, the recommendation and the report."""
+
+    STAGE: ClassVar[str]
+    """The type of the stage that finds it."""
+
+
+Found = TypeVar("Found", bound=Findings)
+
+
+def concluded(findings: Findings, reason: str, notes: tuple[str, ...] = (), *, ok: bool = True) -> Conclusion:
+    """Return the conclusion of a stage that found something."""
+    return Conclusion(findings.STAGE, ok, reason, to_jsonable_python(findings, inf_nan_mode="constants"), notes)
+
+
+class Choice(Findings, Protocol):
+    """What a stage found that chose one of its trials."""
+
+    @property
+    def winner(self) -> str: ...
+
+
+def winner_of(study: Study, kind: type[Choice]) -> str | None:
+    """Return the id of the trial that this stage chose; None as long as it has chosen none."""
+    findings = found(study, kind)
+    return findings.winner if findings else None
+
+
+def found(study: Study, kind: type[Found]) -> Found | None:
+    """Return what that stage found; None where it did not run, has not concluded, or found nothing."""
+    conclusion = study.conclusions.get(kind.STAGE)
+    return found_in(conclusion, kind) if conclusion else None
+
+
+def found_in(conclusion: Conclusion, kind: type[Found]) -> Found | None:
+    """Return what a stage's conclusion says it found; None where it found nothing."""
+    return None if conclusion.findings is None else _adapter(kind).validate_python(conclusion.findings)
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

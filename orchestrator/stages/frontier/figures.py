@@ -1,0 +1,96 @@
+"""The frontier's figure: speed against memory, a series for each mode."""
+
+from __future__ import annotations
+
+import statistics
+
+from orchestrator.config.stages import Frontier
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
+from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.mode import mode_of
+from orchestrator.study.trial import Trial, TrialState
+from orchestrator.units import bytes_text
+
+
+def figures(context: StageContext[Frontier]) -> list[Figure]:
+    """Return tokens/s over peak memory, with the limit and the front."""
+    findings, trials = found(context.study, FrontierFindings), context.trials()
+    limit = (findings and findings.limit_bytes) or context.limit_bytes()
+    winner = findings.winner if findings else None
+    by_mode: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
+    series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
+    return [
+        Figure(
+            Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(limit)),
+            Axis("tokens/s", zero=True),
+            (*series, *_front(findings)),
+            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory.",
+            (Line(float(limit), f"limit {bytes_text(limit)}", vertical=True),) if limit else (),
+            width=860,
+            height=330,
+        )
+    ]
+
+
+def _front(findings: FrontierFindings | None) -> list[Series]:
+    """Return the front as a line; none where it is a single point."""
+    points = findings.front if findings else ()
+    if len(points) < 2:
+        return []
+    marks = tuple(Mark(point.peak_memory_bytes, point.tokens_per_second) for point in points)
+    return [Series("nothing faster in less memory", marks, AUXILIARY_COLOUR, dashed=True)]
+
+
+def _unit(limit: int | None) -> int:
+    """Return the unit in which the ticks are round numbers."""
+    return next((size for size in (2**30, 2**20, 2**10) if limit and limit >= size), 2**20)
+
+
+def _mode_text(trial: Trial, trials: list[Trial]) -> str:
+    """Return the checkpointing mode, and what else tells the modes of this study apart."""
+    config = trial.config
+    parts = [str(config.activation_checkpointing)]
+    if len({t.config.compile for t in trials}) > 1:
+        parts.append("compiled" if config.compile else "eager")
+    if len({t.config.precision for t in trials}) > 1:
+        parts.append(config.precision)
+    if mode_of(config).cross_entropy == "chunked":
+        parts.append("chunked")
+    if len({t.config.data.kwargs.get("seq_len") for t in trials}) > 1:
+        parts.append(f"{config.data.kwargs.get('seq_len')} long")
+    return ", ".join(parts)
+
+
+def _mode_series(label: str, trials: list[Trial], colour: int, limit: int | None, winner: str | None) -> Series:
+    """Return a mark for each size that fitted, by what all its trials say of it; then, at the limit, what did not."""
+    by_size: dict[int, list[Trial]] = {}
+    for trial in trials:
+        by_size.setdefault(trial.config.micro_batch_size, []).append(trial)
+    marks = [mark for size in sorted(by_size) if (mark := _size_mark(by_size[size], winner))]
+    failed = [size for size in sorted(by_size) if all(t.state is TrialState.OUT_OF_MEMORY for t in by_size[size])]
+    if failed and limit:
+        marks.append(Mark(float(limit), marks[-1].y if marks else 0.0, kind="cross"))
+        label = f"{label} (not {', '.join(map(str, failed))})"
+    return Series(label, tuple(marks), colour)
+
+
+def _size_mark(trials: list[Trial], winner: str | None) -> Mark | None:
+    """Return its rate, in its rounds where it has any, and the most memory it took; None where it did not run."""
+    ran = [
+        trial
+        for trial in trials
+        if trial.state is not TrialState.OUT_OF_MEMORY
+        and trial.metric("tokens_per_second")
+        and trial.metric("peak_memory_bytes") is not None
+    ]
+    if not ran:
+        return None
+    rounds = [trial for trial in ran if trial.proposal.round is not None]
+    rate = statistics.median(trial.measured("tokens_per_second") for trial in rounds or ran)
+    memory = max(trial.measured("peak_memory_bytes") for trial in ran)
+    kind = "chosen" if any(trial.id == winner for trial in trials) else "point"
+    return Mark(memory, rate, str(ran[0].config.micro_batch_size), kind)

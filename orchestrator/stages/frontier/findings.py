@@ -1,0 +1,68 @@
+"""What the frontier hands on: the choice, the sizes around it, and the front of speed against memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.stages.frontier.pareto import Point
+from orchestrator.stages.mode import Mode
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A micro-batch size in a mode: what is probed, timed, verified and chosen."""
+
+    mode: Mode
+    micro_batch_size: int
+
+    def __str__(self) -> str:
+        return f"{self.mode}-m{self.micro_batch_size}"
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """An operating point with its rate, and the most memory that any of its trials took."""
+
+    mode: Mode
+    micro_batch_size: int
+    tokens_per_second: float
+    peak_memory_bytes: float
+
+    @property
+    def point(self) -> OperatingPoint:
+        return OperatingPoint(self.mode, self.micro_batch_size)
+
+
+@dataclass(frozen=True)
+class LengthFindings:
+    """What samples of another length cost."""
+
+    seq_len: int
+    fastest: MeasuredPoint
+    largest_micro_batch_size: int
+    """The largest that fits, in whatever mode."""
+
+
+@dataclass(frozen=True)
+class FrontierFindings:
+    STAGE: ClassVar[str] = "frontier"
+
+    chosen: MeasuredPoint
+    """The fastest inside the limit and its headroom."""
+    winner: str
+    """The trial that verified it in a fresh process."""
+    limit_bytes: int | None
+    """None where nobody knows of a limit."""
+    baseline: OperatingPoint
+    """The smallest that fits."""
+    largest: MeasuredPoint
+    second_largest: MeasuredPoint | None
+    """The largest that is clearly smaller than the largest, so that it trains differently."""
+    fitting: tuple[int, ...]
+    """The micro-batch sizes that fit in the chosen mode."""
+    front: tuple[Point, ...]
+    """The points that no other beats in both speed and memory, by memory."""
+    knee: str | None
+    """The point of the front from which more memory stops paying."""
+    other_lengths: tuple[LengthFindings, ...] = ()

@@ -1,0 +1,35 @@
+"""Why a trial stands where it stands: the fact that code asks for. The sentence beside it is for people."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """What put a trial into its state. Its text is the code that a shown reason begins with."""
+
+    RUNG = "rung"
+    """A verdict at a rung: it waits there, was let past it, or was cut."""
+    DIVERGED = "diverged"
+    """Its loss rose, jumped, or is no finite number."""
+    LOW_THROUGHPUT = "low_throughput"
+    """Other trials of the same effective batch process far more tokens per second."""
+    THRASHING = "thrashing"
+    """It fitted only because the allocator gave memory back and asked again."""
+    TOO_SLOW = "too_slow"
+    """A step took longer than `max_step_seconds`."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """What it asked for did not fit into its limit or its device."""
+    HOST_MEMORY = "host_memory"
+    """The host ran out of memory and ended its process; what else took memory there had its share in it."""
+    FAILED = "failed"
+    """The user's code raised an error, it hung, or it took its processes down again and again."""
+    INTERRUPTED = "interrupted"
+    """Its machine was taken away, or its processes were told to end."""
+    STOPPED = "stopped"
+    """It was not started any more: all the trials before it had failed."""
+
+    @property
+    def code(self) -> str:
+        """The word that a shown reason begins with: running out of memory is one word, whoever's memory it was."""
+        return Cause.OUT_OF_MEMORY.value if self is Cause.HOST_MEMORY else self.value

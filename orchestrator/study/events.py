@@ -1,0 +1,174 @@
+"""What happens to a study, as the journal holds it: one type for each kind of event, and the version of their format.
+
+An event's `kind` and the names of its fields are what `jq` and `grep` see. Whoever changes them raises FORMAT_VERSION, and
+teaches a reader like `version0` the format before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
+from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
+from trainers.config import TrialConfig
+
+FORMAT_VERSION = 1
+
+
+def _now() -> float:
+    return round(time.time(), 3)
+
+
+def _whole_characters(text: str) -> str:
+    """Return it with marks for what UTF-8 cannot hold: half a letter in a user's message must not end a study."""
+    return text.encode("utf-8", "replace").decode()
+
+
+Prose = Annotated[str, AfterValidator(_whole_characters)]
+"""Text for people."""
+
+
+class _Event(BaseModel):
+    """What all events have: the version of their format, and when they happened, in seconds since 1970."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+    version: Literal[1] = FORMAT_VERSION
+    time: float = Field(default_factory=_now)
+
+
+class RunBegan(_Event):
+    """A driver took the study up: what the driver before it left running waits again."""
+
+    kind: Literal["run_began"] = "run_began"
+    token: str
+    """Names this driver among all that have run the study."""
+
+
+class ClusterReady(_Event):
+    kind: Literal["cluster_ready"] = "cluster_ready"
+    token: str
+    """The driver's."""
+    seconds: float
+    """From the command to the cluster and its lanes being there."""
+
+
+class FactsRead(_Event):
+    kind: Literal["facts_read"] = "facts_read"
+    facts: Facts
+
+
+class StageBegan(_Event):
+    kind: Literal["stage_began"] = "stage_began"
+    stage: str
+
+
+class Proposed(_Event):
+    """A stage wants a trial: it waits from here on."""
+
+    kind: Literal["proposed"] = "proposed"
+    id: str
+    stage: str
+    config: TrialConfig
+    candidate: str
+    role: str
+    protected: bool
+    fresh_process: bool
+    round: int | None
+    control: bool
+    expected: dict[str, float]
+
+    def proposal(self) -> Proposal:
+        """Return the proposal that this event tells of."""
+        return Proposal(**{name: getattr(self, name) for name in Proposal.__dataclass_fields__})
+
+
+class Started(_Event):
+    kind: Literal["started"] = "started"
+    id: str
+
+
+class Evaluated(_Event):
+    """A trial has evaluated itself, and saved a checkpoint."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    id: str
+    metrics: Metrics
+    rungs: dict[int, float | None] = {}
+    """The objective's value at each rung that it has reached here."""
+
+
+class Paused(_Event):
+    """A trial waits at a rung for the verdict on it."""
+
+    kind: Literal["paused"] = "paused"
+    id: str
+    rung: int
+    reason: Prose
+    seconds: float
+    """How long it has held its lane."""
+
+
+class Promoted(_Event):
+    """A trial was let past a rung."""
+
+    kind: Literal["promoted"] = "promoted"
+    id: str
+    rung: int
+    reason: Prose
+
+
+class Interrupted(_Event):
+    """A trial lost its machine through no fault of its own: it waits again."""
+
+    kind: Literal["interrupted"] = "interrupted"
+    id: str
+    reason: Prose
+    seconds: float
+    """How long it has held its lane."""
+
+
+class Ended(_Event):
+    """A trial has its final state."""
+
+    kind: Literal["ended"] = "ended"
+    id: str
+    state: TrialState
+    cause: Cause | None
+    reason: Prose
+    metrics: Metrics
+    seconds: float
+    """How long it has held its lane."""
+    reused: Reuse | None = None
+    """The study that measured it, where this one did not."""
+
+
+class Concluded(_Event):
+    """A stage has its result."""
+
+    kind: Literal["concluded"] = "concluded"
+    stage: str
+    ok: bool
+    reason: Prose
+    findings: JsonValue = None
+    """What it found, as the stage's own type says it; see `orchestrator.stages`."""
+    notes: tuple[Prose, ...] = ()
+    bad_input: bool = False
+    """True if what the user gave cannot be run, and nothing else is wrong."""
+
+
+TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
+"""What happens to a trial after it was proposed."""
+
+Event = RunBegan | ClusterReady | FactsRead | StageBegan | Proposed | TrialEvent | Concluded
+
+parser: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+
+
+def proposed(wanted: Proposal) -> Proposed:
+    """Return the event that a stage wants this trial."""
+    return Proposed(**{name: getattr(wanted, name) for name in Proposal.__dataclass_fields__})

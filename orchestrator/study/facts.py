@@ -1,0 +1,28 @@
+"""What was read once, from the machine, the model and the data, and holds for the whole study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from trainers.peak_memory import PeakMemory
+
+
+@dataclass(frozen=True)
+class Facts:
+    """None where it has not been read."""
+
+    num_train_samples: int | None = None
+    num_val_samples: int | None = None
+    num_parameters: int | None = None
+    num_batch_norms: int | None = None
+    chunked_cross_entropy: bool | None = None
+    """True if the model can compute its cross-entropy in chunks."""
+    predicted_memory: dict[str, PeakMemory] | None = None
+    """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
+    memory_limit_bytes: int | None = None
+    """What one rank may take of the host, where the study file names no limit."""
+
+    def updated(self, other: Facts) -> Facts:
+        """Return these facts with what `other` has read put over them."""
+        read = {field.name: value for field in fields(other) if (value := getattr(other, field.name)) is not None}
+        return replace(self, **read)

@@ -1,0 +1,127 @@
+"""A trial: what was proposed, and what has become of it. Values; nothing here acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from orchestrator.study.causes import Cause
+from trainers.config import TrialConfig
+
+Metrics = dict[str, float | None]
+"""By their names. None stands for a figure that is not finite: JSON has no other word for it."""
+
+
+class TrialState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+
+    @property
+    def ended(self) -> bool:
+        return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Where and when another study measured what this one did not measure again."""
+
+    day: str
+    """Year-month-day."""
+    run_dir: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A trial that a stage wants; its id says what it is, so that the same wish is the same trial."""
+
+    id: str
+    stage: str
+    config: TrialConfig
+    candidate: str
+    """What it is a run of: the trials that share it differ in their seeds alone, and are judged together."""
+    role: str = ""
+    """Why it is here, for people: `baseline`, `best tokens/s`, ..."""
+    protected: bool = False
+    """Never pruned for losing."""
+    fresh_process: bool = False
+    """To be run in processes that have run nothing before."""
+    round: int | None = None
+    """The round that it is timed in, where several are timed in turns: such a timing says something beside the others of
+    its round alone."""
+    control: bool = False
+    """Run to calibrate what the others are held against, and not compared itself."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """Metrics that are known before it runs, such as predicted_memory_bytes."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A proposal, and what has become of it."""
+
+    proposal: Proposal
+    state: TrialState = TrialState.WAITING
+    cause: Cause | None = None
+    """What put it into its state; None before anything has, and for one that completed."""
+    reason: str = ""
+    """The same for people, with its numbers."""
+    reused: Reuse | None = None
+    """The study that measured it, where this one did not."""
+    metrics: Metrics = field(default_factory=dict)
+    rungs: dict[int, float | None] = field(default_factory=dict)
+    """The objective's value at each rung reached."""
+    paused_at: frozenset[int] = frozenset()
+    """The rungs it has waited at."""
+    promoted: frozenset[int] = frozenset()
+    """The rungs it was let past."""
+    history: tuple[Metrics, ...] = ()
+    """The metrics of every evaluation."""
+    interruptions: int = 0
+    """How often its machine was taken away since its last evaluation."""
+    seconds: float = 0.0
+    """Wall-clock it has held a lane."""
+
+    @property
+    def id(self) -> str:
+        return self.proposal.id
+
+    @property
+    def stage(self) -> str:
+        return self.proposal.stage
+
+    @property
+    def config(self) -> TrialConfig:
+        return self.proposal.config
+
+    @property
+    def candidate(self) -> str:
+        return self.proposal.candidate
+
+    @property
+    def role(self) -> str:
+        return self.proposal.role
+
+    @property
+    def protected(self) -> bool:
+        return self.proposal.protected
+
+    def metric(self, name: str) -> float | None:
+        """Return the figure; None where it was not measured, or is not finite."""
+        return self.metrics.get(name)
+
+    def measured(self, name: str) -> float:
+        """Return a figure that every trial of this kind and state has."""
+        value = self.metrics[name]
+        assert value is not None, f"{name} of {self.id} is not finite"
+        return value
+
+    @property
+    def explanation(self) -> str:
+        """The code of its cause, its reason, and where it was measured, in one line; empty where there is nothing to say."""
+        reused = f"reused: measured on {self.reused.day} in {self.reused.run_dir}" if self.reused else ""
+        reason = f"{self.cause.code}: {self.reason}" if self.cause else self.reason
+        return "; ".join(filter(None, [reason, reused]))

@@ -1,0 +1,89 @@
+"""What a person sees while a study runs: a line for each event in a log, and a panel on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.progress import Progress
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Evaluated, Paused, StageBegan, Started
+from orchestrator.study.state import Conclusion, Study
+from orchestrator.study.trial import TrialState
+from tests.support.example_study import add_trial, end_trial, example_config, tell
+
+
+@pytest.fixture
+def config() -> StudyConfig:
+    evaluated = {"evaluations": 2, "sample_budget": 1024}
+    return example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **evaluated)
+
+
+@pytest.fixture
+def study(config: StudyConfig) -> Study:
+    study = Study(config.name)
+    tell(study, StageBegan(stage="train"))
+    add_trial(study, config, "train-m1")
+    add_trial(study, config, "train-m2")
+    tell(study, Started(id="train-m1"))
+    return study
+
+
+def panel(progress: Progress) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(progress.panel())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_log_has_a_line_for_whatever_starts_waits_or_ends(
+    config: StudyConfig, study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress(config, study) as progress:
+        progress.stage_began(config.stages[0])
+        progress.started(study.trials["train-m1"])
+        tell(study, Evaluated(id="train-m1", metrics={"samples_seen": 512, "val_loss": 4.0}))
+        progress.evaluated(study.trials["train-m1"], {"samples_seen": 512, "val_loss": 4.0})
+        tell(study, Paused(id="train-m1", rung=512, reason="waiting at 512 samples", seconds=1.0))
+        progress.waits(study.trials["train-m1"])
+        end_trial(study, "train-m2", 3.0, {}, TrialState.PRUNED, Cause.DIVERGED, "the loss is nan")
+        progress.ended(study.trials["train-m2"])
+        progress.concluded(Conclusion("train", ok=True, reason="train-m1 ends first", notes=("a note",)))
+    assert capsys.readouterr().out.splitlines() == [
+        "train: Which candidate reaches the loss first?",
+        "  train-m1: running",
+        "  train-m1: paused  rung: waiting at 512 samples",
+        "  train-m2: pruned  diverged: the loss is nan",
+        "done train: train-m1 ends first",
+        "     a note",
+    ]
+
+
+def test_the_panel_shows_how_far_a_running_trial_said_it_is(config: StudyConfig, study: Study) -> None:
+    """The journal does not hold what is said between evaluations."""
+    progress = Progress(config, study, quiet=True)
+    assert "train-m1" not in panel(progress)
+    progress.stage_began(config.stages[0])
+    assert "0 of 1,024 samples" in panel(progress)
+    running = study.trials["train-m1"]
+    progress.progressed(running, {"samples_seen": 100, "loss": 6.5})
+    assert "100 of 1,024 samples" in panel(progress)
+    assert "loss 6.500" in panel(progress)
+    progress.evaluated(running, {"samples_seen": 512, "val_loss": 4.25})
+    assert "512 of 1,024 samples" in panel(progress)
+    assert "val loss 4.250" in panel(progress)
+    assert "trials: 1 waiting, 1 running" in panel(progress)
+
+
+def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyConfig, study: Study) -> None:
+    progress = Progress(config, study, quiet=True)
+    progress.stage_began(config.stages[0])
+    assert "* train  - learning_rate" in panel(progress)
+    study.conclusions["train"] = Conclusion("train", ok=True, reason="")
+    progress.stage_began(config.stages[1])
+    assert "+ train  * learning_rate" in panel(progress)
+    study.conclusions["learning_rate"] = Conclusion("learning_rate", ok=False, reason="")
+    assert "+ train  ! learning_rate" in panel(progress)

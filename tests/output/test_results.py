@@ -1,0 +1,69 @@
+"""How a study ends: the exit code that a script sees, the sentence that a person reads, and the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.results import finish
+from orchestrator.stages.equivalence import EquivalenceFindings
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Concluded
+from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
+from tests.support.example_study import add_trial, conclude, end_trial, example_config, tell
+
+
+def training_study(*, with_winner: bool) -> tuple[StudyConfig, Study]:
+    config = example_config(stages=[{"type": "train"}])
+    study = Study(config.name)
+    add_trial(study, config, "train-m1")
+    end_trial(study, "train-m1", 1.0, {"val_loss": 3.0})
+    if with_winner:
+        conclude(study, TrainFindings("train-m1", 3.0), "train-m1 is best")
+    return config, study
+
+
+def test_a_recommendation_is_success_and_leaves_both_files(tmp_path: Path) -> None:
+    config, study = training_study(with_winner=True)
+    ending = finish(config, tmp_path, study)
+    assert ending.exit_code == 0
+    assert ending.message.startswith("Train with micro-batch 1")
+    assert {path.name for path in tmp_path.iterdir()} == {"recommendation.json", "report.html"}
+
+
+def test_a_study_that_trains_and_recommends_nothing_is_no_success(tmp_path: Path) -> None:
+    config, study = training_study(with_winner=False)
+    ending = finish(config, tmp_path, study)
+    assert (ending.exit_code, ending.message) == (1, "the study has no result yet")
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html"}
+
+
+def test_a_study_that_trains_nothing_needs_no_recommendation(tmp_path: Path) -> None:
+    config = example_config(stages=[{"type": "equivalence"}])
+    study = Study(config.name)
+    conclude(study, EquivalenceFindings(1e-4, {}), "all splits are the same")
+    ending = finish(config, tmp_path, study)
+    assert (ending.exit_code, ending.message) == (0, "equivalence: all splits are the same")
+
+
+@pytest.mark.parametrize(("bad_input", "code"), [(True, 2), (False, 1)])
+def test_a_failed_stage_says_whether_the_input_was_at_fault(tmp_path: Path, bad_input: bool, code: int) -> None:
+    config, study = training_study(with_winner=False)
+    tell(study, Concluded(stage="train", ok=False, reason="nothing fits", bad_input=bad_input))
+    ending = finish(config, tmp_path, study)
+    assert ending.exit_code == code
+    assert ending.message.startswith(f"train: nothing fits\n{tmp_path} keeps this as its result")
+
+
+def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: Path) -> None:
+    config, study = training_study(with_winner=True)
+    add_trial(study, config, "train-m2")
+    end_trial(study, "train-m2", 1.0, {}, TrialState.FAILED, Cause.FAILED, "my own mistake")
+    ending = finish(config, tmp_path, study)
+    assert ending.exit_code == 1
+    where = f"(see {tmp_path}/trials/train-m2)"
+    assert ending.message.endswith(f"1 trial(s) failed; train-m2: failed: my own mistake {where}")
