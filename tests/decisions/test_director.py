@@ -22,6 +22,7 @@ from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import RunBegan
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.messages import Message
 from orchestrator.study.state import Halted, Study
@@ -66,7 +67,7 @@ def test_the_frontier_finds_the_edge_of_memory_exactly_or_where_it_is_far_within
 def test_a_frontier_probe_is_never_larger_than_the_data(tmp_path: Path) -> None:
     config = study_of(stages=[{"type": "frontier", "activation_checkpointing": ["none"]}], world_size=2)
     world = memory_world({"none": 10_000})
-    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", world, facts={"num_train_samples": 101})
+    study = play_stage(tmp_path / "journal.jsonl", config, "frontier", world, facts=Facts(num_train_samples=101))
     assert max(probed(study, "none")) == 50
 
 
@@ -156,6 +157,12 @@ def test_asynchronous_few_pass_the_first_rung_while_newcomers_crowd(tmp_path: Pa
     assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in study.of_stage("grid"))
 
 
+def value_at(rung: int, trial: Trial) -> float:
+    value = trial.rungs[rung]
+    assert value is not None
+    return value
+
+
 def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tmp_path: Path) -> None:
     """Half of those that stood at a rung went past it, and none of those that were cut was better than one of them."""
     study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", curves, num_lanes=2, found=KNOWN)
@@ -166,7 +173,7 @@ def test_every_verdict_is_the_one_that_the_pure_rule_gives_on_the_same_values(tm
         cut = [trial for trial in trials if rung in trial.rungs and rung not in trial.promoted]
         assert all(trial.state is TrialState.PRUNED for trial in cut)
         assert len(past) <= math.ceil(len(here) / 2)
-        assert max(t.rungs[rung] for t in past) <= min((t.rungs[rung] for t in cut), default=math.inf)
+        assert max(value_at(rung, t) for t in past) <= min((value_at(rung, t) for t in cut), default=math.inf)
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 3])
@@ -386,12 +393,15 @@ def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:
         know(journal, found=KNOWN)
         director = director_of(config, journal, "train")
         first = next_trial(director)
+        assert first is not None
         director.on_started(first.id)
         director.on_message(first.id, Message(outcome="stopped"))
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="second"))
         assert journal.study.trials[first.id].state is TrialState.WAITING
-        assert next_trial(director_of(config, journal, "train")).id == first.id
+        again = next_trial(director_of(config, journal, "train"))
+        assert again is not None
+        assert again.id == first.id
 
 
 # A crash at any moment
@@ -503,7 +513,7 @@ def test_a_resumed_healthy_run_is_not_taken_for_a_diverging_one(tmp_path: Path) 
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="first"))
         director = director_of(config, journal, "train", 40)
-        disk = {proposal.id: (320, None) for proposal in director.proposals()}
+        disk: dict[str, tuple[int, Message | None]] = {proposal.id: (320, None) for proposal in director.proposals()}
         study = Player(director, noisy, 40, disk=disk).play()
     assert [trial.reason for trial in study.of_stage("train") if trial.state is not TrialState.COMPLETE] == []
 

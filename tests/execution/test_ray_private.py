@@ -28,7 +28,9 @@ def imported(file: Path) -> Iterator[str]:
 def private_attributes(file: Path) -> Iterator[str]:
     """What a file reads with an underscore of anything but itself."""
     for node in ast.walk(ast.parse((ORCHESTRATOR / file).read_text())):
-        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if not isinstance(node, ast.Attribute):
+            continue
+        is_private = node.attr.startswith("_") and not node.attr.startswith("__")
         if is_private and ast.unparse(node.value) not in ("self", "os"):
             yield ast.unparse(node)
 

@@ -364,7 +364,7 @@ def test_a_model_whose_batch_cannot_be_split_fails_the_study_with_the_number(tmp
     model = {"target": "tests.support.studies:BatchNormModel"}
     ran = run(tmp_path, model=model, stages=stages, batch={"micro_batch_size": 8})
     assert ran.ending.exit_code == 1
-    rho = ran.study.trials["equivalence-m4k4"].metrics["rho"]
+    rho = ran.study.trials["equivalence-m4k4"].measured("rho")
     assert rho > 1e-3
     assert f"rho = {rho:.2e}" in ran.ending.message
     assert "1 BatchNorm layers" in ran.ending.message

@@ -24,7 +24,7 @@ from tests.support.worlds import FRONTIER, KNOWN, NONE, THROUGHPUT
 # Throughput
 
 
-def throughput_of(batches: dict[int, dict[str, float]], facts: Facts | None = None) -> Known:
+def throughput_of(batches: dict[int, dict[str, Any]], facts: Facts | None = None) -> Known:
     known = Known({"type": "throughput"}, facts).concluded(FRONTIER)
     for accumulation, metrics in batches.items():
         known.end(f"throughput-m8k{accumulation}", **metrics)

@@ -21,10 +21,9 @@ METRICS = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_mem
 def proposal(trial_id: str = "frontier-none-m4", predicted: float = 4e6, **changes: Any) -> Proposal:
     fields = {"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}, "micro_batch_size": 4}
     config = TrialConfig.model_validate(fields | {"learning_rate": 1e-3, "sample_budget": 64} | changes)
-    turn = {"round": int(trial_id[-1])} if "-round" in trial_id else {}
-    return Proposal(
-        trial_id, "frontier", config, candidate=trial_id, expected={"predicted_memory_bytes": predicted}, **turn
-    )
+    turn = int(trial_id[-1]) if "-round" in trial_id else None
+    expected = {"predicted_memory_bytes": predicted}
+    return Proposal(trial_id, "frontier", config, candidate=trial_id, round=turn, expected=expected)
 
 
 def ended(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers.checkpoint import load_newest
 from trainers.config import TrialConfig
 from trainers.memory import MALLOC_ENVIRONMENT
 from trainers.parallel import whole
@@ -86,6 +87,13 @@ def gradient_of_step(run: Run) -> Tensor:
 
 def relative_error(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    """Return the state in the newest checkpoint there."""
+    found = load_newest(folder)
+    assert found is not None
+    return found[1]
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import config, cpu_run, in_fresh_process
+from tests.support.tiny import config, cpu_run, in_fresh_process, newest_state
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.files import StorageLost
 from trainers.loop import train
@@ -29,17 +29,8 @@ STOPPABLE: dict[str, Any] = {
 }
 
 
-def newest_state(folder: Path) -> dict[str, Any]:
-    """Return the state in the newest checkpoint there."""
-    found = load_newest(folder)
-    assert found is not None
-    return found[1]
-
-
 def final_state(directory: Path) -> dict:
-    found = load_newest(directory / "checkpoints")
-    assert found is not None
-    _, state = found
+    state = newest_state(directory / "checkpoints")
     assert state["num_steps"] * state["effective_batch_size"] == BUDGET
     return state
 

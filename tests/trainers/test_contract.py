@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -103,7 +103,10 @@ def test_a_count_that_does_not_count_is_refused_with_both_numbers() -> None:
 
 
 def test_sums_pass_in_every_precision_and_leave_no_trace() -> None:
-    for changes in ({}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}, {"precision": "float16"}):
+    settings: list[dict[str, Any]] = [
+        {}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}, {"precision": "float16"},
+    ]  # fmt: skip
+    for changes in settings:
         for loss in (None, "tests.trainers.test_contract:sum_with_a_small_mean_beside_it"):
             run = cpu_run(config(loss=loss, **changes))
             before = torch.get_rng_state()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections import Counter, namedtuple
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from trainers.data.cache import cache_directory, cached
 from trainers.data.corpus import no_progress_bars, stdlib_files
 from trainers.data.order import SampleOrder, micro_batch_numbers
 from trainers.data.packing import cut
-from trainers.data.samples import load_data
+from trainers.data.samples import SampleSet, load_data
 from trainers.data.text import TokenSamples
 from trainers.files import StorageLost
 
@@ -45,11 +47,19 @@ def text_file(tmp_path):
     return path
 
 
-def load(target: str, **kwargs):
+def load_own(target: str, **kwargs: Any) -> tuple[SampleSet, SampleSet]:
     return load_data(DataConfig(target=target, kwargs=kwargs))
 
 
-def load_text(path, **kwargs):
+def load(target: str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
+    """Open a built-in data set."""
+    train, val = load_data(DataConfig(target=target, kwargs=kwargs))
+    assert isinstance(train, TokenSamples)
+    assert isinstance(val, TokenSamples)
+    return train, val
+
+
+def load_text(path: Path | str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
     return load("text", **{"train": str(path), "seq_len": 16, "tokenizer": "bytes", **kwargs})
 
 
@@ -256,10 +266,12 @@ def test_processes_that_race_leave_one_valid_entry(text_file, cache) -> None:
         "print(len(train), len(val), sum(int(train[i]['targets'].sum()) for i in range(len(train))))\n"
     )
     command = [sys.executable, "-W", "error", "-c", program]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    racers = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(2)]
-    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 2
+    racers = [subprocess.Popen(command, cwd=ROOT, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(2)]
     for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
     outputs = [racer.communicate() for racer in racers]
@@ -383,10 +395,12 @@ def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs, message) -> N
 
 @pytest.fixture
 def saved(tmp_path):
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict, NamedSplit
 
     texts = {"train": LINES.splitlines(), "validation": ["some text", None, "", "more of it" * 9]}
-    splits = {split: Dataset.from_dict({"text": lines, "n": [0] * len(lines)}) for split, lines in texts.items()}
+    splits: dict[str | NamedSplit, Dataset] = {
+        split: Dataset.from_dict({"text": lines, "n": [0] * len(lines)}) for split, lines in texts.items()
+    }
     with no_progress_bars():
         DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     return tmp_path / "saved"
@@ -468,14 +482,14 @@ NOT_CALLABLE = 3
 
 
 def test_an_import_path_gives_the_users_own_sets() -> None:
-    train, _ = load(f"{__name__}:own")
+    train, _ = load_own(f"{__name__}:own")
     batch = fetch(train, [3, 0])
     assert batch["x"].tolist() == [9, 0]
     assert batch["name"] == ["n3", "n0"]
 
 
 def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
-    train, _ = load(f"{__name__}:own")
+    train, _ = load_own(f"{__name__}:own")
     with pytest.raises(RuntimeError, match=r"^disk on fire$"):
         fetch(train, [0, 4])
 
@@ -498,7 +512,7 @@ def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
 )
 def test_a_wrong_target_is_refused_in_the_users_words(target, kwargs, message) -> None:
     with pytest.raises(ValueError, match=message):
-        load(target, **kwargs)
+        load_own(target, **kwargs)
 
 
 def test_moving_a_batch_keeps_its_structure() -> None:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, relative_error
+from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, newest_state, relative_error
 from trainers import activation_checkpointing, loop, reporter
-from trainers.checkpoint import load_newest
 from trainers.evaluation import evaluate
 from trainers.loop import milestones, train
 from trainers.report import Answer, Report
@@ -143,7 +142,7 @@ def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path) -> None:
     trial = config(rungs=(16, 32))
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
-    assert load_newest(tmp_path / "checkpoints")[1]["num_steps"] == 4
+    assert newest_state(tmp_path / "checkpoints")["num_steps"] == 4
 
 
 def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_interval) -> None:
@@ -212,8 +211,10 @@ def of_lengths() -> tuple[OfLengths, OfLengths]:
 def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(
     longest: bool, lengths: set[int]
 ) -> None:
-    fields = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "sample_budget": 32, "evaluation_samples": 4}
-    trial = config(data={"target": "tests.trainers.test_loop:of_lengths"}, **fields, longest_samples=longest)
+    trial = config(
+        data={"target": "tests.trainers.test_loop:of_lengths"}, micro_batch_size=2, gradient_accumulation_steps=2,
+        sample_budget=32, evaluation_samples=4, longest_samples=longest,
+    )  # fmt: skip
     run, seen = cpu_run(trial), []
     run.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]["input_ids"].shape[1]))
     for _ in range(8):
@@ -339,7 +340,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path) ->
     assert answers == [Answer.STOP, Answer.GO_ON]
     assert told == [("milestone", 16, (16,)), ("milestone", 16, (16,)), ("end", 64, ())]
     assert others == ([Answer.STOP, Answer.GO_ON], [])
-    parts, whole = (load_newest(tmp_path / name / "checkpoints")[1] for name in ("parts", "whole"))
+    parts, whole = (newest_state(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
 
