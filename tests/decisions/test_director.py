@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director
 from orchestrator.stages.findings import found
@@ -122,7 +123,7 @@ def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left
     assert all(place > 3 for place, _ in cut), "half of 6 go on"
 
 
-def grid_config(num_rates: int):
+def grid_config(num_rates: int) -> StudyConfig:
     rates = [1e-4 * (i + 1) for i in range(num_rates)]
     pruner = {"type": "asha", "min_samples": 64, "synchronous": False}
     return study_of(stages=[{"type": "grid", "micro_batch_size": [8], "learning_rate": rates, "pruner": pruner}])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.trial import rungs_of
+from orchestrator.decisions.decision import Action
 from orchestrator.decisions.kill_rules import judge_losses, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
 
@@ -20,7 +21,9 @@ IDLE = Demand(idle=True)
 DEMANDS = [Demand(), Demand(100.0), IDLE]
 
 
-def judge(entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True, **circumstances: Any):
+def judge(
+    entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True, **circumstances: Any
+) -> dict[str, Action]:
     verdicts = judge_rung(64, entrants, factor, synchronous=synchronous, **circumstances)
     return {name: decision.action for name, decision in verdicts.items()}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ LOCAL_VARIANT = "# --- Machines that you already have"
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's directory, entered: a model beside the study."""
     folder = tmp_path / "research"
     folder.mkdir()
@@ -45,7 +46,7 @@ def write(path: Path, content: str | bytes = "x") -> Path:
     return path
 
 
-def test_code_is_shipped_and_runs_data_and_hidden_files_are_not(here):
+def test_code_is_shipped_and_runs_data_and_hidden_files_are_not(here: Path) -> None:
     for kept in ("lib/__init__.py", "lib/layers.py", "odd/data.bin2"):
         write(here / kept)
     for left in (
@@ -64,16 +65,16 @@ def test_code_is_shipped_and_runs_data_and_hidden_files_are_not(here):
     assert shipped(env) == {"my_model.py", "lib/__init__.py", "lib/layers.py", "odd/data.bin2"}
 
 
-def test_a_local_cluster_is_shipped_nothing(here):
+def test_a_local_cluster_is_shipped_nothing(here: Path) -> None:
     assert code_shipping.runtime_env(None, here / "runs" / "s") == {}
 
 
-def test_paths_elsewhere_and_the_directory_itself_leave_nothing_out(here, tmp_path):
+def test_paths_elsewhere_and_the_directory_itself_leave_nothing_out(here: Path, tmp_path: Path) -> None:
     env = code_shipping.working_dir_env(here, [tmp_path, tmp_path / "data.bin"])
     assert shipped(env) == {"my_model.py"}
 
 
-def test_too_large_a_directory_is_refused_with_what_is_large_in_it(here):
+def test_too_large_a_directory_is_refused_with_what_is_large_in_it(here: Path) -> None:
     with write(here / "weights" / "big.bin").open("wb") as file:
         file.truncate(300 * 2**20)
     with pytest.raises(
@@ -85,7 +86,7 @@ def test_too_large_a_directory_is_refused_with_what_is_large_in_it(here):
 
 @pytest.mark.parametrize("line", ["weights/", "/weights", "*.bin", "weights/*.bin", "**/big.bin"])
 @pytest.mark.parametrize("file", [".gitignore", ".rayignore"])
-def test_what_ray_ignores_does_not_count(here, file, line):
+def test_what_ray_ignores_does_not_count(here: Path, file: str, line: str) -> None:
     with write(here / "weights" / "big.bin").open("wb") as big:
         big.truncate(300 * 2**20)
     write(here / file, f"# large\n{line}\n")
@@ -97,7 +98,7 @@ def test_what_ray_ignores_does_not_count(here, file, line):
     "name", ["trainers/__init__.py", "trainers/mine.py", "orchestrator/__init__.py", "trainers.py"]
 )
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_a_directory_that_would_hide_our_packages_is_refused(here, name, address):
+def test_a_directory_that_would_hide_our_packages_is_refused(here: Path, name: str, address: str | None) -> None:
     write(here / name)
     for ask in (lambda: code_shipping.runtime_env(address, here / "runs"), code_shipping.import_from_here):
         with pytest.raises(
@@ -106,7 +107,9 @@ def test_a_directory_that_would_hide_our_packages_is_refused(here, name, address
             ask()
 
 
-def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused(here, monkeypatch):
+def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for package in code_shipping.PACKAGES:
         shutil.copytree(CLONE / package, here / package)
     code_shipping.refuse_hidden_packages()
@@ -120,7 +123,7 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
     code_shipping.refuse_hidden_packages()
 
 
-def test_an_address_at_which_nothing_listens_is_refused_at_once():
+def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -132,14 +135,14 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once():
         session.refuse_silent_address(left_to_ray)
 
 
-def test_data_paths_are_the_existing_absolute_ones(here):
+def test_data_paths_are_the_existing_absolute_ones(here: Path) -> None:
     data = write(here / "train.txt")
     kwargs = {"train": str(data), "more": [{"val": str(data)}, "train.txt", "/not/there"], "seq_len": 8}
     assert list(code_shipping.absolute_paths(kwargs)) == [data, data]
 
 
 @pytest.mark.parametrize("chosen", ["file", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"])
-def test_a_users_own_choice_of_token_stands(tmp_path, monkeypatch, chosen):
+def test_a_users_own_choice_of_token_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -178,7 +181,7 @@ if address is None:
 
 
 @pytest.mark.ray
-def test_a_model_in_the_users_directory_resolves_on_driver_and_workers(here, tmp_path):
+def test_a_model_in_the_users_directory_resolves_on_driver_and_workers(here: Path, tmp_path: Path) -> None:
     script = write(tmp_path / "bin" / "driver.py", DRIVER)
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(CLONE)}
@@ -207,7 +210,7 @@ def local_variant() -> dict:
 
 
 @pytest.mark.parametrize("config", [cluster_yaml(), local_variant()], ids=["aws", "local"])
-def test_ray_up_accepts_the_cluster_file(config):
+def test_ray_up_accepts_the_cluster_file(config: dict[str, Any]) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     prepared = prepare_config(config)
@@ -216,7 +219,7 @@ def test_ray_up_accepts_the_cluster_file(config):
     assert any("batchscout" in command for command in prepared["worker_setup_commands"])
 
 
-def test_ray_would_refuse_a_key_it_does_not_know():
+def test_ray_would_refuse_a_key_it_does_not_know() -> None:
     from jsonschema import ValidationError
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -231,7 +234,7 @@ def installed_by_the_cluster_file() -> str:
     return words[words.index("-e") + 1]
 
 
-def test_the_cluster_file_installs_the_clone_that_it_mounts():
+def test_the_cluster_file_installs_the_clone_that_it_mounts() -> None:
     assert cluster_yaml()["file_mounts"] == {installed_by_the_cluster_file(): "."}
     assert (CLONE / "pyproject.toml").is_file()
     for command in cluster_yaml()["setup_commands"]:
@@ -255,7 +258,7 @@ def submit(home: Path, arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def home(tmp_path):
+def home(tmp_path: Path) -> Path:
     """The head's home folder, with the clone where the cluster file mounts it."""
     mount = tmp_path / Path(installed_by_the_cluster_file()).relative_to("~")
     mount.symlink_to(CLONE, target_is_directory=True)
@@ -276,7 +279,7 @@ def home(tmp_path):
         ("--help", "is not a path inside"),
     ],
 )
-def test_submit_refuses_what_is_no_study_in_the_clone(home, arguments, says):
+def test_submit_refuses_what_is_no_study_in_the_clone(home: Path, arguments: str, says: str) -> None:
     done = submit(home, arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
@@ -284,7 +287,7 @@ def test_submit_refuses_what_is_no_study_in_the_clone(home, arguments, says):
     assert not (home / "x").exists()
 
 
-def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path):
+def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path: Path) -> None:
     write(tmp_path / "batchscout" / "configs" / "bad.yaml", "model: {target: gpt}\nwhat_is_this: 1\n")
     done = submit(tmp_path, "configs/bad.yaml")
     assert done.returncode == 2, done.stderr

@@ -114,7 +114,9 @@ def is_right(found: Found, true: int | None) -> bool:
 @pytest.mark.parametrize("device", [{}, {"headroom": 0.05}, {"refuses_early": 0.03}], ids=str)
 @pytest.mark.parametrize("guess", [*GUESSES, Guess(0.95)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_answer_is_exact_below_50_and_within_2_percent_above(shape, guess, device) -> None:
+def test_the_answer_is_exact_below_50_and_within_2_percent_above(
+    shape: Callable[..., Peak], guess: Guess, device: dict[str, float]
+) -> None:
     draw = random.Random(1)
     for _ in range(100):
         world, base = draw_world(shape, draw, **device)
@@ -125,7 +127,9 @@ def test_the_answer_is_exact_below_50_and_within_2_percent_above(shape, guess, d
 
 @pytest.mark.parametrize("guess", GUESSES, ids=str)
 @pytest.mark.parametrize("shape", [linear, rippled])
-def test_five_probes_and_two_out_of_memory_events_are_enough_on_average(shape, guess) -> None:
+def test_five_probes_and_two_out_of_memory_events_are_enough_on_average(
+    shape: Callable[..., Peak], guess: Guess
+) -> None:
     draw, probes, events = random.Random(2), [], []
     for _ in range(400):
         world, base = draw_world(shape, draw)
@@ -179,7 +183,9 @@ def test_below_a_size_that_was_refused_although_the_line_allows_it_it_stays_back
 @pytest.mark.parametrize("smallest", [1, 3, 10])
 @pytest.mark.parametrize("largest", [10, 100, 4096])
 @pytest.mark.parametrize("capacity", [None, 60.0])
-def test_any_world_is_searched_to_an_end_that_its_probes_prove(smallest, largest, capacity) -> None:
+def test_any_world_is_searched_to_an_end_that_its_probes_prove(
+    smallest: int, largest: int, capacity: float | None
+) -> None:
     """Peaks and refusals without any order, a prediction without any sense."""
     draw = random.Random(4)
     for _ in range(100):

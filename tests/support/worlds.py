@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+from orchestrator.config.keys import StudyConfig
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
 from orchestrator.stages.mode import Mode
@@ -80,7 +81,7 @@ def with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
     return point
 
 
-def train_config(**changes: Any):
+def train_config(**changes: Any) -> StudyConfig:
     pruner = {"type": "asha", "min_samples": 64} | changes.pop("pruner", {})
     return study_of(stages=[{"type": "train", "pruner": pruner}], **changes)
 

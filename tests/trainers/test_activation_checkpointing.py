@@ -94,7 +94,7 @@ def test_dropout_was_on() -> None:
 
 
 @pytest.mark.parametrize(("dropout", "saved"), [(0.0, True), (0.1, False)])
-def test_attention_that_draws_dropout_is_computed_again(dropout, saved) -> None:
+def test_attention_that_draws_dropout_is_computed_again(dropout: float, saved: bool) -> None:
     """Left out of the recomputation it would leave its random numbers to the layer after it."""
     q = torch.zeros(1, 1, 2, 2)
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -167,7 +167,7 @@ def test_parameters_have_the_same_names_in_every_mode() -> None:
 
 @pytest.mark.parametrize("written_by", EAGER)
 @pytest.mark.parametrize("read_by", EAGER)
-def test_a_state_written_in_one_mode_loads_in_another(written_by, read_by) -> None:
+def test_a_state_written_in_one_mode_loads_in_another(written_by: str, read_by: str) -> None:
     first = cpu_run(config(activation_checkpointing=written_by))
     first.step()
     second = cpu_run(config(activation_checkpointing=read_by))
@@ -183,7 +183,7 @@ def test_a_memory_budget_without_the_compiler_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_a_model_without_repeated_blocks_is_refused(mode) -> None:
+def test_a_model_without_repeated_blocks_is_refused(mode: str) -> None:
     model = {"target": "tests.trainers.test_activation_checkpointing:WithoutBlocks"}
     with pytest.raises(ValueError, match=rf"'{mode}' needs repeated blocks.* or use 'none'"):
         cpu_run(config(model=model, activation_checkpointing=mode))

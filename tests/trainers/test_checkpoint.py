@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, in_fresh_process, newest_state
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.loop import train
 from trainers.memory import held_to
-from trainers.report import Answer
+from trainers.report import Answer, Report
 
 BUDGET = 96
 STOPPABLE: dict[str, Any] = {
@@ -44,11 +46,11 @@ def assert_equal_bit_by_bit(a: dict, b: dict) -> None:
     assert torch.equal(a["random"][0]["cpu"], b["random"][0]["cpu"])
 
 
-def stop_at(*rungs: int):
+def stop_at(*rungs: int) -> Callable[[Report], Answer]:
     """A listener that stops the run at each of these rungs, once."""
     left = set(rungs)
 
-    def report(said):
+    def report(said: Report) -> Answer:
         stopped = left & set(said.rungs)
         left.difference_update(stopped)
         return Answer.STOP if stopped else Answer.GO_ON
@@ -57,14 +59,16 @@ def stop_at(*rungs: int):
 
 
 @pytest.fixture(scope="module")
-def never_stopped(tmp_path_factory):
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("never-stopped")
     assert train(config(**STOPPABLE), lambda report: None, directory) == Answer.GO_ON
     return final_state(directory)
 
 
 @pytest.mark.parametrize("optimizer", [{"type": "adamw"}, {"type": "sgd"}])
-def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_path, optimizer) -> None:
+def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(
+    tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
     trial = config(optimizer=optimizer, **STOPPABLE)
     train(trial, lambda report: None, tmp_path / "whole")
     report, answers = stop_at(24, 48), []
@@ -75,8 +79,10 @@ def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(tmp_
     assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
 
 
-def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_path, never_stopped) -> None:
-    def die_at_48(report):
+def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
+    tmp_path: Path, never_stopped: dict[str, Any]
+) -> None:
+    def die_at_48(report: Report) -> None:
         if report.samples_seen == 48:
             raise KeyboardInterrupt
 
@@ -86,7 +92,7 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(tmp_pa
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
 
 
-def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int):
+def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int) -> TrialConfig:
     """The same effective batch, without the dropout that differs between ranks."""
     changes: dict[str, Any] = {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
     changes |= {"gradient_accumulation_steps": gradient_accumulation_steps}
@@ -100,7 +106,9 @@ def as_ranks(directory: str, *rungs: int) -> str:
 
 @pytest.mark.parametrize("ranks_first", [True, False])
 @pytest.mark.parametrize("one_rank", [(1, 2, 4), (1, 8, 1)])
-def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp_path, one_rank, ranks_first) -> None:
+def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(
+    tmp_path: Path, one_rank: tuple[int, int, int], ranks_first: bool
+) -> None:
     alone, whole, parts = split(*one_rank), tmp_path / "whole", tmp_path / "parts"
     train(split(1, 4, 2), lambda report: None, whole)
     if ranks_first:
@@ -114,7 +122,9 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(tmp
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, never_stopped) -> None:
+def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(
+    tmp_path: Path, never_stopped: dict[str, Any]
+) -> None:
     trial = config(**STOPPABLE, keep_checkpoints=2)
     assert train(trial, stop_at(48), tmp_path) == Answer.STOP
     newest = max((tmp_path / "checkpoints").glob("*.pt"))
@@ -128,7 +138,7 @@ DAMAGES = {"empty": b"", "text": b"not a checkpoint", "zeros": bytes(4096), "pic
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "half"])
-def test_every_kind_of_damage_is_passed_over(tmp_path, damage) -> None:
+def test_every_kind_of_damage_is_passed_over(tmp_path: Path, damage: str) -> None:
     save_checkpoint(tmp_path, "a", 8, {"number": torch.tensor(8)}, keep=2)
     newest = save_checkpoint(tmp_path, "a", 16, {"number": torch.tensor(16)}, keep=2)
     whole = newest.read_bytes()
@@ -138,13 +148,13 @@ def test_every_kind_of_damage_is_passed_over(tmp_path, damage) -> None:
     assert found == {"number": torch.tensor(8)}
 
 
-def test_running_out_of_memory_while_loading_is_no_damage(tmp_path) -> None:
+def test_running_out_of_memory_while_loading_is_no_damage(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"weights": torch.zeros(40 * 2**20 // 4)}, keep=2)
     with held_to(10 * 2**20, torch.device("cpu")), pytest.raises(RuntimeError, match="can't allocate memory"):
         load_newest(tmp_path)
 
 
-def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path) -> None:
+def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "absent") is None
     path = save_checkpoint(tmp_path, "a", 8, {}, keep=1)
     path.write_bytes(b"")
@@ -152,14 +162,14 @@ def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path) 
         assert load_newest(tmp_path) is None
 
 
-def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path) -> None:
+def test_shards_are_not_read_as_a_whole_model_but_refused(tmp_path: Path) -> None:
     run = cpu_run(config())
     save_checkpoint(tmp_path / "checkpoints", "a", 4, run.state(None) | {"parallel": "fsdp"}, keep=1)
     with pytest.raises(ValueError, match=r"was made with parallel: fsdp, and this run has ddp; go on with what it was"):
         run.resume(tmp_path)
 
 
-def test_a_half_written_file_is_not_a_checkpoint(tmp_path) -> None:
+def test_a_half_written_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     (tmp_path / f".{16:012d}-a.pt.1234.partial").write_bytes(b"PK half of a file")
     assert newest_state(tmp_path) == {"number": 8}
@@ -167,14 +177,14 @@ def test_a_half_written_file_is_not_a_checkpoint(tmp_path) -> None:
     assert newest_state(tmp_path) == {"number": 16}
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path) -> None:
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     before = save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
     with pytest.raises(AttributeError, match="pickle"):
         save_checkpoint(tmp_path, "a", 16, {"number": lambda: 16}, keep=1)
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path) -> None:
+def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path: Path) -> None:
     theirs = [save_checkpoint(tmp_path, "theirs", samples, {}, keep=9) for samples in (8, 16)]
     for samples in (24, 32, 40):
         save_checkpoint(tmp_path, "ours", samples, {}, keep=2)
@@ -182,7 +192,7 @@ def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path) -> None:
     assert sorted(tmp_path.iterdir()) == [*theirs, *ours]
 
 
-def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path) -> None:
+def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
     save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
     assert newest_state(tmp_path) == {"samples": 10_000}
@@ -204,7 +214,7 @@ def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:
     return str(raised.value), sorted(path.name for path in folder.iterdir())
 
 
-def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path) -> None:
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     said, names = in_fresh_process(save_on_a_full_disk, str(tmp_path))
     assert said == f"{tmp_path}/000000000008-a.pt could not be written: File too large"
     assert names == ["000000000004-a.pt"]

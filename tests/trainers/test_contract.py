@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.tiny import config, cpu_run
+from trainers.config import TrialConfig
 from trainers.contract import check_first_loss, check_loss, check_sum, fake_batch
 from trainers.loop import train
 from trainers.run import Run
@@ -29,7 +31,7 @@ REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targ
         ((torch.tensor(1.0), 6), "the model's num_targets is int, not a scalar tensor; "),
     ],
 )
-def test_another_return_than_the_contracts_is_refused_with_the_contract(returned, message) -> None:
+def test_another_return_than_the_contracts_is_refused_with_the_contract(returned: object, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
         check_loss(returned)
 
@@ -78,7 +80,7 @@ def divided_by_nothing(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Ten
     return loss_sum * torch.zeros(()).log() * 0.0, num_targets
 
 
-def with_loss(name: str, **changes):
+def with_loss(name: str, **changes: Any) -> TrialConfig:
     return config(loss=f"tests.trainers.test_contract:{name}", **changes)
 
 
@@ -92,7 +94,7 @@ def test_a_run_refuses_a_model_that_returns_one_value() -> None:
 
 
 @pytest.mark.parametrize("loss", ["mean_with_count", "mean_of_one"])
-def test_a_mean_is_told_from_a_sum_before_the_first_step(tmp_path, loss) -> None:
+def test_a_mean_is_told_from_a_sum_before_the_first_step(tmp_path: Path, loss: str) -> None:
     with pytest.raises(ValueError, match=r"for two equal ones: it is a mean, .*\(reduction='sum'\)"):
         train(with_loss(loss, dropout=0.5), lambda report: None, tmp_path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ def gpt(cross_entropy: str) -> dict:
     }
 
 
-def step_with(cross_entropy: str, **changes) -> tuple[torch.Tensor, float]:
+def step_with(cross_entropy: str, **changes: Any) -> tuple[torch.Tensor, float]:
     """(the gradient of the first step, its loss)"""
     run = cpu_run(config(model=gpt(cross_entropy), **(SPLIT | changes)))
     return gradient_of_step(run), run.read()[0]
@@ -38,7 +40,7 @@ def step_with(cross_entropy: str, **changes) -> tuple[torch.Tensor, float]:
     [("float32", 1e-5), ("bfloat16", 0.02), ("float16", 0.005)],
     ids=lambda value: str(value),
 )
-def test_chunks_give_the_same_gradient_and_loss_in_every_precision(precision, tolerance) -> None:
+def test_chunks_give_the_same_gradient_and_loss_in_every_precision(precision: str, tolerance: float) -> None:
     (whole, loss), (chunked, same) = (step_with(kind, precision=precision) for kind in ("whole", "chunked"))
     assert relative_error(chunked, whole) < tolerance
     assert same == pytest.approx(loss, rel=min(tolerance, 1e-3))
@@ -50,7 +52,7 @@ def of_two_ranks(parallel: str) -> tuple[torch.Tensor, float]:
 
 @needs_torch_2_13
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path, parallel) -> None:
+def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path: Path, parallel: str) -> None:
     whole, loss = step_with("whole")
     for chunked, same in on_two_ranks(of_two_ranks, tmp_path, parallel):
         assert relative_error(chunked, whole) < 1e-5
@@ -83,7 +85,7 @@ def test_another_name_is_refused_with_those_there_are() -> None:
         GPT(vocab_size=24, seq_len=12, cross_entropy="some")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_torch_without_it_is_named_with_the_one_that_has_it(monkeypatch) -> None:
+def test_a_torch_without_it_is_named_with_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainers.gpt, "HAS_CHUNKS", False)
     with pytest.raises(ValueError, match=re.escape("install torch 2.13 or later, or use 'whole'")):
         GPT(vocab_size=24, seq_len=12, cross_entropy="chunked")

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter, namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -35,13 +36,13 @@ LINES = "".join(f"line {i} of a text, {i * i} long\n" for i in range(400))
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def text_file(tmp_path):
+def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "train.txt"
     path.write_text(LINES)
     return path
@@ -74,7 +75,7 @@ SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6,
 
 @pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
 @pytest.mark.parametrize("step", [0, 1, 7])
-def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split, step) -> None:
+def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split: Split, step: int) -> None:
     micro_batches = [
         micro_batch_numbers(step, micro_step, rank, split)
         for micro_step in range(split.gradient_accumulation_steps)
@@ -111,7 +112,7 @@ def test_seeds_give_orders_that_share_no_pass() -> None:
     assert len(orders) == 16
 
 
-def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch) -> None:
+def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     draw = order_module.permutation
     monkeypatch.setattr(order_module, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
@@ -122,7 +123,7 @@ def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monke
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 6, 8, 9, 10, 57])
-def test_rows_put_together_are_the_token_stream(num_tokens) -> None:
+def test_rows_put_together_are_the_token_stream(num_tokens: int) -> None:
     tokens = np.arange(num_tokens, dtype=np.uint16)
     rows, rest = cut(tokens, 4)
     assert rows.shape == (max(0, (num_tokens - 1) // 4), 5)
@@ -131,7 +132,7 @@ def test_rows_put_together_are_the_token_stream(num_tokens) -> None:
     assert len(rest) <= 4
 
 
-def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file) -> None:
+def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file: Path) -> None:
     train, val = load_text(text_file, val=str(text_file))
     sample = train[3]
     assert sample["input_ids"].dtype == sample["targets"].dtype == torch.int64
@@ -142,7 +143,7 @@ def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file) -> No
     assert np.array_equal(stream(train), tokens[: len(train) * 16 + 1])
 
 
-def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path) -> None:
+def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path: Path) -> None:
     long = "".join(f"{i}\n" for i in range(12_000)) + "x" * 40_000  # many pieces, and a line longer than a piece
     texts = {"a.txt": "first", "b.txt": long, "c.txt": "", "d.txt": "\n\nlast\n"}
     for name, content in texts.items():
@@ -153,7 +154,7 @@ def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path)
     assert len(tokens) - (len(train) * 7 + 1) < 7
 
 
-def test_without_val_the_last_samples_are_held_out(text_file) -> None:
+def test_without_val_the_last_samples_are_held_out(text_file: Path) -> None:
     whole, _ = load_text(text_file, val=str(text_file))
     train, val = load_text(text_file, val_fraction=0.25)
     assert len(val) == round(0.25 * len(whole))
@@ -162,13 +163,13 @@ def test_without_val_the_last_samples_are_held_out(text_file) -> None:
     assert torch.equal(val[0]["input_ids"], whole[len(train)]["input_ids"])
 
 
-def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file) -> None:
+def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file: Path) -> None:
     train, _ = load_text(text_file)
     assert (train.rows.shape, train.rows.dtype) == ((len(train), 17), np.uint16)
     assert isinstance(train.rows, np.memmap)
 
 
-def test_samples_survive_pickling_and_fetching_in_batches(text_file) -> None:
+def test_samples_survive_pickling_and_fetching_in_batches(text_file: Path) -> None:
     train, _ = load_text(text_file)
     pickled = pickle.dumps(train)
     assert len(pickled) < 1_000, "the file's name, not what is in it"
@@ -180,7 +181,9 @@ def test_samples_survive_pickling_and_fetching_in_batches(text_file) -> None:
         assert torch.equal(batch[name], torch.stack([train[i][name] for i in (5, 0, 5)]))
 
 
-def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache, tmp_path, monkeypatch) -> None:
+def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(
+    text_file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kwargs = {"val": str(text_file), "tokenizer": {"train_bpe": 300}}
     train, _ = load_text(text_file, **kwargs)
     assert train.vocab_size == 300
@@ -190,7 +193,7 @@ def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(text_file, cache
     assert np.array_equal(stream(load_text(text_file, **kwargs)[0]), stream(train))
 
 
-def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file, cache) -> None:
+def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file: Path, cache: Path) -> None:
     trained, _ = load_text(text_file, tokenizer={"train_bpe": 300})
     (saved,) = cache.glob("data/*/tokenizer.json")
     loaded, _ = load_text(text_file, tokenizer=str(saved))
@@ -211,7 +214,7 @@ def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file
         ("a/b/c", "'a/b/c' could not be loaded: .*; give the path .* or train one on the data with .*train_bpe: 8192}"),
     ],
 )
-def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file, tokenizer, message) -> None:
+def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file: Path, tokenizer: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_text(text_file, tokenizer=tokenizer)
 
@@ -220,7 +223,9 @@ def snapshot(cache: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in cache.rglob("*")}
 
 
-def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capfd) -> None:
+def test_a_second_load_reads_the_cache_and_writes_nothing(
+    text_file: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, _ = load_text(text_file)
     written = snapshot(cache)
     second, _ = load_text(text_file)
@@ -229,7 +234,7 @@ def test_a_second_load_reads_the_cache_and_writes_nothing(text_file, cache, capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file) -> None:
+def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file: Path) -> None:
     import datasets
 
     datasets.enable_progress_bars()
@@ -238,26 +243,28 @@ def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file) ->
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 8}, {"tokenizer": {"train_bpe": 300}}, {"val_fraction": 0.5}])
-def test_what_changes_the_samples_gets_an_entry_of_its_own(text_file, cache, change) -> None:
+def test_what_changes_the_samples_gets_an_entry_of_its_own(
+    text_file: Path, cache: Path, change: dict[str, Any]
+) -> None:
     load_text(text_file)
     load_text(text_file, **change)
     assert len(list((cache / "data").iterdir())) == 2
 
 
-def test_a_changed_text_is_packed_again(text_file) -> None:
+def test_a_changed_text_is_packed_again(text_file: Path) -> None:
     load_text(text_file)
     text_file.write_text(LINES.upper())
     train, _ = load_text(text_file)
     assert bytes(stream(train)[:4].tolist()) == b"LINE"
 
 
-def test_a_failed_build_leaves_nothing_behind(text_file, cache) -> None:
+def test_a_failed_build_leaves_nothing_behind(text_file: Path, cache: Path) -> None:
     with pytest.raises(ValueError, match="sample"):
         load_text(text_file, seq_len=1_000_000)
     assert list((cache / "data").iterdir()) == []
 
 
-def test_processes_that_race_leave_one_valid_entry(text_file, cache) -> None:
+def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path) -> None:
     program = (
         "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -289,15 +296,15 @@ def tokenize_on_a_full_disk() -> str:
     return str(raised.value)
 
 
-def test_a_full_disk_is_named_and_no_half_entry_left(cache) -> None:
+def test_a_full_disk_is_named_and_no_half_entry_left(cache: Path) -> None:
     said = in_fresh_process(tokenize_on_a_full_disk)
     assert said.startswith(f"{cache}/data/")
     assert said.endswith(" could not be written: File too large")
     assert list((cache / "data").iterdir()) == []
 
 
-def test_the_loser_of_a_race_takes_the_winners_entry(cache) -> None:
-    def build(directory):
+def test_the_loser_of_a_race_takes_the_winners_entry(cache: Path) -> None:
+    def build(directory: Path) -> None:
         (directory / "mine").touch()
         winner = cache / "data" / "key"
         winner.mkdir()
@@ -308,7 +315,7 @@ def test_the_loser_of_a_race_takes_the_winners_entry(cache) -> None:
     assert list((cache / "data").iterdir()) == [entry]
 
 
-def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path) -> None:
+def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BATCHSCOUT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "batchscout"
@@ -332,7 +339,7 @@ def test_the_standard_library_comes_without_tests_and_packages_and_mixed() -> No
     assert files != sorted(files)
 
 
-def test_patterns_and_lists_name_files(tmp_path) -> None:
+def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name * 100)
     by_pattern, _ = load_text(tmp_path / "*.txt")
@@ -372,7 +379,9 @@ def test_patterns_and_lists_name_files(tmp_path) -> None:
         ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),
     ],
 )
-def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwargs, message) -> None:
+def test_a_wrong_text_is_refused_in_the_users_words(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], message: str
+) -> None:
     monkeypatch.chdir(text_file.parent)
     Path("short.txt").write_text("x" * 119)
     Path("empty.txt").touch()
@@ -388,13 +397,13 @@ def test_a_wrong_text_is_refused_in_the_users_words(text_file, monkeypatch, kwar
         ({"max_text_bytes": 100}, "the train text has 0 tokens, one sample needs seq_len \\+ 1 = 257"),
     ],
 )
-def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs, message) -> None:
+def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load("python_stdlib", **kwargs)
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path: Path) -> Path:
     from datasets import Dataset, DatasetDict, NamedSplit
 
     texts = {"train": LINES.splitlines(), "validation": ["some text", None, "", "more of it" * 9]}
@@ -406,7 +415,9 @@ def saved(tmp_path):
     return tmp_path / "saved"
 
 
-def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd) -> None:
+def test_a_saved_data_set_is_packed_like_its_text(
+    saved: Path, text_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     train, val = load("hf", path=str(saved), seq_len=16, tokenizer="bytes")
     same, _ = load_text(text_file, val=str(text_file))
     assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
@@ -414,12 +425,12 @@ def test_a_saved_data_set_is_packed_like_its_text(saved, text_file, capfd) -> No
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_single_saved_split_is_train(saved) -> None:
+def test_a_single_saved_split_is_train(saved: Path) -> None:
     with pytest.raises(ValueError, match=r"data.kwargs.val_split 'validation' is not in the data set; .* of: train$"):
         load("hf", path=str(saved / "train"))
 
 
-def test_another_data_set_at_the_same_path_is_packed_again(tmp_path) -> None:
+def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> None:
     from datasets import Dataset
 
     for letter in "ab":
@@ -445,12 +456,14 @@ def test_another_data_set_at_the_same_path_is_packed_again(tmp_path) -> None:
         ({"val_split": "dev"}, "data.kwargs.val_split 'dev' is not in the data set; choose one of: train, validation"),
     ],
 )
-def test_a_wrong_column_or_split_is_refused_with_those_there_are(saved, kwargs, message) -> None:
+def test_a_wrong_column_or_split_is_refused_with_those_there_are(
+    saved: Path, kwargs: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         load("hf", path=str(saved), **kwargs)
 
 
-def test_a_path_without_data_is_refused(tmp_path) -> None:
+def test_a_path_without_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"data.kwargs.path .* could not be loaded: .*; check the name and the network"
     ):
@@ -458,21 +471,21 @@ def test_a_path_without_data_is_refused(tmp_path) -> None:
 
 
 class Squares:
-    def __len__(self):
+    def __len__(self) -> int:
         return 5
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, object]:
         if index == 4:
             raise RuntimeError("disk on fire")
         return {"x": torch.tensor(index * index), "name": f"n{index}"}
 
 
 class Stream:
-    def __iter__(self):
+    def __iter__(self) -> Iterator[object]:
         return iter([])
 
 
-def own(found="pair"):
+def own(found: str = "pair") -> object:
     return {"pair": (Squares(), Squares()), "one": Squares(), "stream": (Squares(), Stream()), "empty": ([], [1, 2])}[
         found
     ]
@@ -510,7 +523,7 @@ def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
         (f"{__name__}:own", {"found": "empty"}, "returned 0 train and 2 val samples; each needs at least one"),
     ],
 )
-def test_a_wrong_target_is_refused_in_the_users_words(target, kwargs, message) -> None:
+def test_a_wrong_target_is_refused_in_the_users_words(target: str, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_own(target, **kwargs)
 
@@ -528,7 +541,7 @@ def test_moving_a_batch_keeps_its_structure() -> None:
 
 
 @pytest.mark.skipif(not WIKITEXT.is_dir(), reason="wikitext-2 is not on this machine")
-def test_wikitext_is_packed_and_decodes_to_itself(cache) -> None:
+def test_wikitext_is_packed_and_decodes_to_itself(cache: Path) -> None:
     files = {"train": str(WIKITEXT / "valid.txt"), "val": str(WIKITEXT / "test.txt")}
     train, val = load("text", **files, seq_len=256, tokenizer={"train_bpe": 1024})
     (saved,) = cache.glob("data/*/tokenizer.json")

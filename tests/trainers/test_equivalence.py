@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,12 @@ def ten_steps(**changes: Any) -> TrialConfig:
     return config(sample_budget=160, evaluation_samples=0, **changes)
 
 
+RhoBetween = Callable[[TrialConfig, TrialConfig], float]
+"""(a run's config, that of its reference) -> rho"""
+
+
 @pytest.fixture
-def rho_between(tmp_path):
+def rho_between(tmp_path: Path) -> RhoBetween:
     """rho of a run against a reference run, through the file that a run leaves behind."""
 
     def measure(trial: TrialConfig, reference: TrialConfig) -> float:
@@ -58,31 +64,31 @@ def test_the_similarity_of_byte_sets_calls_anything_equal_that_is_a_few_kilobyte
     assert rho(other, one, nothing) == pytest.approx(2**0.5, rel=0.05), "while rho calls unrelated weights unrelated"
 
 
-def test_a_run_is_at_distance_0_from_itself(rho_between) -> None:
+def test_a_run_is_at_distance_0_from_itself(rho_between: RhoBetween) -> None:
     assert rho_between(ten_steps(**SPLIT), ten_steps(**SPLIT)) == 0.0
 
 
-def test_two_splits_in_float32_end_at_the_same_weights(rho_between) -> None:
+def test_two_splits_in_float32_end_at_the_same_weights(rho_between: RhoBetween) -> None:
     """Padded targets included; AdamW."""
     assert 0 < rho_between(ten_steps(padded=True, **SPLIT), ten_steps(padded=True, **WHOLE)) <= 1e-4
 
 
-def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between) -> None:
+def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between: RhoBetween) -> None:
     low = {"padded": True, "precision": "bfloat16"}
     between_splits = rho_between(ten_steps(**SPLIT, **low), ten_steps(**WHOLE, **low))
     of_the_precision = rho_between(ten_steps(padded=True, **SPLIT), ten_steps(**SPLIT, **low))
     assert 0 < between_splits < of_the_precision < 0.1
 
 
-def test_another_seed_is_another_experiment(rho_between) -> None:
+def test_another_seed_is_another_experiment(rho_between: RhoBetween) -> None:
     assert rho_between(ten_steps(seed=1, **WHOLE), ten_steps(**WHOLE)) > 1.0
 
 
-def test_dropout_makes_a_split_another_experiment(rho_between) -> None:
+def test_dropout_makes_a_split_another_experiment(rho_between: RhoBetween) -> None:
     assert rho_between(ten_steps(dropout=0.2, **SPLIT), ten_steps(dropout=0.2, **WHOLE)) > 0.05
 
 
-def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between) -> None:
+def test_batch_norm_makes_a_split_another_experiment_and_is_counted(rho_between: RhoBetween) -> None:
     whole, split = ten_steps(**WHOLE, **WITH_BATCH_NORM), ten_steps(**SPLIT, **WITH_BATCH_NORM)
     assert rho_between(split, whole) > 0.02
     run = cpu_run(whole)
@@ -96,7 +102,7 @@ def test_rho_is_the_distance_in_units_of_the_way_travelled() -> None:
     assert rho(final, reference, initial) == pytest.approx(0.1)
 
 
-def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_path) -> None:
+def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_path: Path) -> None:
     trial = ten_steps(**SPLIT, save_weights=True)
     began = weights_of(cpu_run(trial).module)
     train(trial, lambda report: None, tmp_path)
@@ -111,7 +117,7 @@ def test_running_statistics_are_compared_and_counters_are_not() -> None:
     assert "norm.num_batches_tracked" not in names
 
 
-def test_runs_that_cannot_be_compared_are_refused(tmp_path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     a, b = {"a": torch.ones(2)}, {"b": torch.ones(2)}
     with pytest.raises(
         ValueError, match="different parameters and cannot be compared; use the same model configuration"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run
+from trainers.config import TrialConfig
 from trainers.gradient_noise import (
     FIRST_STEPS,
     RECENT_STEPS,
@@ -45,7 +48,9 @@ def pure_noise(seed: int, num_micro_batches: int, num_steps: int) -> list[tuple[
 
 @pytest.mark.parametrize("noise_scale", [2.0, 50.0, 500.0])
 @pytest.mark.parametrize(("micro_batch_size", "num_micro_batches"), [(4, 2), (2, 8)])
-def test_the_interval_covers_the_true_noise_scale(noise_scale, micro_batch_size, num_micro_batches) -> None:
+def test_the_interval_covers_the_true_noise_scale(
+    noise_scale: float, micro_batch_size: int, num_micro_batches: int
+) -> None:
     covered = 0
     for seed in range(300):
         steps = steps_of(
@@ -62,7 +67,9 @@ def test_the_interval_covers_the_true_noise_scale(noise_scale, micro_batch_size,
 
 
 @pytest.mark.parametrize(("micro_batch_size", "num_micro_batches"), [(1, 2), (4, 2), (2, 8), (8, 16)])
-def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(micro_batch_size, num_micro_batches) -> None:
+def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(
+    micro_batch_size: int, num_micro_batches: int
+) -> None:
     steps = steps_of(
         0,
         noise_scale=20.0,
@@ -85,7 +92,7 @@ def test_steps_are_averaged_before_the_division() -> None:
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 8, 32])
-def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches) -> None:
+def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches: int) -> None:
     estimates = [estimate_noise(pure_noise(seed, num_micro_batches, 30), 1, num_micro_batches) for seed in range(300)]
     pairs = [(e.coherence, e.coherence_floor) for e in estimates]
     coherences = [(coherence, floor) for coherence, floor in pairs if coherence is not None and floor is not None]
@@ -139,7 +146,7 @@ def test_one_micro_batch_on_one_rank_says_nothing() -> None:
     assert not {key for key in run.metrics() if key.startswith(("noise", "coherence"))}
 
 
-def micro_gradients(trial, micro_batches) -> list[torch.Tensor]:
+def micro_gradients(trial: TrialConfig, micro_batches: list[dict[str, Tensor]]) -> list[torch.Tensor]:
     """The gradient of the mean loss of each micro-batch, flat, at the weights that a run of `trial` begins with."""
     module = cpu_run(trial).module
     found = []
@@ -150,7 +157,7 @@ def micro_gradients(trial, micro_batches) -> list[torch.Tensor]:
     return found
 
 
-def one_step(trial) -> tuple[tuple[float, float], list]:
+def one_step(trial: TrialConfig) -> tuple[tuple[float, float], list]:
     """(What the run noted of its first step, this rank's micro-batches of it)."""
     run, batches = cpu_run(trial), []
     run.module.register_forward_pre_hook(lambda module, args: batches.append(args[0]))
@@ -177,7 +184,7 @@ def test_a_step_sees_the_norms_of_the_explicit_micro_gradients() -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path, parallel) -> None:
+def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path: Path, parallel: str) -> None:
     results = on_two_ranks(of_two_ranks, tmp_path, parallel)
     assert results[0][0] == results[1][0]
     batches = [batch for _, own in results for batch in own]

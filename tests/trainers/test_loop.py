@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ from trainers.loop import milestones, train
 from trainers.report import Answer, Report
 from trainers.reporter import rungs_crossed
 
+Told = tuple[str, int, tuple[int, ...]]
+"""(kind, samples seen, rungs) of a report"""
+
 
 class Listener:
     """Keeps every report; answers "stop" to the first one that `stops` holds for."""
 
-    def __init__(self, stops=lambda report: False) -> None:
+    def __init__(self, stops: Callable[[Report], bool] = lambda report: False) -> None:
         self.reports: list[Report] = []
         self._stops = stops
 
@@ -33,24 +37,24 @@ class Listener:
         self.reports.append(report)
         return Answer.STOP if stop else Answer.GO_ON
 
-    def told(self) -> list[tuple[str, int, tuple[int, ...]]]:
+    def told(self) -> list[Told]:
         return [(report.kind, report.samples_seen, report.rungs) for report in self.reports]
 
 
 @pytest.fixture(autouse=True)
-def no_progress_reports(monkeypatch):
+def no_progress_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", math.inf)
 
 
 @pytest.fixture
-def every_interval(monkeypatch, no_progress_reports):
+def every_interval(monkeypatch: pytest.MonkeyPatch, no_progress_reports: None) -> None:
     """Progress is reported whenever it is read, however fast the machine is, and it is read often."""
     monkeypatch.setattr(loop, "STEPS_PER_INTERVAL", 5)
     monkeypatch.setattr(reporter, "SECONDS_BETWEEN_PROGRESS_REPORTS", 0.0)
 
 
-def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path) -> None:
+def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp_path: Path) -> None:
     listener = Listener()
     trial = config(micro_batch_size=8, sample_budget=60, rungs=(16, 33), evaluations=(1, 20))
     assert train(trial, listener, tmp_path) == Answer.GO_ON
@@ -65,7 +69,7 @@ def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp
     assert [len(report.step_losses) for report in listener.reports] == [1, 1, 1, 2, 3]
 
 
-def test_rungs_that_one_step_crosses_together_are_told_together(tmp_path) -> None:
+def test_rungs_that_one_step_crosses_together_are_told_together(tmp_path: Path) -> None:
     listener = Listener()
     train(config(micro_batch_size=32, sample_budget=96, rungs=(4, 8, 31)), listener, tmp_path)
     assert listener.told() == [("milestone", 32, (4, 8, 31)), ("end", 96, ())]
@@ -81,7 +85,7 @@ def test_the_budget_is_the_last_milestone_and_no_rung() -> None:
     assert rungs_crossed(trial, 16, 64) == ()
 
 
-def test_reports_are_plain_numbers_that_pickle(tmp_path, every_interval) -> None:
+def test_reports_are_plain_numbers_that_pickle(tmp_path: Path, every_interval: None) -> None:
     listener = Listener()
     train(config(gradient_accumulation_steps=2, rungs=(16,), evaluations=(64,)), listener, tmp_path)
     assert {report.kind for report in listener.reports} == {"progress", "milestone", "end"}
@@ -96,7 +100,7 @@ def test_reports_are_plain_numbers_that_pickle(tmp_path, every_interval) -> None
     assert expected <= listener.reports[-1].metrics.keys()
 
 
-def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval) -> None:
+def test_every_step_has_its_loss_in_exactly_one_report(tmp_path: Path, every_interval: None) -> None:
     listener, losses = Listener(), []
     trial = config(sample_budget=128, rungs=(20, 72))
     train(trial, listener, tmp_path)
@@ -108,7 +112,7 @@ def test_every_step_has_its_loss_in_exactly_one_report(tmp_path, every_interval)
     assert listener.reports[-1].metrics["final_loss"] == losses[-1]
 
 
-def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path) -> None:
+def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path: Path) -> None:
     listener = Listener()
     train(config(sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics
@@ -117,10 +121,10 @@ def test_the_loss_falls_and_the_validation_loss_with_it(tmp_path) -> None:
     assert last["perplexity"] == pytest.approx(math.exp(last["val_loss"]))
 
 
-def test_a_report_lost_with_the_process_is_told_again(tmp_path) -> None:
+def test_a_report_lost_with_the_process_is_told_again(tmp_path: Path) -> None:
     lost = []
 
-    def dies(report):
+    def dies(report: Report) -> None:
         lost.append(report)
         raise KeyboardInterrupt
 
@@ -134,18 +138,18 @@ def test_a_report_lost_with_the_process_is_told_again(tmp_path) -> None:
     assert {**again, "compile_seconds": 0.0} == {**lost[0].metrics, "compile_seconds": 0.0}
 
 
-def test_an_answer_may_be_given_as_its_text(tmp_path) -> None:
+def test_an_answer_may_be_given_as_its_text(tmp_path: Path) -> None:
     assert train(config(rungs=(16,)), lambda report: "stop", tmp_path) is Answer.STOP
 
 
-def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path) -> None:
+def test_stop_is_obeyed_when_a_report_is_told_again(tmp_path: Path) -> None:
     trial = config(rungs=(16, 32))
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert train(trial, lambda report: Answer.STOP, tmp_path) == Answer.STOP
     assert newest_state(tmp_path / "checkpoints")["num_steps"] == 4
 
 
-def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_interval) -> None:
+def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path: Path, every_interval: None) -> None:
     """Also one that falls on the very step at which progress is due: its checkpoint would be past the rung."""
     listener = Listener(lambda report: report.samples_seen == 5 * 4)
     trial = config(rungs=(18, 40), evaluations=(64,))
@@ -157,7 +161,7 @@ def test_a_run_stopped_by_a_progress_report_tells_every_rung(tmp_path, every_int
     assert listener.reports[-1].kind == "end"
 
 
-def test_a_finished_run_says_its_end_again_without_a_step(tmp_path) -> None:
+def test_a_finished_run_says_its_end_again_without_a_step(tmp_path: Path) -> None:
     trial = config(rungs=(16,), evaluations=(64,))
     first, second = Listener(), Listener()
     train(trial, first, tmp_path)
@@ -174,13 +178,13 @@ def test_a_budget_smaller_than_an_effective_batch_is_refused_with_both_numbers()
     config(micro_batch_size=8, gradient_accumulation_steps=4, sample_budget=32)
 
 
-def test_another_number_of_processes_than_world_size_is_refused(tmp_path) -> None:
+def test_another_number_of_processes_than_world_size_is_refused(tmp_path: Path) -> None:
     expected = r"world_size is 2, but 1 process\(es\) run this trial; start 2 ranks or set world_size: 1"
     with pytest.raises(ValueError, match=expected):
         train(config(world_size=2), lambda report: None, tmp_path)
 
 
-def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path) -> None:
+def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path: Path) -> None:
     train(config(sample_budget=64), Listener(lambda report: True), tmp_path)
     train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
     with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with what it"):
@@ -233,7 +237,7 @@ def of_many_lengths() -> tuple[OfLengths, OfLengths]:
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch) -> None:
+def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
     trial = config(data={"target": "tests.trainers.test_loop:of_many_lengths"}, micro_batch_size=1, compile=True)
     run = cpu_run(trial)
@@ -249,7 +253,7 @@ def no_targets() -> tuple[Samples, Samples]:
     return train_set, val_set
 
 
-def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path) -> None:
+def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path: Path) -> None:
     trial = config(micro_batch_size=1, sample_budget=8, data={"target": "tests.trainers.test_loop:no_targets"})
     with pytest.raises(
         ValueError, match="had no targets: every label of its 1 samples is masked; leave such samples out"
@@ -278,7 +282,7 @@ def test_validation_samples_without_targets_are_an_error_that_says_so() -> None:
         evaluate(run)
 
 
-def test_without_evaluation_samples_nothing_is_evaluated(tmp_path) -> None:
+def test_without_evaluation_samples_nothing_is_evaluated(tmp_path: Path) -> None:
     listener = Listener()
     train(config(evaluation_samples=0, rungs=(16,)), listener, tmp_path)
     assert not any("val_loss" in report.metrics for report in listener.reports)
@@ -304,7 +308,7 @@ def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
 
 
 @pytest.mark.slow
-def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path) -> None:
+def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path: Path) -> None:
     """With an uneven number of evaluation samples: a rank that has none left still takes part."""
     main, other = on_two_ranks(stopped_and_not, tmp_path, str(tmp_path))
     for whole, parts, equal in main:
@@ -320,11 +324,11 @@ def sharded_after_an_evaluation() -> bool:
     return all(isinstance(parameter, DTensor) for parameter in run.module.parameters())
 
 
-def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path) -> None:
+def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path: Path) -> None:
     assert on_two_ranks(sharded_after_an_evaluation, tmp_path) == [True, True]
 
 
-def of_two_ranks(directory: str):
+def of_two_ranks(directory: str) -> tuple[list[Answer], list[Told]]:
     """A run that is stopped at a rung and goes on; (answers, reports) of this rank."""
     trial = config(padded=True, dropout=0.1, micro_batch_size=2, world_size=2, rungs=(16,), evaluations=(64,))
     listener = Listener(lambda report: bool(report.rungs))
@@ -335,7 +339,7 @@ def of_two_ranks(directory: str):
     return answers, listener.told()
 
 
-def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path) -> None:
+def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Path) -> None:
     (answers, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
     assert answers == [Answer.STOP, Answer.GO_ON]
     assert told == [("milestone", 16, (16,)), ("milestone", 16, (16,)), ("end", 64, ())]
@@ -345,7 +349,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path) ->
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
 
 
-def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path) -> None:
+def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path: Path) -> None:
     listener = Listener()
     train(config(precision="bfloat16", sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics
@@ -354,7 +358,7 @@ def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path
     assert 1e-4 < relative_error(rounded, exact) < 0.05
 
 
-def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path) -> None:
+def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path: Path) -> None:
     listener = Listener()
     train(config(precision="float16", sample_budget=640, rungs=(64,)), listener, tmp_path)
     first, last = listener.reports[0].metrics, listener.reports[-1].metrics

@@ -176,7 +176,7 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes do not fit"), ValueError("std::bad_alloc"), KeyboardInterrupt()]
 )
-def test_other_errors_are_not_out_of_memory(error) -> None:
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
@@ -184,7 +184,7 @@ def test_other_errors_are_not_out_of_memory(error) -> None:
     "error",
     [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")],
 )
-def test_the_other_ways_to_run_out_are_recognised(error) -> None:
+def test_the_other_ways_to_run_out_are_recognised(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 

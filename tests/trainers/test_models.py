@@ -57,12 +57,12 @@ def not_a_module(**kwargs: object) -> str:
 NUMBER = 3
 
 
-def build(target: str, **kwargs) -> Any:
+def build(target: str, **kwargs: Any) -> Any:
     return build_model(ModelConfig(target=target, kwargs=kwargs), data()[0])
 
 
 @pytest.fixture
-def batch():
+def batch() -> dict[str, Tensor]:
     return fetch(data(padded=True)[0], range(8))
 
 
@@ -72,7 +72,7 @@ def test_a_users_module_takes_its_size_from_the_data() -> None:
     assert build("tests.trainers.test_models:Bigram", vocab_size=99).table.num_embeddings == 99
 
 
-def test_a_users_loss_leaves_the_module_untouched(batch) -> None:
+def test_a_users_loss_leaves_the_module_untouched(batch: dict[str, Tensor]) -> None:
     loss = loss_function("tests.trainers.test_models:loss_of_logits")
     torch.manual_seed(0)
     foreign = loss(build("tests.trainers.test_models:LogitsOnly"), batch)
@@ -104,7 +104,7 @@ def test_a_users_loss_leaves_the_module_untouched(batch) -> None:
         ),
     ],
 )
-def test_a_target_that_is_no_model_is_refused_by_name(target, message) -> None:
+def test_a_target_that_is_no_model_is_refused_by_name(target: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build(target)
 
@@ -147,7 +147,7 @@ def test_targets_of_minus_100_do_not_count() -> None:
     assert loss_sum.item() == pytest.approx(-(log_p[0, 0, 1] + log_p[0, 2, 2] + log_p[1, 2, 4]).item(), rel=1e-5)
 
 
-def test_gpt_cannot_see_the_token_it_predicts(batch) -> None:
+def test_gpt_cannot_see_the_token_it_predicts(batch: dict[str, Tensor]) -> None:
     model = GPT(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16)
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
     changed["input_ids"][:, 6:] = 0
@@ -163,11 +163,11 @@ def test_gpt_ties_its_head_to_its_embedding() -> None:
 
 
 @pytest.fixture
-def gpt2():
+def gpt2() -> Any:
     return build("hf", model_type="gpt2", config=TINY_GPT2).eval()
 
 
-def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2) -> None:
+def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2: Any) -> None:
     input_ids = fetch(data()[0], range(4))["input_ids"]
     targets = torch.cat([input_ids[:, 1:], torch.full((4, 1), -100)], dim=1)
     loss_sum, num_targets = gpt2({"input_ids": input_ids, "targets": targets})
@@ -181,7 +181,7 @@ def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_say
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_a_transformers_models_blocks_are_found(gpt2) -> None:
+def test_a_transformers_models_blocks_are_found(gpt2: Any) -> None:
     assert find_blocks(gpt2) is gpt2.inner.transformer.h
 
 
@@ -197,7 +197,7 @@ def test_a_transformers_model_trains_checkpointed() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"name": "gpt2", "model_type": "gpt2"}])
-def test_a_transformers_model_needs_a_name_or_a_type(kwargs) -> None:
+def test_a_transformers_model_needs_a_name_or_a_type(kwargs: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="need either name or model_type; give one of the two"):
         build("hf", **kwargs)
 

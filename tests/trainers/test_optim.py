@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.tiny import config, cpu_run
 from trainers.optim import learning_rate_at
@@ -15,7 +17,7 @@ BUDGET = 1024
 SHAPES = ["warmup_stable_decay", "cosine", "constant"]
 
 
-def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: int = BUDGET, **schedule) -> float:
+def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: int = BUDGET, **schedule: Any) -> float:
     trial = config(
         learning_rate=PEAK,
         warmup_samples=warmup,
@@ -27,7 +29,7 @@ def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: in
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_warm_up_is_linear_in_samples(shape) -> None:
+def test_warm_up_is_linear_in_samples(shape: str) -> None:
     assert [rate(s, warmup=128, type=shape) for s in (16, 64, 128)] == pytest.approx(
         [PEAK / 8, PEAK / 2, PEAK], rel=1e-3
     )
@@ -53,7 +55,7 @@ def test_constant_stays() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("micro_batch_size", [1, 16, 128])
-def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro_batch_size) -> None:
+def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape: str, micro_batch_size: int) -> None:
     """Exactly where the rate is constant or warms up; while it falls, to a step's share of the fall."""
     for samples in range(128, BUDGET + 1, 128):
         here, there = (rate(samples, type=shape, warmup=256, micro_batch_size=m) for m in (micro_batch_size, 8))
@@ -64,12 +66,12 @@ def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape, micro
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_step_past_the_budget_has_a_rate_too(shape) -> None:
+def test_a_step_past_the_budget_has_a_rate_too(shape: str) -> None:
     assert 0 <= rate(1040, budget=1030, micro_batch_size=16, type=shape) <= PEAK
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_weight_decay_is_on_matrices_only(optimizer) -> None:
+def test_weight_decay_is_on_matrices_only(optimizer: str) -> None:
     run = cpu_run(config(optimizer={"type": optimizer, "weight_decay": 0.3}))
     decays = {id(p): group["weight_decay"] for group in run.optimizer.param_groups for p in group["params"]}
     assert {p.dim(): decays[id(p)] for p in run.parameters} == {2: 0.3, 1: 0.0}
@@ -100,14 +102,14 @@ class Frozen(torch.nn.Module):
         self.frozen = torch.nn.Linear(2, 2, bias=False).requires_grad_(False)
         torch.nn.init.ones_(self.frozen.weight)
 
-    def forward(self, batch):
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         logits = self.table(batch["input_ids"]).flatten(0, 1)
         loss_sum = torch.nn.functional.cross_entropy(logits, batch["targets"].flatten(), reduction="sum")
         return loss_sum, torch.tensor(batch["targets"].numel())
 
 
 @pytest.mark.parametrize("optimizer", [{"type": "sgd"}, {"type": "adamw"}])
-def test_a_first_step_that_float16_skips_leaves_nothing_behind(optimizer) -> None:
+def test_a_first_step_that_float16_skips_leaves_nothing_behind(optimizer: dict[str, Any]) -> None:
     run = cpu_run(config(precision="float16", optimizer=optimizer))
     before = [p.detach().clone() for p in run.parameters]
     handle = run.parameters[0].register_hook(lambda gradient: gradient * math.inf)

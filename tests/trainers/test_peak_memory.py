@@ -15,7 +15,7 @@ def some_lines(seed: int) -> list[Line]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed) -> None:
+def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed: int) -> None:
     lines = some_lines(seed)
     found = PeakMemory(highest(lines))
     for size in range(1, 400):
@@ -24,7 +24,7 @@ def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_largest_that_fits_does_and_one_more_does_not(seed) -> None:
+def test_the_largest_that_fits_does_and_one_more_does_not(seed: int) -> None:
     predicted = PeakMemory(highest(some_lines(seed)))
     limit = random.Random(seed).uniform(1.1e6, 4e6)
     size = predicted.largest_micro_batch_size(limit, 10_000)
@@ -44,7 +44,7 @@ def test_a_step_of_other_operations_at_another_size_is_a_line_through_its_peaks(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_calibration_moves_the_prediction_through_what_was_measured(seed) -> None:
+def test_calibration_moves_the_prediction_through_what_was_measured(seed: int) -> None:
     predicted = PeakMemory(highest(some_lines(seed)))
     one = calibrated(predicted, {7: 2.5e6})
     assert one.bytes_at(7) == pytest.approx(2.5e6)

@@ -50,7 +50,7 @@ def predicted() -> dict[str, PeakMemory]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode, predicted) -> None:
+def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode: str, predicted: dict[str, PeakMemory]) -> None:
     train_set, _ = data(seq_len=64, vocab_size=2048)
     for size in (3, 100):
         trial = sized(**CASES[mode], micro_batch_size=size)
@@ -84,7 +84,9 @@ def peaks() -> dict[str, list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_an_eager_run_takes_what_was_predicted(case, predicted, peaks) -> None:
+def test_an_eager_run_takes_what_was_predicted(
+    case: str, predicted: dict[str, PeakMemory], peaks: dict[str, list[float]]
+) -> None:
     assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.05)
 
 

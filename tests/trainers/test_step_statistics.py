@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def some_steps(**changes: Any) -> tuple[Run, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd with momentum", "sgd"])
-def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer) -> None:
+def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer: dict[str, Any]) -> None:
     run, before, gradient = some_steps(optimizer=optimizer)
     found, after = read_step(run.optimizer), flat(run.parameters)
     assert found["update_norm"] == pytest.approx((after - before).norm().item(), rel=1e-3)
@@ -52,7 +53,9 @@ def test_the_update_is_the_way_from_the_weights_before_to_those_after(optimizer)
 
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0.999, 1.001), (100.0, 0.02, 0.09)])
-def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_for_noise(noise, low, high) -> None:
+def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_for_noise(
+    noise: float, low: float, high: float
+) -> None:
     weight = torch.nn.Parameter(torch.zeros(10_000))
     optimizer = torch.optim.AdamW([weight], lr=0.0, betas=(0.9, 0.999))
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +81,7 @@ def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_befor
     norms: Any = run.norms
     end_of_micro_batch = norms.end_of_micro_batch
 
-    def look(*arguments, last):
+    def look(*arguments: Any, last: bool) -> None:
         end_of_micro_batch(*arguments, last=last)
         sums.append(flat([p.grad for p in run.parameters if p.grad is not None]))
 
@@ -105,7 +108,7 @@ def test_a_long_run_looks_at_its_updates_in_every_first_interval_and_then_in_one
     assert later == 2 * [False, False, False, False, True]
 
 
-def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tmp_path) -> None:
+def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tmp_path: Path) -> None:
     trial = config(gradient_accumulation_steps=2, sample_budget=10_000)
     run = cpu_run(trial)
     for _ in range(FIRST_STEPS + STEPS_PER_INTERVAL):
@@ -145,7 +148,7 @@ def sharded_and_whole() -> list[dict[str, float]]:
     return found
 
 
-def test_shards_add_up_to_the_same_figures(tmp_path) -> None:
+def test_shards_add_up_to_the_same_figures(tmp_path: Path) -> None:
     for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path):
         assert len(whole_model) == 6
         assert shards == pytest.approx(whole_model, rel=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -28,7 +30,7 @@ def test_a_tied_head_multiplies_and_a_table_that_is_only_looked_up_does_not() ->
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_utilisation_is_the_work_of_one_rank_over_the_peak(world_size) -> None:
+def test_utilisation_is_the_work_of_one_rank_over_the_peak(world_size: int) -> None:
     model, trial = nn.Linear(10, 10, bias=False), config(world_size=world_size)
     found = utilisation(model, trial, peak=1e6, tokens_per_second=1_000.0 * world_size)
     assert found == {"mfu": pytest.approx(0.6), "hfu": pytest.approx(0.6), "assumed_peak_flops": 1e6}
@@ -59,7 +61,7 @@ def test_without_a_known_peak_there_is_no_utilisation() -> None:
     assert utilisation(nn.Linear(1, 1), config(), None, 1_000.0) == {}
 
 
-def pace_of(seconds, amounts):
+def pace_of(seconds: Sequence[float], amounts: Sequence[float]) -> Pace:
     pace = Pace(torch.device("cpu"))
     for second, amount in zip(seconds, amounts, strict=True):
         pace.add(second, amount)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from trainers.weight_average import WeightAverage
 
 
 @pytest.mark.parametrize("effective_batch_size", [1, 8, 64])
-def test_after_the_half_life_the_weights_of_then_count_half(effective_batch_size) -> None:
+def test_after_the_half_life_the_weights_of_then_count_half(effective_batch_size: int) -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0]))
     average = WeightAverage([weight], half_life_samples=64, effective_batch_size=effective_batch_size)
     with torch.no_grad():
@@ -41,7 +43,7 @@ def test_the_average_is_what_is_evaluated_and_the_run_trains_on_as_without_it() 
         averaged.average = kept
 
 
-def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path) -> None:
+def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path: Path) -> None:
     trial = config(sample_budget=64, evaluations=(24,), ema_half_life_samples=16)
     ends: list[float] = []
     train(trial, lambda report: ends.append(report.metrics["val_loss"]), tmp_path / "whole")
