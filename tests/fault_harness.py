@@ -325,7 +325,7 @@ def check_nothing_was_trained_twice(scene: Scene, order: list[int]) -> None:
         assert places == list(range(places[0], places[0] + len(places)))
         trial = last_started(scene.driver.events(), segment["time"])
         known = [
-            event.metrics["samples_seen"]
+            event.metrics["samples_seen"] or 0
             for event in scene.driver.events()
             if isinstance(event, Evaluated) and event.id == trial and event.time < segment["time"]
         ]

@@ -16,7 +16,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints"}
 
 
-Identity = dict[str, JsonValue]
+Identity = Mapping[str, JsonValue]
 """What all trials of a study share that decides on their memory and speed; see `identity`."""
 
 

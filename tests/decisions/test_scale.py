@@ -156,15 +156,10 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(ray_cluster: None, 
     def relays() -> int:
         return sum(one["ActorClassName"].endswith("ResourceTrainable") for one in state.actor_table(None).values())
 
-    class Counting(Observer):
-        def ended(self, trial: Trial) -> None:
-            if journal.study.count("grid", TrialState(ending)) % 10 == 0:  # Tune's own pace in between
-                gc.collect()
-                held.append(sum(type(one) is TuneTrial for one in gc.get_objects()))
-
     before = relays()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path), observer=Counting())
+        counter = CountsTuneTrials(journal.study, TrialState(ending))
+        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path), observer=counter)
         run_stage(director, ending, tmp_path, "token")
         assert journal.study.count("grid", TrialState(ending)) == num_trials
     ray.get(dispatcher.close.remote())
