@@ -32,6 +32,10 @@ Prose = Annotated[str, AfterValidator(_whole_characters)]
 """Text for people."""
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+"""Names a trial, and its directory: never a path."""
+
+
 class _Event(BaseModel):
     """What all events have: the version of their format, and when they happened, in seconds since 1970."""
 
@@ -71,7 +75,7 @@ class Proposed(_Event):
     """A stage wants a trial: it waits from here on."""
 
     kind: Literal["proposed"] = "proposed"
-    id: str
+    id: Name
     stage: str
     config: TrialConfig
     candidate: str

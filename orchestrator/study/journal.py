@@ -1,4 +1,5 @@
-"""journal.jsonl: one JSON object a line, appended and fsynced, the only truth. Everything else is its replay.
+"""journal.jsonl: one JSON object a line with its checksum, appended and fsynced, the only truth. Everything else is its
+replay.
 
 One writer at a time: the file is locked while a study runs, so a second run in the same directory is refused.
 """
@@ -10,10 +11,10 @@ import fcntl
 import io
 import json
 import os
+import re
+import zlib
 from pathlib import Path
 from typing import Self
-
-from pydantic import ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.state import Halted, Study
@@ -50,7 +51,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Make it true: on disk first, then in the study. Raises Halted where it cannot be, and from then on always."""
         self.raise_if_lost()
-        line = event.model_dump_json().encode() + b"\n"
+        line = line_of(event)
         try:
             with naming_the_disk(self.path):
                 _write_all(self._file, line)
@@ -61,9 +62,8 @@ class Journal:
                 self._file.truncate(self._whole_bytes)
             raise self._lost from error
         self._whole_bytes += len(line)
-        self.study.apply(
-            parser.validate_json(line)
-        )  # as a replay will read it: what JSON cannot hold is not known here
+        # As a replay will read it: what JSON cannot hold is not known here.
+        self.study.apply(parser.validate_json(_without_checksum(line)))
 
     def raise_if_lost(self) -> None:
         """Halted where the file could not be written before: nothing is true any more that is not in it."""
@@ -98,6 +98,24 @@ def replay(path: Path, name: str) -> Study:
     for event in read_events(path)[0]:
         study.apply(event)
     return study
+
+
+def line_of(event: Event) -> bytes:
+    """Return the event as a line of the file: its last key is the checksum of all before it."""
+    body = event.model_dump_json().encode()
+    return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+
+
+_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\n$')
+
+
+def _without_checksum(line: bytes) -> bytes:
+    """Return the event's own JSON. Raises ValueError where it is not what was written."""
+    found = _CHECKSUM.search(line)
+    body = line[: found.start()] + b"}" if found else b""
+    if found is None or int(found[1], 16) != zlib.crc32(body):
+        raise ValueError("the line's checksum is not that of its contents")
+    return body
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
@@ -137,8 +155,8 @@ def _parsed(line: bytes, number: int, path: Path) -> Event | None:
             f"line {number} of {path} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; "
             "go on with the version that wrote it, or a later one"
         )
-    with contextlib.suppress(ValidationError, KeyError):
-        return parser.validate_json(line) if version else parser.validate_python(upgraded(record))
+    with contextlib.suppress(ValueError, KeyError):  # pydantic's ValidationError is a ValueError
+        return parser.validate_json(_without_checksum(line)) if version else parser.validate_python(upgraded(record))
     return None
 
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import zlib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,43 @@ def test_a_journal_that_could_not_be_read_is_not_locked_for_ever(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(ValueError, match="line 1 of"):
             Journal(path, "s")
+
+
+def test_no_flipped_bit_is_taken_for_what_was_written(tmp_path: Path) -> None:
+    """Each bit of a line in the middle, the checksum's own included."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        for token in ("a", "b", "c"):
+            journal.append(ready(token, 3.5))
+    first, line, last = path.read_bytes().splitlines(keepends=True)
+    for place in range(8 * (len(line) - 1)):  # all but its end, without which it is one with the next
+        flipped = bytearray(line)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(first + bytes(flipped) + last)
+        with pytest.raises(ValueError, match=r"line [23] of .* (is damaged|has journal format)"):
+            replay(path, "s")
+
+
+def with_another_id(journal: Path, trial_id: str) -> None:
+    """Give the trial of the first line another id, with the checksum that such a line would have."""
+    first, *others = journal.read_bytes().splitlines(keepends=True)
+    body = json.dumps({**json.loads(first), "crc32": None, "id": trial_id}, separators=(",", ":")).encode()
+    body = body.replace(b',"crc32":null', b"")
+    journal.write_bytes(b"".join([body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body), *others]))
+
+
+def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
+    """Its directory is named after it, and what a concluded stage does not need is deleted there."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(TRIAL)
+        journal.append(ready("a"))
+    with_another_id(path, "grid-m4k1-none-lr1e+20-s-3")
+    assert list(replay(path, "s").trials) == ["grid-m4k1-none-lr1e+20-s-3"]
+    for trial_id in ("../../../victim", "a/b", ".hidden", "", "a b"):
+        with_another_id(path, trial_id)
+        with pytest.raises(ValueError, match=r"line 1 of .* is damaged"):
+            replay(path, "s")
 
 
 def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(tmp_path: Path) -> None:
@@ -289,7 +327,7 @@ def test_every_line_is_one_object_with_its_kind_and_time(tmp_path: Path) -> None
     config = study_of(stages=[{"type": "frontier"}])
     play_stage(tmp_path / "journal.jsonl", config, "frontier", world)
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert all({"kind", "version", "time"} <= record.keys() for record in records)
+    assert all({"kind", "version", "time", "crc32"} <= record.keys() for record in records)
     assert [record["time"] for record in records] == sorted(record["time"] for record in records)
 
 
