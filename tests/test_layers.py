@@ -117,3 +117,17 @@ def test_no_file_imports_a_test_module(file: Path) -> None:
 )
 def test_an_import_of_a_test_module_is_seen_however_it_is_written(line: str) -> None:
     assert imported_test_modules(line)
+
+
+OURS = [file for place in ("orchestrator", "trainers", "tests", "benchmarks") for file in (ROOT / place).rglob("*.py")]
+
+
+def test_no_private_name_is_imported_from_another_file() -> None:
+    """Of a name with an underscore one knows that nobody else uses it."""
+    places = ("orchestrator", "trainers", "tests", "common")
+    found = {
+        str(file.relative_to(ROOT)): private
+        for file in OURS
+        if (private := [n for n in imports(file.read_text()) if n.startswith(places) and "._" in n.replace(".__", "")])
+    }
+    assert found == {}

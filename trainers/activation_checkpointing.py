@@ -69,7 +69,7 @@ def _refuse_what_does_not_go(mode: ActivationCheckpointing, compiled: bool) -> N
 
 def _checkpointed(block: nn.Module, config: TrialConfig) -> nn.Module:
     selective = config.activation_checkpointing == "selective"
-    contexts = partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
+    contexts = partial(create_selective_checkpoint_contexts, selective_policy) if selective else noop_context_fn
     if not config.compile:
         contexts = partial(_with_statistics_once, block, contexts)
     elif not selective:  # the compiler changes statistics once by itself, and knows no contexts but the selective
@@ -107,7 +107,8 @@ def _without_statistics(block: nn.Module, context: Context) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, count
 
 
-def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def selective_policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Return whether selective checkpointing keeps what this operation makes; torch asks it for every operation."""
     saved = op in _SAVED_OPS and not _draws_dropout(op, args, kwargs)
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

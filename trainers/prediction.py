@@ -118,7 +118,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     train_set, _ = load_data(config.data)
     sample = fetch(train_set, longest(train_set, 1))
     try:
-        timelines = {size: _live_bytes(_as_traced(config, size), train_set, sample) for size in TRACED_SIZES}
+        timelines = {size: live_bytes(_as_traced(config, size), train_set, sample) for size in TRACED_SIZES}
     except ValueError:
         raise
     except Exception as error:
@@ -133,7 +133,7 @@ def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:
     return config.model_copy(update={"micro_batch_size": micro_batch_size, **eager})
 
 
-def _live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
+def live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
     """Return the bytes of the tensors alive after each operation of a run's first two micro-batches."""
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings(), _no_collection(), LiveBytes() as live:
         warnings.simplefilter("ignore")

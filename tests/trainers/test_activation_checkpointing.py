@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
-from trainers.activation_checkpointing import _policy, apply_to_blocks
+from trainers.activation_checkpointing import apply_to_blocks, selective_policy
 from trainers.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
 from trainers.run import initial_module
 
@@ -100,8 +100,8 @@ def test_attention_that_draws_dropout_is_computed_again(dropout: float, saved: b
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
     expected = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-    assert _policy(None, flash, q, q, q, dropout, True) is expected
-    assert _policy(None, efficient, q, q, q, None, True, dropout_p=dropout) is expected
+    assert selective_policy(None, flash, q, q, q, dropout, True) is expected
+    assert selective_policy(None, efficient, q, q, q, None, True, dropout_p=dropout) is expected
 
 
 def peaks_of_a_step() -> dict[str, float]:

@@ -14,7 +14,7 @@ from trainers.config import TrialConfig
 from trainers.data.batches import fetch
 from trainers.memory import give_back
 from trainers.peak_memory import PeakMemory
-from trainers.prediction import PROCESS_BYTES, NotPredictable, _live_bytes, predict, predict_in_own_process
+from trainers.prediction import PROCESS_BYTES, NotPredictable, live_bytes, predict, predict_in_own_process
 from trainers.run import Run
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode: str, predict
     train_set, _ = data(seq_len=64, vocab_size=2048)
     for size in (3, 100):
         trial = sized(**CASES[mode], micro_batch_size=size)
-        traced = max(_live_bytes(trial, train_set, fetch(train_set, [0])))
+        traced = max(live_bytes(trial, train_set, fetch(train_set, [0])))
         assert predicted[mode].bytes_at(size) == pytest.approx(traced + PROCESS_BYTES, rel=1e-9)
 
 
