@@ -1,6 +1,6 @@
 """A real study on a two-node cluster, struck at random moments at every level, again and again.
 
-    python -m tests.fault_harness [--faults 100] [--seed 0] [--levels driver,lane,...]
+    python -m tests.fault_harness [--faults 100] [--seed 0] [--levels driver,lane,...] [--longest-quiet 20]
 
 The study's decisions depend on no clock, so whatever is struck it must end as it does undisturbed: the same journal but for
 its waits, the same recommendation, the same losses to the bit. Prints a line for every fault; what is violated raises.
@@ -46,7 +46,6 @@ STUDY: dict[str, Any] = TINY | {
     "stages": grid(learning_rate=[1e-4, 1e-3, 3e-3], pruner={"type": "asha", "min_samples": 128}),
 }
 PATIENCE_SECONDS = 240
-LONGEST_QUIET_SECONDS = 20.0
 # Train tries four times to find room for a lane; the outage is as long as several Train runs.
 OUTAGE_SECONDS, SECONDS_TO_FIND_ROOM = 25.0, "1"
 DECISIONS = (Promoted, Paused, Ended, Concluded)
@@ -372,7 +371,9 @@ def batches_in_order() -> list[int]:
 # The play
 
 
-def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Random) -> Counter[str]:
+def strike(
+    scene: Scene, levels: Iterator[str], count: int, chance: random.Random, longest_quiet_seconds: float
+) -> Counter[str]:
     """Studies in which `count` faults happen, one after another, each study to its end."""
     undisturbed, order = scene.driver, batches_in_order()
     scene.start()
@@ -383,7 +384,7 @@ def strike(scene: Scene, levels: Iterator[str], count: int, chance: random.Rando
     while struck.total() < count:
         scene.new_study()
         scene.start()
-        while not scene.driver.ends_within(chance.uniform(0, LONGEST_QUIET_SECONDS)):
+        while not scene.driver.ends_within(chance.uniform(0, longest_quiet_seconds)):
             if struck.total() < count:
                 before = scene.driver.events()
                 level = next(levels)
@@ -408,6 +409,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--levels", default=",".join(FAULTS), help="taken in turns")
+    parser.add_argument("--longest-quiet", type=float, default=20.0, metavar="SECONDS", help="between two faults")
     chosen = parser.parse_args()
     chance = random.Random(chosen.seed)
     os.environ.update(worker_environment() | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": SECONDS_TO_FIND_ROOM})
@@ -416,7 +418,8 @@ def main() -> None:
         scene = Scene(Path(folder), Path(folder) / "unused")
         try:
             start_ray(parse_study(STUDY, "the harness's study"), scene.cluster.address, Path(folder))
-            struck = strike(scene, itertools.cycle(chosen.levels.split(",")), chosen.faults, chance)
+            levels = itertools.cycle(chosen.levels.split(","))
+            struck = strike(scene, levels, chosen.faults, chance, chosen.longest_quiet)
         finally:
             import ray
 
