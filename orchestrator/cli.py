@@ -20,7 +20,7 @@ EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Exit 0: fine; 1: no recommendation, or a run failed; 2: bad input, said in one message; 130: stopped by Ctrl-C."""
+    """Run a verb, and exit with 0: fine, 1: no recommendation or a failed run, 2: bad input, 130: stopped by Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         sys.exit(arguments.verb(arguments))
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Like argparse's own, which would have the metadata read for every verb."""
+    """Prints the version. Unlike argparse's own action it reads the package's metadata only when it is asked to."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -75,7 +75,7 @@ class _PrintVersion(argparse.Action):
 
 
 def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argparse.ArgumentParser:
-    """A verb is a function; its docstring is its help."""
+    """Add a verb, which is a function whose docstring is its help."""
     command = verbs.add_parser(verb.__name__, help=verb.__doc__, description=verb.__doc__)
     command.add_argument(argument, type=Path, metavar=metavar, help=text)
     command.set_defaults(verb=verb)
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wrapped(text: str, stream: TextIO) -> str:
-    """Broken between words on a terminal; as it is in a log."""
+    """Return the text broken between words for a terminal, and as it is for a log."""
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -176,7 +176,7 @@ def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
 
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
-    """A study as its run directory has it, read only."""
+    """Return a study, and its file, as its run directory has them; read only."""
     from orchestrator.config.load import parse_study, read_yaml
     from orchestrator.study.journal import replay
 

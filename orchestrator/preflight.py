@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is started, said in the user's words."""
+"""Finds what is bound to fail before anything is started, and says so in the user's words."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ SHARE_OF_HOST = 0.9
 def check(config: StudyConfig, *, compiles: bool) -> Facts:
     """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
-    compiles: whether this machine will compile; the nodes of a cluster may be other than its head.
-
-    Raises ValueError for bad input.
+    compiles: True if this machine will compile; on a cluster other nodes than this one may do so. Raises
+    ValueError for bad input.
     """
     from trainers.contract import check_shapes
     from trainers.data.samples import load_data
@@ -54,9 +53,11 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
 
 
 def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
-    """Return the facts with the peak memory of the frontier's modes, which fake tensors predict in a process of its own.
+    """Return the facts with the peak memory of the frontier's modes, which fake tensors predict in a process of its
+    own.
 
-    Left out are modes that cannot be followed, and those that do not go with model or data: their probes will say so.
+    Modes that fake tensors cannot follow are left out, and so are modes that model or data refuse: their probes will
+    tell.
     """
     stage = config.keys_of(Frontier)
     if stage is None:
@@ -75,7 +76,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
 
 @contextlib.contextmanager
 def _in_the_users_words(what: str) -> Iterator[None]:
-    """Whatever the user's target raises, as one ValueError that says where."""
+    """Turn whatever the user's target raises into one ValueError that says where."""
     try:
         yield
     except (ValueError, StorageLost):
@@ -91,7 +92,7 @@ def _in_the_users_words(what: str) -> Iterator[None]:
 
 
 def check_trial(study: StudyConfig, config: TrialConfig) -> None:
-    """The same for a single run in this process; what the user's own code raises stays as it is, for their debugger."""
+    """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
     from trainers.data.samples import load_data
     from trainers.models import build_model
 
@@ -107,7 +108,7 @@ def check_trial(study: StudyConfig, config: TrialConfig) -> None:
 
 
 def check_compiler(compiles: bool) -> None:
-    """On a CPU torch.compile writes C++: without a compiler every compiled trial would fail minutes from now."""
+    """Raise ValueError if a C++ compiler is needed and missing: on a CPU torch.compile writes C++."""
     if not compiles or _has_cuda():
         return
     compiler = os.environ.get("CXX", "g++")
@@ -119,7 +120,7 @@ def check_compiler(compiles: bool) -> None:
 
 
 def check_size(config: StudyConfig, num_train_samples: int) -> None:
-    """The smallest step of the study must not see a sample twice."""
+    """Raise ValueError if the data is smaller than the study's smallest step, which must not see a sample twice."""
     effective = given_batch(config.batch, config.world_size).effective_batch_size
     frontier = config.keys_of(Frontier)
     if frontier:
@@ -135,7 +136,7 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
 
 
 def available_memory_bytes() -> int:
-    """What a study may take of this host: nine tenths of what is free, in the kernel's and in the container's count.
+    """Return the memory that a study may take of this host: nine tenths of what kernel and container count as free.
 
     The rest is for Ray, whose memory monitor ends processes when the host is nearly full.
     """
@@ -146,7 +147,7 @@ def available_memory_bytes() -> int:
 
 
 def _container_free_bytes() -> list[int]:
-    """What this process's control group still allows, where it has a limit (cgroup v2, then v1)."""
+    """Return what this process's control group still allows (cgroup v2, then v1); empty where it has no limit."""
     found = []
     for limit, used in (
         ("memory.max", "memory.current"),

@@ -47,9 +47,9 @@ class Session:
     journal: Journal
     progress: Progress
     token: str
-    """It names this run in every checkpoint that it writes: ranks of an earlier run may still be writing theirs."""
+    """Names this process in every checkpoint of its trials: ranks of an earlier one may still be writing theirs."""
     remeasure: bool
-    """Measure the frontier though another study has done so on this machine."""
+    """True if the frontier is to be measured though another study has done so on this machine."""
 
 
 def run_study(
@@ -73,7 +73,7 @@ def run_study(
 
 
 def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> str:
-    """Check what can be checked before anything starts, and return this run's token."""
+    """Check what can be checked before anything starts, and return this process's token."""
     facts = preflight.check(config, compiles=is_local and uses_compile(config))
     if not journal.study.trials:  # until then the study file may have been mended
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
@@ -88,7 +88,7 @@ def _run_stages(session: Session, address: str | None) -> None:
     observer = Observers([session.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
-    # Once more inside: ray.init takes SIGTERM for itself.
+    # sigterm_is_ctrl_c is entered once more here, because ray.init takes SIGTERM for itself.
     with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
@@ -103,7 +103,7 @@ def _run_stages(session: Session, address: str | None) -> None:
                     context = StageContext(stage, config, journal.study, str(run_dir))
                     director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
                     _run_trials(director, session, lanes)
-                _conclude(director, session)  # not where an interrupt that Tune swallowed has left trials undone
+                _conclude(director, session)  # after the block: on leaving, it raises an interrupt that Tune swallowed
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
@@ -131,7 +131,8 @@ def _conclude(director: Director, session: Session) -> None:
 
 
 def _share_host_memory(session: Session, shape: LaneShape) -> None:
-    """Journal each CPU rank's share of this host's memory as its limit, where the study file has none, once for the study."""
+    """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no
+    limit."""
     facts = session.journal.study.facts
     if session.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
         share = preflight.available_memory_bytes() // shape.num_ranks

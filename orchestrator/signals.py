@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def interrupts_between_events() -> Iterator[Callable[[], bool]]:
-    """Yield a question for the Director to ask between events: has Ctrl-C or SIGTERM come? The second one is raised at once.
+    """Yield a function that tells the Director, between events, whether Ctrl-C or SIGTERM has come.
 
-    A KeyboardInterrupt that is raised wherever the main thread happens to be was lost in Ray's callbacks now and then. On
-    leaving, one that came is raised in any case.
+    A KeyboardInterrupt raised wherever the main thread happened to be was lost in Ray's callbacks now and then. A
+    second signal is raised at once all the same, and on leaving the first one is raised in any case.
     """
     asked = False
 
@@ -34,7 +34,7 @@ def interrupts_between_events() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def sigterm_is_ctrl_c() -> Iterator[None]:
-    """A scheduler's SIGTERM stops a study as cleanly as Ctrl-C does."""
+    """Make SIGTERM, which cluster schedulers send, stop a study as cleanly as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -29,7 +29,7 @@ def run_trial(study: StudyConfig, run_dir: Path) -> int:
     name = f"m{config.micro_batch_size}k{config.gradient_accumulation_steps}-lr{config.learning_rate:.3g}-{digest}"
     try:
         train(config, print_report, run_dir / name)
-    except ValueError:  # the user's code may raise it too: here a traceback is what a debugger's user wants
+    except ValueError:  # the user's code may raise it too, and whoever debugs that wants the traceback
         traceback.print_exc()
         return 1
     return 0

@@ -38,7 +38,7 @@ AnyStage = TypeVar("AnyStage", bound=StageKeys)
 
 
 def _yaml_off(value: object) -> object:
-    """YAML reads a bare `off` as false."""
+    """Return "off" for false, which is how YAML reads a bare `off`."""
     return "off" if value is False else value
 
 

@@ -1,4 +1,4 @@
-"""How a study file and `--set` become a checked StudyConfig, and how a fault in them is said in the user's words."""
+"""Turns a study file and `--set` into a checked StudyConfig, and says a fault in them in the user's words."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainers.config import Strict
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""
 Place = tuple[int | str, ...]
-"""Where in a study file something stands: the keys, the members of lists and the `type` words on the way to it."""
+"""The place of something in a study file: the keys, list numbers and `type` words on the way to it."""
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file says. Raises ValueError, with the line, where it is not YAML."""
+    """Return what a YAML file holds. Raises ValueError, with the line, where it is not YAML."""
     try:
         return yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -63,8 +63,8 @@ def _make_absolute(tree: dict[str, Yaml]) -> None:
 
 
 def _absolute(value: Yaml, *, always: bool) -> Yaml:
-    """Make a path absolute, or each of a list. Unless `always`, only where it exists: else it may be a name on a
-    hub."""
+    """Return a path, or each path of a list, made absolute. Unless `always`, a path that does not exist stays as it is:
+    it may be a name on a hub."""
     if isinstance(value, list):
         return [_absolute(item, always=always) for item in value]
     if isinstance(value, str) and (always or Path(value).exists()):
@@ -73,7 +73,7 @@ def _absolute(value: Yaml, *, always: bool) -> Yaml:
 
 
 def apply_override(tree: dict[str, Yaml], override: str) -> None:
-    """Set one `a.b=c` in the tree. c is read as YAML; a list member is named by its number, a stage also by its
+    """Set one `a.b=c` in the tree. c is read as YAML. A list member is named by its number, a stage also by its
     type."""
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -97,7 +97,7 @@ def apply_override(tree: dict[str, Yaml], override: str) -> None:
 
 
 def _child(node: Yaml, name: str, override: str) -> Yaml:
-    """Return what stands below a node under this name; an empty mapping is made where nothing does."""
+    """Return what stands below a node under this name, after making it an empty mapping if there is nothing."""
     if isinstance(node, list):
         return node[_list_index(node, name, override)]
     if not isinstance(node, dict):
@@ -108,7 +108,8 @@ def _child(node: Yaml, name: str, override: str) -> Yaml:
 
 
 def _list_index(items: list[Yaml], name: str, override: str) -> int:
-    """Return the place of a list member that is named by its number, or of a stage that is named by its type."""
+    """Return the index of a list member, which is named by its number, or of a stage, which may be named by its
+    type."""
     by_type = [i for i, item in enumerate(items) if isinstance(item, dict) and item.get("type") == name]
     if by_type:
         return by_type[0]
@@ -129,7 +130,7 @@ def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
 
 
 def _with_numbers(value: Yaml) -> Yaml:
-    """Turn text such as `6e-4` into the number that is meant: YAML 1.1 reads it as text, for want of a dot."""
+    """Return the tree with text such as `6e-4` turned into the number: YAML 1.1 takes it for text, as it has no dot."""
     if isinstance(value, dict):
         return {key: _with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -143,7 +144,7 @@ def _with_numbers(value: Yaml) -> Yaml:
 
 
 def _own_faults(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Leave out the lists that are called too short only because a member of theirs is at fault."""
+    """Return the faults, without lists that are called too short only because one of their members is at fault."""
 
     def a_member_is_at_fault(place: Place) -> bool:
         return any(item["loc"] != place and item["loc"][: len(place)] == place for item in items)
@@ -182,7 +183,7 @@ def _section_of(annotation: Any) -> type[Strict] | None:
 
 
 def _members_by_type(choice: Any) -> dict[str, type[Strict]]:
-    """Return the members of a union that is told apart by the word under `type`, each under its word."""
+    """Return the members of a union of classes, by the word that each has under `type`."""
     union, _ = get_args(choice)
     return {member.model_fields["type"].default: member for member in get_args(union)}
 

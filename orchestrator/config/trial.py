@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
 from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner
-from trainers.config import (
-    OptimizerConfig,
-    TrialConfig,
-)
+from trainers.config import OptimizerConfig, TrialConfig
 
-# Where the pruner does not say: the first rung is at this share of the sample budget.
+# The first rung is at this share of the sample budget, unless the study file gives min_samples.
 DEFAULT_FIRST_RUNG_SHARE = 1 / 8
 
 
@@ -58,8 +55,8 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
 
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
-    """Return the samples of warm-up. `auto` is a heuristic: a larger share of the budget for a batch far above the
-    reference."""
+    """Return the samples of warm-up. `auto` is a heuristic: a batch far above the reference gets a larger share of the
+    budget."""
     if optimizer.warmup != "auto":
         return optimizer.warmup
     ratio = effective_batch_size / optimizer.reference_batch_size
@@ -68,12 +65,13 @@ def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_
 
 
 def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` sample numbers up to `total`, which is the last; fewer where there are not so many samples."""
+    """Return `count` sample numbers at even distances, the last of them `total`; fewer if `total` is less than
+    `count`."""
     return tuple(sorted({max(1, round(total * (i + 1) / count)) for i in range(count)}))
 
 
 def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tuple[int, ...]:
-    """Return min_samples x reduction_factor^i for i = 0, 1, ..., as far as that is below the budget."""
+    """Return min_samples x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget."""
     found: list[int] = []
     rung = min_samples
     while rung < sample_budget:

@@ -1,2 +1,5 @@
-"""What happens next, and why. Belongs here: the Director, verdicts at rungs, rules that stop trials. Does not: how a trial is run or
-shown. Loads neither Ray nor torch."""
+"""What happens next, and why.
+
+The Director belongs here, the verdicts at rungs, and the rules that stop trials. How a trial is run or shown does not.
+Loads neither Ray nor torch.
+"""

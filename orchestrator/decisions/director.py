@@ -1,8 +1,9 @@
-"""Runs one stage without knowing Ray: which trial next, what a message means, what the journal must hold.
+"""Runs one stage without knowing Ray: decides which trial is next, what a message means, and what the journal must
+hold.
 
-Questions (`next_trial`, `is_finished`) only read. What happens is told by `advance`, `on_started`, `on_message`,
-`on_relay_lost` and `conclude`; all of them write through `_record`, which is the one place that does.
-Ray Tune's scheduler and search algorithm are thin shells around it.
+`next_trial` and `is_finished` are questions, and only read. `advance`, `on_started`, `on_message`, `on_relay_lost` and
+`conclude` tell the Director what happens; they write to the journal, all of them through `_record`. Ray Tune's
+scheduler and search algorithm are thin shells around the Director.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from orchestrator.study.reuse import Measured, Measurements
 from orchestrator.study.state import Conclusion, Halted, speed_group
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 
-# A stage whose first trials all fail, so many of them, is not at fault with this one or that.
+# If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
 ENOUGH_FAILURES = 3
-# A trial whose machine is lost so often between two evaluations is not run again.
+# A trial that loses its machine this often between two evaluations is not run again.
 MAX_INTERRUPTIONS = 5
-# The cause of an end that its outcome alone says.
+# The cause of a trial's end, where the message gives none beside its outcome.
 _CAUSES = {"out_of_memory": Cause.OUT_OF_MEMORY, "failed": Cause.FAILED}
 
 
@@ -53,7 +54,10 @@ class Director:
         self, context: StageContext[StageKeys], journal: Journal, observer: Observer, num_lanes: int,
         is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
     ) -> None:  # fmt: skip
-        """is_stopping: whether Ctrl-C was pressed. measurements: of earlier studies, where they may stand for this stage's."""
+        """Begin the stage, or go on with it.
+
+        is_stopping: True once Ctrl-C was pressed. measurements: those of earlier studies, if this stage may reuse them.
+        """
         self.context, self.num_lanes = context, num_lanes
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
@@ -63,7 +67,8 @@ class Director:
         self._halted = self._impossible = ""
         """Why nothing can run for now; why the stage cannot have a result."""
         self._asked_at = self._judged_at = 0
-        """How many events the study had when its proposals, and when those who wait, were last looked at."""
+        """How many events the study had when the stage was last asked for proposals, and when paused trials were last
+        judged."""
         if context.stage.type not in self.study.started:
             self._record(StageBegan(stage=context.stage.type))
         observer.stage_began(context.stage)
@@ -73,11 +78,11 @@ class Director:
     def next_trial(self, num_held: int = 0) -> Trial | None:
         """Return the trial to start now; None where all lanes are busy, or nothing may run before another trial ends.
 
-        num_held: how many lanes still have a trial that is to run no more.
+        num_held: how many lanes are still busy with a trial that is to stop.
         """
         if not self._has_a_free_lane(num_held) or self._all_fail():
             return None
-        # Whoever is furthest goes first: it is what the others wait for.
+        # The furthest trial goes first: the others wait for it.
         return self.study.furthest(self.context.stage.type, TrialState.WAITING)
 
     def is_finished(self) -> bool:
@@ -88,7 +93,7 @@ class Director:
         return self._count(TrialState.RUNNING) + num_held < self.num_lanes
 
     def _all_fail(self) -> bool:
-        """True if enough trials have failed, and nothing else has happened, to know that the others would fail, too."""
+        """True if so many trials have failed, and none has done anything else, that the others would fail, too."""
         if self.stage.fails_by_mode or self._count(TrialState.FAILED) < ENOUGH_FAILURES:
             return False
         if self._count(TrialState.COMPLETE, TrialState.OUT_OF_MEMORY):
@@ -102,10 +107,10 @@ class Director:
     # What happens
 
     def advance(self, num_held: int = 0) -> None:
-        """Take up what follows from all that has happened: new proposals, verdicts on those who wait, giving up.
+        """Draw the consequences of what has happened: propose trials, judge those that are paused, give up.
 
-        Tune calls it between its events: here, and nowhere else, Ctrl-C takes effect. Raises KeyboardInterrupt then, and
-        Halted where nothing can run for now.
+        The scheduler calls this between Tune's events, and only here does Ctrl-C take effect. Raises KeyboardInterrupt
+        after Ctrl-C, and Halted where nothing can run for now.
         """
         if self._is_stopping():
             raise KeyboardInterrupt
@@ -125,7 +130,7 @@ class Director:
     def on_message(self, trial_id: str, message: Message) -> Decision:
         """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
         trial = self._trial(trial_id)
-        if trial.state.ended:  # the verdict on another seed, or at a rung that it repeats, cut it meanwhile
+        if trial.state.ended:  # it was cut meanwhile, by the verdict on another seed or at a rung that it repeats
             return Decision(Action.STOP, trial.cause, trial.reason)
         if message.outcome is not None:
             self._on_outcome(trial, message)
@@ -145,7 +150,7 @@ class Director:
         return GO_ON
 
     def on_relay_lost(self, trial_id: str, reason: str) -> None:
-        """What Tune runs only relays: the trial itself goes on from its last checkpoint."""
+        """Take in that the Tune trial was lost. It only relays: the trial itself goes on from its last checkpoint."""
         if self._trial(trial_id).state is TrialState.RUNNING:
             self._on_interrupted(trial_id, reason)
 
@@ -165,8 +170,10 @@ class Director:
     # Proposals
 
     def proposals(self) -> list[Proposal]:
-        """Return what the stage wants by now; nothing more where what earlier stages chose cannot be run: the stage ends with
-        that as its result."""
+        """Return the trials that the stage wants by now.
+
+        Where what earlier stages chose cannot be run it wants nothing more, and ends with that as its result.
+        """
         try:
             return self.stage.propose(self.context)
         except ValueError as error:
@@ -174,7 +181,8 @@ class Director:
             return []
 
     def _propose(self) -> None:
-        """Journal what the stage wants by now; what was measured before ends at once, and the stage is asked again."""
+        """Journal the trials that the stage wants by now. Those measured before end at once; then the stage is asked
+        again."""
         while new := self._new_proposals():
             known = self._measurements.find(new) if self._measurements else {}
             for wanted in new:
@@ -185,7 +193,7 @@ class Director:
                 return
 
     def _new_proposals(self) -> list[Proposal]:
-        """Return nothing where nothing has happened since the stage was asked that could change what it wants."""
+        """Return the proposals that the study does not have yet; asks the stage only if its answer can have changed."""
         if self._asked_at == self.study.num_events or (self._asked_at and self.stage.proposes_once):
             return []
         self._asked_at = self.study.num_events
@@ -206,7 +214,8 @@ class Director:
     # Messages
 
     def _hear_losses(self, trial: Trial, message: Message) -> None:
-        """Keep each step's loss once: a trial that went on from a checkpoint, its lane having died, takes some steps again."""
+        """Keep the loss of each step once: after its lane died, a trial goes on from a checkpoint and repeats some
+        steps."""
         losses = self._losses.setdefault(trial.id, [])
         steps = round(message.metrics.get("samples_seen", 0) / trial.config.effective_batch_size)
         del losses[max(0, steps - len(message.step_losses)) :]
@@ -233,7 +242,7 @@ class Director:
     def _on_outcome(self, trial: Trial, message: Message) -> None:
         match message.outcome:
             case "stopped":
-                pass  # it was told to: its state is journaled already, or it waits to go on
+                pass  # it was told to stop: its state is journaled already, or it waits to go on
             case "interrupted":
                 self._on_interrupted(trial.id, message.reason)
             case "no_lane" | "no_room":
@@ -245,7 +254,7 @@ class Director:
                 self._end(trial.id, TrialState(outcome), cause, message.reason, {**message.metrics})
 
     def _on_complete(self, trial_id: str, message: Message) -> None:
-        """It came to its end; a loss that is no number, or a probe that crawls, makes that a failure all the same."""
+        """End a trial that ran to its end; it is pruned all the same if its loss is not finite or its steps crawl."""
         metrics: Metrics = {**message.metrics}
         losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
         bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
@@ -259,7 +268,8 @@ class Director:
         return self._end(trial_id, TrialState.COMPLETE, None, message.reason, metrics)
 
     def _on_interrupted(self, trial_id: str, reason: str) -> None:
-        """It waits; one that comes no further, however often, may be what takes its machines down."""
+        """Let the trial wait to go on; fail it if it loses machine after machine, since it may be what takes them
+        down."""
         times = self._trial(trial_id).interruptions + 1
         if times == MAX_INTERRUPTIONS:
             what = f"its machine was lost {times} times since its last evaluation; {reason}"
@@ -274,7 +284,7 @@ class Director:
     # Rungs
 
     def _on_rung(self, trial_id: str, rung: int) -> Decision:
-        """Decide on one arrival; others at the rung may be promoted or cut by it too."""
+        """Decide on a trial that arrives at a rung; its arrival may promote or cut others there, too."""
         if rung in self._trial(trial_id).promoted:
             return GO_ON
         self._judge(rung)
@@ -288,7 +298,7 @@ class Director:
         return Decision(Action.PAUSE, Cause.RUNG, reason)
 
     def _judge_paused(self) -> None:
-        """Whoever waits at a rung may be decided by what happened since."""
+        """Judge every rung where trials are paused, if anything has happened since the last time."""
         if self._judged_at == self.study.num_events:
             return
         self._judged_at = self.study.num_events
@@ -296,7 +306,7 @@ class Director:
             self._judge(rung)
 
     def _judge(self, rung: int) -> None:
-        """Carry out what `verdicts` says of everyone at the rung."""
+        """Carry out the verdict on every candidate at the rung."""
         found = verdicts.at_rung(self.study, self.context.stage, rung, self.num_lanes)
         candidates = self.study.candidates(self.context.stage.type)
         for name, decision in found.items():
@@ -323,7 +333,7 @@ class Director:
             self._measurements.remember(self._trial(trial_id))
 
     def _record(self, event: Event) -> None:
-        """Make it true, then tell the observer."""
+        """Journal the event, then tell the observer."""
         self.journal.append(event)
         match event:
             case Started():

@@ -1,4 +1,4 @@
-"""Who is stopped between rungs. Pure: values in, decisions with reasons out."""
+"""Which trials are stopped between rungs. Pure: values in, decisions with reasons out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def judge_losses(
     spike_steps: int,
     above_start: float | None,
 ) -> Decision:
-    """Return whether a trial diverges, from the loss of every step so far."""
+    """Return stop for a trial that diverges, judged by the loss of every step so far; else go on."""
     not_finite = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if not_finite is not None:
         return stop(Cause.DIVERGED, f"the loss is {losses[not_finite]} in step {not_finite + 1}")
@@ -28,13 +28,11 @@ def judge_losses(
     )
 
 
-# The loss of the start is the median of so many steps; a running median needs as many before it can judge.
+# The loss at the start is the median of so many steps, and so is the loss after warm-up that is held against it.
 _START_STEPS = 5
-
-
+# A spike is held against the median of so many steps before it, or of fewer while there are not so many yet...
 _SPIKE_WINDOW = 50
-
-
+# ... but at least of so many: before that no loss is called a spike.
 _SPIKE_HISTORY = 20
 
 
@@ -62,7 +60,8 @@ def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) 
 
 
 def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min_share: float | None) -> Decision:
-    """Return whether a trial is too slow, held against the fastest of the same effective batch in another split or mode."""
+    """Return stop for a trial that is too slow beside the fastest of the same effective batch in another split or
+    mode."""
     if min_share is None or best_of_equals is None or tokens_per_second >= min_share * best_of_equals:
         return GO_ON
     return stop(
@@ -73,7 +72,8 @@ def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min
 
 
 def judge_probe(metrics: Mapping[str, float | None], max_step_seconds: float) -> Decision:
-    """Return whether a size that fits is usable: it must not live on the allocator's retries, nor take for ever."""
+    """Return stop for a size that fits and is of no use: it lives on the allocator's retries, or its steps take too
+    long."""
     retries, seconds = metrics.get("allocator_retries") or 0.0, metrics.get("step_seconds") or 0.0
     if retries:
         return stop(Cause.THRASHING, f"the allocator had to give memory back and ask again {retries:.0f} times")

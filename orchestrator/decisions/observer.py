@@ -1,4 +1,4 @@
-"""Who else wants to know what happens to a study: the terminal, and trackers such as W&B."""
+"""Observers hear what happens to a study: the terminal, and trackers such as W&B."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from orchestrator.study.trial import Metrics, Trial
 
 
 class Observer:
-    """Hears what happens, after the journal has it. By itself it ignores everything: override what you want to hear."""
+    """Hears what happens, after it is journaled. This class ignores everything: override the methods that you want to
+    hear."""
 
     def stage_began(self, stage: StageConfig) -> None:
         """A stage begins, or goes on in another run of the study."""
@@ -38,7 +39,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several as one; each hears everything, in the order given."""
+    """Several observers as one: each hears everything, in the order given."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers

@@ -1,4 +1,4 @@
-"""Who goes on at a rung. Pure: values in, decisions with reasons out."""
+"""Which trials go on from a rung. Pure: values in, decisions with reasons out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Entrant:
 
     name: str
     value: float | None
-    """Its objective at the rung, smaller is better; None: not there yet."""
+    """Its objective at the rung, the smaller the better; None while it has not come there."""
     out: bool = False
-    """Ended before the rung: nobody waits for it."""
+    """True if it has ended: nobody waits for it."""
     protected: bool = False
     promoted: bool = False
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Who else wants the lanes, while a rung is judged before all have come to it."""
+    """What else the lanes could run, for an asynchronous rung that is judged before everyone has come to it."""
 
     newcomers_per_lane: float = 0.0
-    """Trials that have yet to reach their first rung and are not running."""
+    """How many trials per lane are not running and have yet to reach their first rung."""
     idle: bool = False
-    """A lane has nothing else to run."""
+    """True if a lane has nothing else to run."""
 
 
 def judge_rung(
@@ -43,20 +43,21 @@ def judge_rung(
     first: bool = False,
     demand: Demand = Demand(),
 ) -> dict[str, Decision]:
-    """What becomes of everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv 1810.05934).
+    """Return the verdict on everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv
+    1810.05934).
 
-    When all who can come have come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. Whose fate
-    is sealed, whatever those who are missing bring and whether they come, hears of it before. The others wait;
-    asynchronous, the best of those here go on at once, as many as `early_places` says. Who ties with the last to go on
-    goes on too. When nobody runs any more, all who are left have come to the lowest rung that anyone waits at, so there
-    is always one that decides.
+    Once everyone who can come has come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. An
+    entrant hears its verdict earlier if those still missing cannot change it. The others wait; if the pruner is
+    asynchronous, the best of those here go on at once, as many as `early_places` allows. Whoever ties with the last to
+    go on goes on, too. The study cannot get stuck: when nothing runs any more, everyone who is left has come to the
+    lowest rung at which anyone waits, so that rung decides.
     """
     here = [entrant for entrant in entrants if entrant.value is not None]
     if not here:
         return {}
     missing = sum(entrant.value is None and not entrant.out for entrant in entrants)
     places = math.ceil((len(here) + missing) / reduction_factor)
-    places_now = places - missing  # even if all who are missing were better
+    places_now = places - missing  # these are certain, even if everyone who is missing were better
     if not synchronous:
         places_now = max(places_now, early_places(len(here), reduction_factor, first=first, demand=demand))
     ranked = sorted(here, key=_value)
@@ -83,11 +84,12 @@ def _at_rung(action: Action, reason: str) -> Decision:
 
 
 def early_places(num_here: int, reduction_factor: int, *, first: bool, demand: Demand) -> int:
-    """How many go on from a rung to which not all have come yet.
+    """Return how many go on from a rung to which not everyone has come yet.
 
-    The best 1/reduction_factor, rounded down: nobody passes unseen. Where its lane would idle, rounded up: waiting gains
-    nothing. From the first rung only 1/reduction_factor^2 while newcomers would keep the lanes busy for that many
-    trials each: looking at another one is cheap, and going on with one that is merely in the better half is not.
+    These are the best 1/reduction_factor, rounded down, so that none goes on without another to beat. Rounded up where
+    a lane would idle: waiting gains nothing there. From the first rung only 1/reduction_factor^2, as long as every lane
+    has that many newcomers to try: trying another is cheap, and training on one that is merely in the better half is
+    not.
     """
     if demand.idle:
         return math.ceil(num_here / reduction_factor)
@@ -96,11 +98,11 @@ def early_places(num_here: int, reduction_factor: int, *, first: bool, demand: D
 
 
 def _value(entrant: Entrant) -> float:
-    """A value that is not a number is the worst there is."""
+    """Return the entrant's objective; one that is not a number counts as the worst."""
     return math.inf if entrant.value is None or math.isnan(entrant.value) else entrant.value
 
 
 def mean_of_seeds(values: Mapping[str, float | None]) -> float | None:
-    """The mean over a configuration's seeds, once all of them are there."""
+    """Return the mean over a configuration's seeds; None until all of them have a value."""
     found = [value for value in values.values() if value is not None]
     return statistics.fmean(found) if found and len(found) == len(values) else None

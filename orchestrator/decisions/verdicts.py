@@ -13,12 +13,12 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 
-# A rate is judged from here on: compiling and the first steps are behind.
+# A rate is judged after so many steps, when compiling and the slow first steps are over.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
 
 def at_rung(study: Study, stage: StageConfig, rung: int, num_lanes: int) -> dict[str, Decision]:
-    """Return what becomes of every candidate that stands at the rung and was not let past it."""
+    """Return the verdict on every candidate that stands at the rung and was not let past it."""
     pruner = pruner_of(stage)
     if not isinstance(pruner, AshaPruner):
         return {}
@@ -35,16 +35,16 @@ def at_rung(study: Study, stage: StageConfig, rung: int, num_lanes: int) -> dict
 
 
 def _demand(study: Study, stage: StageConfig, num_lanes: int) -> Demand:
-    """Return who wants a lane that is free, or becomes so with the verdict."""
+    """Return what else could run on a lane that is free, or that the verdict frees."""
     waiting = study.in_state(stage.type, TrialState.WAITING)
     newcomers = sum(not trial.rungs for trial in waiting)
     return Demand(newcomers / num_lanes, idle=not waiting)
 
 
 def _entrant(name: str, seeds: list[Trial], rung: int) -> Entrant:
-    """Return a candidate at a rung, its seeds as one; a seed that ended before makes it the worst of those there.
+    """Return a candidate as the rung sees it: its seeds count as one, and a seed that ended earlier makes it the worst.
 
-    It stays there when it is cut: how many go on must not depend on when that is seen.
+    A candidate that is cut stays among the entrants: how many go on must not depend on when it was cut.
     """
     out = all(trial.state.ended for trial in seeds)
     values = {trial.id: _value_at(trial, rung) for trial in seeds}
@@ -60,18 +60,22 @@ def _entrant(name: str, seeds: list[Trial], rung: int) -> Entrant:
 
 
 def _value_at(trial: Trial, rung: int) -> float | None:
-    """Return its objective there; a step that crosses several rungs stands at the lowest that it was not let past."""
+    """Return the trial's objective at the rung. If it crossed several rungs at once it stands at the lowest of them
+    that it was not let past, and has no value at the others."""
     return trial.rungs.get(rung) if all(lower in trial.promoted for lower in trial.rungs if lower < rung) else None
 
 
 def rungs_waited_at(study: Study, stage: StageConfig) -> list[int]:
-    """Return the rungs at which somebody is paused, the lowest first."""
+    """Return the rungs at which trials are paused, the lowest first."""
     paused = study.in_state(stage.type, TrialState.PAUSED)
     return sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused})
 
 
 def between_rungs(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
-    """Return whether a full run goes on, from what it says of itself and from the loss of every step heard of it."""
+    """Return stop for a full run that diverges or is too slow; else go on.
+
+    metrics: those of its latest report. losses: the loss of every step that was heard from it.
+    """
     rules, batch = config.kill, trial.config.effective_batch_size
     # After a crash of the driver the first losses heard are not those of the start.
     heard_from_start = len(losses) * batch >= (metrics.get("samples_seen") or 0)
@@ -95,12 +99,12 @@ def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
 
 
 def on_short_run(losses: list[float]) -> Decision:
-    """Return whether a measurement of a few steps goes on: only a loss that is no number ends it."""
+    """Return stop for a run of a few steps whose loss is not finite; nothing else ends it."""
     return judge_losses(losses, 0, None, 1, None)
 
 
 def on_validation(metrics: Metrics) -> Decision:
-    """Return stop for a validation loss that is no finite number."""
+    """Return stop for a validation loss that is not finite."""
     loss = metrics.get("val_loss", 0.0)
     if loss is not None and math.isfinite(loss):
         return GO_ON

@@ -1,4 +1,4 @@
-"""What Ray must be told so that driver and workers import the same code. Does not import Ray."""
+"""Makes driver and workers import the same code. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("orchestrator", "trainers")
-
-
 # Ray itself refuses 500 MiB, but only after it has zipped them.
 LARGEST_UPLOAD_BYTES = 200 * 2**20
-
-
 # `.*` would match the directory itself, `.`, and Ray would ship nothing.
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
 
 
 def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
-    """The runtime_env for ray.init: the current directory where there is a cluster to ship it to.
+    """Return the runtime_env for ray.init: it ships the current directory to a cluster that is not this process's own.
 
     A local cluster (no address) needs none of it: Ray puts the driver's current directory first on the path of every
-    worker, on the same disk, so an upload would only cost start-up. Raises ValueError where workers would import others' code.
+    worker, on the same disk, so an upload would only cost time. Raises ValueError where workers would import other
+    code.
     """
     refuse_hidden_packages()
     return working_dir_env(run_dir, data_paths) if address else {}
 
 
 def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
-    """The current directory as `working_dir`, without runs, data and hidden files. Raises ValueError where it is too large."""
+    """Return the current directory as `working_dir`, without runs, data and hidden files.
+
+    Raises ValueError where it is too large.
+    """
     here = Path.cwd()
     left_out = _inside(here, [run_dir, *data_paths])
     refuse_large_directory(here, left_out)
@@ -75,7 +75,10 @@ def refuse_large_directory(here: Path, left_out: Iterable[Path]) -> None:
 
 
 def shipped_bytes(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[Path, str], ...]) -> int:
-    """Bytes that Ray would ship of a path; links are followed, as Ray does. Patterns hold below the path beside them."""
+    """Return the bytes of a path that Ray would ship, following links as Ray does.
+
+    patterns: lines of ignore files, each with the directory below which it holds.
+    """
     if path in left_out or any(_ignores(base, line, path) for base, line in patterns):
         return 0
     if not path.is_dir():
@@ -85,7 +88,8 @@ def shipped_bytes(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[P
 
 
 def absolute_paths(value: object) -> Iterator[Path]:
-    """Yield the existing absolute paths among the texts of (nested) keyword arguments, such as a study's data.kwargs."""
+    """Yield the existing absolute paths among the texts of (nested) keyword arguments, such as a study's
+    data.kwargs."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -96,32 +100,37 @@ def absolute_paths(value: object) -> Iterator[Path]:
 
 
 def _sources(package: Path) -> dict[Path, bytes]:
-    """Contents of a package's Python files; a folder without any cannot be imported in place of ours."""
+    """Return the contents of a package's Python files; a folder without any cannot be imported in place of ours."""
     files = [package] if package.is_file() else package.rglob("*.py")
     return {file.relative_to(package): file.read_bytes() for file in files}
 
 
 def _inside(here: Path, paths: Iterable[Path]) -> list[Path]:
-    """Those of the paths that lie below `here`, by name or where their links lead."""
+    """Return the paths that lie below `here`, by name or by where their links lead."""
     spelled = {Path(os.path.abspath(path)) for path in paths}
     spelled |= {path.resolve() for path in spelled}
     return sorted(path for path in spelled if here in path.parents)
 
 
 def _as_pattern(here: Path, path: Path) -> str:
-    """The one path as a .gitignore pattern."""
+    """Return a .gitignore pattern that matches this path alone."""
     return "/" + "".join("\\" + letter if letter in "\\*?[] " else letter for letter in str(path.relative_to(here)))
 
 
 def _ignore_lines(directory: Path) -> list[tuple[Path, str]]:
-    """Patterns of the directory's .gitignore and .rayignore, both of which Ray obeys."""
+    """Return the patterns of the directory's .gitignore and .rayignore, both of which Ray obeys, each with the
+    directory."""
     files = [directory / name for name in (".gitignore", ".rayignore")]
     lines = [line.strip() for file in files if file.is_file() for line in file.read_text().splitlines()]
     return [(directory, line) for line in lines if line and line[0] not in "#!"]
 
 
 def _ignores(base: Path, line: str, path: Path) -> bool:
-    """Near enough to git's rules for a size check (no `!`, `*` may cross `/`); what is shipped is Ray's own matching."""
+    """True if the pattern matches the path: near enough to git's rules for a size check (no `!`, and `*` may cross
+    `/`).
+
+    What is shipped is decided by Ray's own matching.
+    """
     pattern, name = line.rstrip("/"), str(path.relative_to(base))
     if "/" in pattern and not pattern.startswith("**/"):
         return fnmatchcase(name, pattern.removeprefix("/"))

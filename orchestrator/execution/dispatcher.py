@@ -1,4 +1,4 @@
-"""Who runs what: the one actor through which trials reach lanes and their words reach Tune.
+"""The Dispatcher: the one actor through which trials reach lanes, and what trials say reaches Tune.
 
 It knows lanes (`_Lane`; docs/architecture.md draws their states) and trials that were handed over (`_Handover`).
 It imports next to nothing: its process starts beside those of the first lane, on the same cores.
@@ -20,9 +20,9 @@ from orchestrator.study.messages import Assignment, Blame, Host, Message
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-# An assignment under which its lane's processes died this often is at fault itself.
+# If a lane's processes have died under the same trial this often, the trial is at fault.
 MAX_LANE_DEATHS = 2
-# A lane whose processes end this often without taking a trial will not come up.
+# If a lane's processes end this often without taking a trial, the lane will not come up.
 MAX_STARTS = 3
 
 DispatcherHandle: TypeAlias = Any
@@ -37,11 +37,11 @@ class LaneState(Enum):
     IDLE = "idle"
     """Its processes run no trial: they wait for one, or are about to ask for one."""
     RUNNING = "running"
-    """Its processes run a trial; at a rung or an evaluation that trial waits for its verdict."""
+    """Its processes run a trial; at a rung or an evaluation that trial waits for its answer."""
     LEAVING = "leaving"
     """Its processes were told to end: a trial that they run is to save and to stop, and no other begins there."""
     GIVEN_UP = "given up"
-    """Its processes did not get as far as asking for a trial, again and again."""
+    """Its processes ended again and again before they asked for a trial."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class _Handover:
         self.is_wanted = True
         """False once it is dismissed."""
         self.has_ended = False
-        """Whether its last word has come."""
+        """True once its last word has come."""
         self.heard_at: float | None = None
-        """When its lane last said something of it; None while it waits in the queue or for its verdict."""
+        """When its lane last said something about it; None while it waits in the queue or for an answer."""
         self._unread: deque[Message] = deque()
         self._has_unread = asyncio.Event()
         self._verdict = asyncio.Event()
@@ -86,11 +86,11 @@ class _Handover:
         return self._unread.popleft()
 
     def expect_verdict(self) -> None:
-        """From here on only a driver that asks for a message gives one: an earlier verdict was on an earlier message."""
+        """Forget the last answer: it was to an earlier message, and the driver has yet to answer the next one."""
         self._verdict.clear()
 
     async def verdict(self) -> Literal["go on", "stop"]:
-        """Wait for the driver's word on the last message; this waiting is no silence."""
+        """Wait for the driver's answer to the last message. Time spent waiting here does not count as silence."""
         self.heard_at = None
         await self._verdict.wait()
         self.hear()
@@ -107,12 +107,13 @@ class _Lane:
     def __init__(self) -> None:
         self.state = LaneState.STARTING
         self.trial: _Handover | None = None
-        """What it took, until its ranks say that they are done with it; it stays when they die, until that is dealt with."""
+        """The trial it took, until its ranks are done with it. If they die it stays here until their death is dealt
+        with."""
         self.host: Host | None = None
         self.placement: PlacementGroup | None = None
-        """Of its last processes."""
+        """The placement group of its last processes."""
         self.given_up_because = ""
-        """It stays when the lane comes up after all: such a lane runs trials, but the study does not count on it."""
+        """Kept if the lane comes up after all: such a lane runs trials, but the study does not count on it."""
         self.group = ""
         """The processes whose rank 0 asked last."""
         self._former_groups: set[str] = set()
@@ -121,7 +122,10 @@ class _Lane:
         self._deaths_since_take = self._lost_runs_since_take = 0
 
     def come_up(self, host: Host, placement: PlacementGroup | None) -> None:
-        """Its processes are new, and nobody has told these to end. If the host's kernel ended a process meanwhile, that was it."""
+        """Note that the lane has new processes, which nobody has told to end.
+
+        If the host's kernel has ended a process for want of memory meanwhile, that is what the last ones died of.
+        """
         if self.host and self.host.name == host.name and self.host.memory_kills < host.memory_kills:
             self._death = replace(self._death, blame="memory")
         self.host, self.placement = host, placement
@@ -129,7 +133,7 @@ class _Lane:
             self.state = LaneState.STARTING
 
     def ask_for_trial(self, group: str) -> None:
-        """Rank 0 of a group of processes asks for a trial: whatever group asked before has been replaced."""
+        """Note that rank 0 of this group asks for a trial: a different group that asked before has been replaced."""
         if group != self.group:
             self._former_groups.add(self.group)
             self.group, self._turn = group, 0
@@ -154,16 +158,17 @@ class _Lane:
         return trial
 
     def leave(self) -> None:
-        """A process of it was told to end."""
+        """Note that one of the lane's processes was told to end."""
         self.state = LaneState.LEAVING
 
     def lose_processes(self) -> None:
-        """Its trial stays: what becomes of it depends on what the processes died of."""
+        """Note that the lane has no processes. It keeps its trial, whose fate depends on what the processes died of."""
         if self.state in (LaneState.IDLE, LaneState.RUNNING):
             self.state = LaneState.STARTING
 
     def die(self, cause: str, blame: Blame) -> None:
-        """Lose its processes to this cause. What ends after it was told to has not died of its trial, however it looked."""
+        """Lose the lane's processes to this cause. If they were told to end, their trial is not to blame, however it
+        looks."""
         told = blame == "trial" and self.state is LaneState.LEAVING
         self._death = _Death(cause, "machine" if told else blame)
         self.lose_processes()
@@ -182,7 +187,7 @@ class _Lane:
         return self._lost_runs_since_take
 
     def pop_death(self) -> _Death:
-        """Return what its processes died of, which then is dealt with."""
+        """Return what the lane's processes died of, and forget it: the caller deals with it."""
         death, self._death = self._death, _Death()
         return death
 
@@ -190,7 +195,7 @@ class _Lane:
         self._turn, self._taken = turn, taken
 
     def has_turn(self, group: str, turn: int) -> bool:
-        """True if it is known what the group runs in that turn: what rank 0 took, or nothing as it was replaced."""
+        """True if it is known what the group runs in that turn: what its rank 0 took, or nothing if it was replaced."""
         return (self.group, self._turn) == (group, turn) or group in self._former_groups
 
     def taken(self, group: str) -> Assignment | None:
@@ -198,19 +203,22 @@ class _Lane:
 
 
 class Dispatcher:
-    """Who runs what. An asyncio actor: calls wait without blocking each other.
+    """Hands trials to lanes, and passes messages and answers on. An asyncio actor: calls wait without blocking each
+    other.
 
-    A `key` names one handing over: what a rank of an earlier one still says of the same trial is not taken for this one's.
+    A `key` names one handing over of a trial. The same trial may be handed over again; what a rank then still says
+    under the earlier key is answered "stop", and kept for nobody.
     """
 
     def __init__(self, num_lanes: int, max_silent_seconds: float | None = None) -> None:
-        """max_silent_seconds: after which a trial that has said nothing has hung; None: never."""
+        """max_silent_seconds: a trial that has said nothing for longer has hung; None: trials may be silent for
+        ever."""
         self._num_lanes, self._max_silent_seconds = num_lanes, max_silent_seconds
         self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
         self._given_up: list[_Lane] = []
-        """In the order in which they were."""
+        """In the order in which they were given up."""
         self._wanted: dict[str, _Handover] = {}
-        """By their keys; those that were dismissed are not here, though a lane may have them still."""
+        """By their keys, without those that were dismissed, which a lane may still have."""
         self._queue: deque[_Handover] = deque()
         self._changed = asyncio.Event()
         self._is_closing = False
@@ -218,14 +226,14 @@ class Dispatcher:
     # For the ranks of a lane
 
     async def introduce(self, lane: str, host: Host, placement: PlacementGroup | None = None) -> None:
-        """Rank 0: the lane has new processes, there, in that placement group."""
+        """Note that the lane has new processes on this host, in this placement group. Called by rank 0."""
         self._lanes[lane].come_up(host, placement)
         self._tell()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
-        """Rank 0: wait for the next assignment of this lane; None when the study is over, or other processes are to have it.
+        """Wait for this lane's next assignment; None if the study is over or the group was replaced. For rank 0.
 
-        One that the lane died under comes again.
+        A trial that the lane's former processes died under is dealt with first: it is the next one again, or it ends.
         """
         taker = self._lanes[lane]
         self._deal_with_death(taker)
@@ -243,25 +251,26 @@ class Dispatcher:
         return taken
 
     async def follow(self, lane: str, group: str, turn: int) -> Assignment | None:
-        """The other ranks: wait for what rank 0 of their group took in this turn; None to a group that was replaced."""
+        """Wait for what rank 0 of this group takes in this turn; None if the group was replaced. Called by the other
+        ranks."""
         followed = self._lanes[lane]
         await self._until(lambda: followed.has_turn(group, turn))
         return followed.taken(group)
 
     async def say(self, key: str, message: Message) -> Literal["go on", "stop"]:
-        """Deliver a message; answers "stop" where the trial is no longer wanted, or its lane's processes are to end."""
+        """Deliver a message. Returns "stop" if the trial is no longer wanted, or its lane's processes are to end."""
         lane, trial = self._lane_with(key), self._wanted.get(key)
         if lane is not None and lane.trial is not None:
             lane.trial.hear()
         if trial is None or trial.has_ended:
             return "stop"
-        if message.outcome == "stopped":  # and nobody dismissed it
+        if message.outcome == "stopped":  # though nobody dismissed it
             message = replace(message, outcome="interrupted", reason="its processes were told to end")
         trial.deliver(message)
         return "stop" if lane is not None and lane.state is LaneState.LEAVING else "go on"
 
     async def ask(self, key: str, message: Message) -> Literal["go on", "stop"]:
-        """Deliver a message and wait for the verdict on it."""
+        """Deliver a message and wait for the answer to it."""
         trial = self._wanted.get(key)
         if trial is None:
             return "stop"
@@ -272,26 +281,29 @@ class Dispatcher:
         return answer
 
     async def freed(self, lane: str) -> None:
-        """The lane is done with its assignment, whatever came of it."""
+        """Note that the lane is done with its assignment, whatever came of it."""
         self._lanes[lane].let_go()
         self._tell()
 
     async def give_back(self, lane: str, key: str) -> None:
-        """The lane will have other processes before it runs its assignment: that is the next one again."""
+        """Put the lane's assignment first in the queue again: it needs fresh processes, and the lane replaces its
+        own."""
         trial = self._lanes[lane].let_go()
         if trial is not None and trial.assignment.key == key and trial.is_wanted:
             self._queue.appendleft(trial)
         self._tell()
 
     async def until_freed(self, lane: str, key: str) -> None:
-        """The other ranks, where their processes are to end: wait until rank 0 has said its last word on that assignment."""
+        """Wait until rank 0 has said the assignment's last word. Called by the other ranks before their processes
+        end."""
         await self._until(lambda: self._lane_with(key) is not self._lanes[lane])
 
     async def outlook(self, lane: str, *, leaving: bool = False) -> Literal["go on", "closed", "hung"]:
-        """Every rank asks beside its work: closed when the study is over, hung when its trial has been silent too long, which
-        ends that trial. The call fails when the driver is gone, as the Dispatcher is then too.
+        """Return closed if the study is over, and hung if the lane's trial was silent for too long, which ends the
+        trial.
 
-        leaving: the rank's process was told to end; its trial is to save a checkpoint and to stop.
+        Every rank calls this again and again beside its work. The call fails when the driver is gone, since the
+        Dispatcher is then gone as well. leaving: the rank's process was told to end, so its trial is to save and stop.
         """
         if self._is_closing:
             return "closed"
@@ -308,14 +320,16 @@ class Dispatcher:
     # For those who keep a lane alive
 
     async def group_died(self, lane: str, cause: str, blame: Blame) -> None:
-        """A group of the lane's processes died; a lane whose groups never get as far as taking a trial is given up."""
+        """Note that a group of the lane's processes died; give the lane up if its groups never get as far as a
+        trial."""
         dead = self._lanes[lane]
         dead.die(cause, blame)
         self._give_up_after(dead.count_death(), dead, cause)
         self._tell()
 
     async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
-        """The lane's Train run is over before its time, and its processes are gone. Answers whether to start another."""
+        """Note that the lane's Train run has ended too early, and its processes with it. True if another is to be
+        started."""
         dead = self._lanes[lane]
         dead.die(cause, blame)
         self._deal_with_death(dead)
@@ -324,25 +338,28 @@ class Dispatcher:
         return not dead.given_up_because and not self._is_closing
 
     async def no_room(self, lane: str) -> bool:
-        """The cluster has none for the lane's processes, for now: what they ran is for others. Answers whether to try again."""
+        """Note that the cluster has no room for the lane's processes now. True if the caller is to try again.
+
+        The trial that they ran is free for other lanes.
+        """
         self._lanes[lane].lose_processes()
         self._deal_with_death(self._lanes[lane])
         self._tell()
         return not self._is_closing
 
     async def placement(self, lane: str) -> PlacementGroup | None:
-        """The placement group of the lane's last processes; None before it had any."""
+        """Return the placement group of the lane's last processes; None before it had any."""
         return self._lanes[lane].placement
 
     # For the driver and the trials' relays
 
     async def device(self) -> str:
-        """Wait for the first lane that comes up, and say what it runs on; empty where none will."""
+        """Wait for the first lane that comes up, and return what it runs on; empty if all lanes were given up."""
         await self._until(lambda: any(lane.host for lane in self._lanes.values()) or self._no_lane_is_left())
         return next((lane.host.device for lane in self._lanes.values() if lane.host), "")
 
     async def assign(self, assignment: Assignment) -> None:
-        """An earlier handing over of the same trial, whose relay was lost, ends with this one."""
+        """Queue a trial. This dismisses an earlier handing over of the same trial, whose relay must have been lost."""
         for key, trial in list(self._wanted.items()):
             if trial.assignment.trial_id == assignment.trial_id:
                 await self.dismiss(key)
@@ -352,11 +369,11 @@ class Dispatcher:
         self._tell()
 
     async def next_message(self, key: str) -> Message:
-        """Wait for the trial's next message; asking for it with none unread is the verdict "go on" on the last one."""
+        """Wait for the trial's next message. A call that finds none unread answers the last one with "go on"."""
         return await self._wanted[key].next_message()
 
     async def dismiss(self, key: str) -> None:
-        """The trial is not wanted any more, for now: it stops at its next word, and keeps its checkpoint."""
+        """Withdraw a trial for now: it is told to stop at its next message, and keeps its checkpoint."""
         trial = self._wanted.pop(key, None)
         if trial is not None:
             trial.dismiss()
@@ -368,15 +385,15 @@ class Dispatcher:
         await self._until(lambda: not any(lane.trial for lane in self._lanes.values()))
 
     async def close(self) -> None:
-        """No more assignments: idle ranks return, and their Train runs end."""
+        """Give out no more assignments, so that idle ranks return and their Train runs end."""
         await self._dismiss_every_one()
         self._is_closing = True
         self._tell()
 
-    # What follows from what was said
+    # Consequences
 
     def _tell(self) -> None:
-        """Something has changed that calls may wait for."""
+        """Wake every waiting call to look again: something has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -389,7 +406,7 @@ class Dispatcher:
             await self.dismiss(key)
 
     def _next(self) -> _Handover | None:
-        """The first whose trial no lane has still: two would write to one directory."""
+        """Return the first in the queue whose trial is on no lane: two lanes would write to one directory."""
         on_a_lane = {lane.trial.assignment.trial_id for lane in self._lanes.values() if lane.trial}
         return next((waiting for waiting in self._queue if waiting.assignment.trial_id not in on_a_lane), None)
 
@@ -397,7 +414,10 @@ class Dispatcher:
         return next((lane for lane in self._lanes.values() if lane.trial and lane.trial.assignment.key == key), None)
 
     def _deal_with_death(self, lane: _Lane) -> None:
-        """The processes that had the lane's trial, if it has one, are gone without a word about it: it comes again, or ends."""
+        """Queue the lane's trial again, or end it: the processes that ran it are gone and gave no last word.
+
+        Does nothing if the lane has no trial.
+        """
         trial = lane.let_go()
         if trial is None:
             return
@@ -442,7 +462,7 @@ class Dispatcher:
 
 
 def _last_word(death: _Death, num_deaths: int) -> Message:
-    """What is said of a trial that its lane's processes died under."""
+    """Return the last word on a trial under which its lane's processes died."""
     if death.blame == "machine":
         return Message(outcome="interrupted", reason=death.cause)
     if death.blame == "memory":

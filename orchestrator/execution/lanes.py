@@ -38,7 +38,7 @@ from orchestrator.execution.ray_private import (
 )
 from orchestrator.study.messages import Blame
 
-# How long the Dispatcher has to answer that it is closing, and a lane's Train run to end then.
+# How long the Dispatcher has to answer that it closes, and how long a lane's Train run then has to end.
 SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME = 10, 30
 
 
@@ -48,7 +48,7 @@ class Lanes:
 
     dispatcher: DispatcherHandle
     dispatcher_name: str
-    """The trials' relays find it by this name."""
+    """The name by which the trials' relays find the Dispatcher."""
 
     def device(self) -> str:
         """Wait for the first lane, and return what it runs on; empty where no lane comes up."""
@@ -58,7 +58,7 @@ class Lanes:
         """Stop every trial at its next message, and return whether all have saved a checkpoint in time."""
         try:
             ray.get(self.dispatcher.dismiss_all.remote(), timeout=seconds)
-        except RayError:  # too slow, or the cluster is gone with whoever was to save
+        except RayError:  # they were too slow, or the cluster is gone and their processes with it
             return False
         return True
 
@@ -67,7 +67,7 @@ class Lanes:
 def open_lanes(
     shape: LaneShape, storage: Path, say: Callable[[str], None], max_silent_seconds: float | None = None
 ) -> Iterator[Lanes]:
-    """Start the lanes in the background, and end every process on leaving. say: where people look."""
+    """Start the lanes in the background, and end every process on leaving. say: shows people what happens."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
@@ -91,14 +91,14 @@ def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | Non
 
 
 def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) -> None:
-    """Let the ranks of all lanes end, and the Dispatcher after them; a lane whose Dispatcher has died ends by itself."""
+    """Let the ranks of all lanes end, then the Dispatcher; if the Dispatcher has died, the lanes end by themselves."""
     try:
         ray.get(dispatcher.close.remote(), timeout=SECONDS_TO_CLOSE)
     except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
         return
     except RayActorError:
         pass
-    for thread in threads:  # one that asks Ray for something after ray.shutdown() would end this process at once
+    for thread in threads:  # a thread that calls Ray after ray.shutdown() would end this process at once
         thread.join(timeout=SECONDS_TO_GO_HOME)
     with contextlib.suppress(RayError):
         ray.kill(dispatcher)
@@ -109,7 +109,7 @@ def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) ->
 
 @dataclass(frozen=True)
 class _LaneKeeper:
-    """Keeps one lane alive: a Train run, and another wherever Ray loses one."""
+    """Keeps one lane alive: it runs a Train run, and starts another whenever Ray loses one."""
 
     dispatcher: DispatcherHandle
     shape: LaneShape
@@ -134,7 +134,8 @@ class _LaneKeeper:
                 return
 
     def _run(self, attempt: int) -> str | None:
-        """Return what a Train run said that was lost, None of one that ended; nothing of the run outlives this frame."""
+        """Run one Train run; return the error that it was lost with, or None if it ended. Nothing of it outlives this
+        frame."""
         try:
             self._trainer(attempt).fit()
         except Exception as error:
@@ -149,11 +150,14 @@ class _LaneKeeper:
             return ray.get(self.dispatcher.no_room.remote(self.lane))
         said = f"{loss or 'its ranks went home'}{trouble}"
         blame = "memory" if LOW_MEMORY in said else "machine"
-        cause = " ".join(said.split())[:300]  # its first line alone says nothing
+        cause = " ".join(said.split())[:300]  # the first line alone says nothing
         return ray.get(self.dispatcher.run_lost.remote(self.lane, cause, blame))
 
     def _remove_what_it_left(self) -> str:
-        """Return what went wrong with that, empty if nothing did: the lane's trials must hear of the loss in any case."""
+        """Remove the placement groups of a lost Train run, and return what went wrong with that; empty if nothing did.
+
+        Nothing is raised here: the Dispatcher must hear of the lost run in any case.
+        """
         try:
             free_placement_groups(ray.get(self.dispatcher.placement.remote(self.lane)))
         except Exception as error:
@@ -181,7 +185,7 @@ class _LaneKeeper:
 
 
 def has_no_room(loss: str | None) -> bool:
-    """Return whether that is why a Train run was lost: then nothing is wrong with its lane."""
+    """True if a Train run was lost because the cluster has no room for it: then nothing is wrong with its lane."""
     return loss is not None and NO_ROOM in loss
 
 
@@ -196,17 +200,20 @@ class _TellCause(train.UserCallback):
         blame = blame_for("\n".join(map(str, worker_exceptions.values())))
         try:
             ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame))
-        except RayActorError:  # no group would find anything to do: this Train run ends with its controller
+        except (
+            RayActorError
+        ):  # without a Dispatcher no group has anything to do: end this Train run with its controller
             os._exit(1)
 
 
 def blame_for(said: str) -> Blame:
-    """Return what is to blame, from what Ray says of the processes of a group that died."""
+    """Return what is to blame, judged by what Ray says about the processes of a group that died."""
     return "memory" if LOW_MEMORY in said else "machine" if NODE_GONE in said else "trial"
 
 
 class _Backend(TorchConfig().backend_cls):
-    """Torch's, in processes that hear SIGTERM: only a process's main thread may say so, and `serve` has another."""
+    """Torch's backend in processes that note SIGTERM: only the main thread can set that up, and `serve` runs in
+    another."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         worker_group.execute(hear_sigterm)

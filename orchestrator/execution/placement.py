@@ -27,7 +27,8 @@ class LaneShape:
 
 
 def lane_shape(config: StudyConfig) -> LaneShape:
-    """Return what the study file asks for, and else the most that the cluster holds. Raises ValueError where it holds less."""
+    """Return what the study file asks for, and else the most that the cluster holds. Raises ValueError where it holds
+    less."""
     resources = ray.cluster_resources()
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     world_size, placement = config.world_size, config.placement
@@ -40,7 +41,8 @@ def lane_shape(config: StudyConfig) -> LaneShape:
 
 
 def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:
-    """Return the most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too few."""
+    """Return the most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too
+    few."""
     shares = range(max(cpus_of_nodes, default=1), 0, -1)
     return next((share for share in shares if sum(cpus // share for cpus in cpus_of_nodes) >= num_ranks), 1)
 

@@ -1,4 +1,4 @@
-"""What runs in the processes of a lane: its ranks take one assignment after another, and say what came of each."""
+"""Runs in the processes of a lane: its ranks take one assignment after another, and say what came of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
-# How long a rank may outlive its driver. It asks again and again: one call left waiting would outlive a recycled group.
+# How long a rank may outlive its driver. A rank asks again and again, since one long call would outlive a recycled
+# group.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -62,7 +63,7 @@ class _Place:
             self.dispatcher.introduce.remote(self.lane, _host(), get_current_placement_group())
 
     def next_assignment(self, group: str, turn: int) -> Assignment | None:
-        """Wait for it: rank 0 takes one, and the others follow."""
+        """Wait for the next assignment: rank 0 takes one, and the others follow."""
         call = self.dispatcher.take if self.rank == 0 else self.dispatcher.follow
         return ray.get(call.remote(self.lane, group, turn))
 
@@ -101,7 +102,7 @@ def serve(told: dict[str, Any]) -> None:
 
 
 def _run(assignment: Assignment, place: _Place) -> bool:
-    """Run one assignment and say how it ended; False where this process is not to run another one."""
+    """Run one assignment and report how it ended; False if this process must not run another one."""
     clean = _run_and_say(assignment, place)
     leaving = _is_leaving()
     if leaving:  # said before the group ends: rank 0 may have taken another trial by then
@@ -112,7 +113,7 @@ def _run(assignment: Assignment, place: _Place) -> bool:
 
 
 def _freeze_what_is_imported() -> None:
-    """The collection after every trial then looks at what trials made, not at the objects of 1,500 modules."""
+    """Keep the garbage collection after every trial from looking through the objects of 1,500 imported modules."""
     importlib.import_module("torch._dynamo")  # the first optimizer would import it
     gc.collect()
     gc.freeze()
@@ -126,15 +127,15 @@ def _host() -> Host:
 
 
 def _is_leaving() -> bool:
-    """Return whether this process is to end soon: the trial it runs is to save a checkpoint, and no other to begin."""
+    """True if this process is to end soon: its trial is to save a checkpoint, and no other may begin."""
     return _told_to_end.is_set() or is_draining(ray.get_runtime_context().get_node_id())
 
 
 def _exit_with_the_study(place: _Place) -> None:
-    """Watch, in a thread, for what a rank in a long computation does not hear of.
+    """Watch, in a thread, for events that a rank in a long computation would miss.
 
-    The thread ends this process when the driver is lost or the rank's trial has hung, and passes on that the process was told
-    to end.
+    The thread ends this process when the driver is lost or the trial has hung, and tells the Dispatcher when the
+    process was told to end.
     """
 
     def watch() -> None:
@@ -162,14 +163,14 @@ def _common_name() -> str:
 
 
 def _run_and_say(assignment: Assignment, place: _Place) -> bool:
-    """Run one assignment and say how it ended; False where this process is not fit for another one."""
+    """Run one assignment and send its last word; False if this process is not fit for another one."""
     from trainers import memory
     from trainers.device import pick_device
 
     device = pick_device()
     idle_bytes = memory.idle_bytes(device)
     last_word, clean = _train(assignment, place)
-    if clean:  # else the device may be past use, and the process ends in any case
+    if clean:  # otherwise the device may be unusable, and the process ends in any case
         memory.give_back()
         leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
         clean = not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
@@ -200,7 +201,7 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
         _write_traceback(assignment, place.rank)
-        if lost_a_peer(error):  # whoever has another reason says it; if nobody has, this one is the cause of death
+        if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
         return Message(outcome="failed", reason=f"{type(error).__name__}: {first_line(error)}"), False
     if place.rank != 0:
@@ -209,13 +210,13 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
 
 
 def lost_a_peer(error: Exception) -> bool:
-    """Return whether a collective failed because another rank's process ended: that is its fault, not this rank's trial's."""
+    """True if a collective failed because another rank's process ended, which is no fault of what this rank ran."""
     gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo")
     return isinstance(error, RuntimeError) and any(text.lower() in str(error).lower() for text in gone)
 
 
 def memory_reason(text: str, config: TrialConfig) -> str:
-    """Return what the allocator said, without the line of its source that said it."""
+    """Return, for people, what did not fit into what, from the allocator's error message."""
     asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMG]iB)", text)
     more = "what it asked for" if asked is None else f"{asked[1]} {asked[2]} more"
     if asked is not None and asked[2] == "bytes":
@@ -233,12 +234,13 @@ def _write_traceback(assignment: Assignment, rank: int) -> None:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(traceback.format_exc())
-    except OSError:  # a full disk must not take the lane with it: Ray's own log has it then
+    except OSError:  # a full disk must not end the lane: the traceback goes to Ray's own log instead
         traceback.print_exc()
 
 
 class Reporter:
-    """Rank 0's report function: evaluations wait for the driver's word, what is between them goes out without waiting."""
+    """Rank 0's report function: an evaluation waits for the driver's answer; reports between evaluations do not
+    wait."""
 
     def __init__(self, dispatcher: DispatcherHandle, key: str) -> None:
         self._dispatcher, self._key = dispatcher, key
@@ -250,7 +252,7 @@ class Reporter:
         if report.kind == "end":
             self.last_message = message
             return "go on"
-        if report.kind == "milestone":  # once its checkpoint is past, only the driver's journal has it
+        if report.kind == "milestone":  # wait: a rank that trains on overwrites the checkpoint that could repeat it
             return ray.get(self._dispatcher.ask.remote(self._key, message))
         before, self._answer = self._answer, self._dispatcher.say.remote(self._key, message)
         return "go on" if before is None else ray.get(before)

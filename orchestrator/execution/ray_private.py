@@ -1,7 +1,8 @@
-"""Every private touch of Ray and Tune (2.60), each with its reason: all of this may change with Ray's version.
+"""Every use of what Ray and Tune (2.60) keep private, each with its reason: all of this may change with Ray's version.
 
-Names with an underscore, what Ray says in its own messages, what Tune keeps, environment variables and resources that no
-documentation promises. No other file of this program touches any of it; with a new Ray this one is read first.
+That is names with an underscore, the wording of Ray's messages, what Tune keeps in memory, and environment variables
+and resources that no documentation promises. No other file of this program uses any of it; with a new Ray, read this
+one first.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 # What Ray says
 
 LOW_MEMORY = "running low on memory"
-"""Ray's memory monitor says it of a process that it ended; the exception has no field for it."""
+"""Ray's memory monitor says this about a process that it ended; the exception has no field for it."""
 
 NODE_GONE = "its node"
-"""Ray says it of a process that went with its node, as in "its node has died"; likewise."""
+"""Ray says this about a process that went with its node ("its node has died"); the exception has no field for it."""
 
 NO_ROOM = "worker group startup timed out"
-"""Train says it when it has found no room for a worker group four times; the exception is a ControllerError like any other."""
+"""Train says this when it has found no room for a worker group four times; its exception is a ControllerError like
+any."""
 
 # What Ray reads from the environment
 
@@ -49,33 +51,36 @@ RANK_ENVIRONMENT = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
 LANE_ENVIRONMENT = {
     # Train asks its workers this often how they are; its default of 2 s would be the price of every recycled lane.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # Train waits so long for room, four times, before it says NO_ROOM; an autoscaler sees what it asks for.
+    # Train waits this long for room, four times, before it says NO_ROOM; an autoscaler sees what it asks for.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "6",
 }
 """For the driver whose lanes are opened."""
 
 
 def relay_environment(num_lanes: int) -> dict[str, str]:
-    """So many relays may be starting at once: by itself Tune starts those of a search algorithm one after the other."""
+    """Return the variable that lets a relay for every lane start at once: by itself Tune starts them one by one."""
     return {"TUNE_MAX_PENDING_TRIALS_PG": str(num_lanes)}
 
 
 # What the cluster knows
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}
-"""A share of a resource that only the head has, for what serves the whole study: other nodes come and go."""
+"""A share of a resource that only the head node has. What serves the whole study runs there: other nodes come and
+go."""
 
 
 def is_draining(node_id: str) -> bool:
-    """Return whether the node is about to be taken away, so that nothing new is placed there."""
+    """True if the node is about to be taken away, so that Ray places nothing new there."""
     return node_id in state.get_draining_nodes()
 
 
 def free_placement_groups(last: PlacementGroup | None) -> None:
-    """Remove what a lost Train run has left: the last group that it had, and all of this driver whose creator is dead.
+    """Remove the placement groups that a lost Train run has left: its last one, and all of this driver whose creator
+    died.
 
-    Ray keeps them, and their CPUs and GPUs, until the driver ends. Ray Train's own cleaner asks the dashboard whether the
-    creator lives, and gives up where there is none; and a controller that failed may live on for a while.
+    Ray keeps such groups, and their CPUs and GPUs, until the driver ends. Ray Train's own cleaner asks the dashboard
+    whether the creator lives, and gives up where there is no dashboard. The last group is removed in any case, because
+    the controller of a failed run may live on for a while.
     """
     if last is not None:
         remove_placement_group(last)
@@ -88,7 +93,8 @@ def free_placement_groups(last: PlacementGroup | None) -> None:
 
 
 def _has_dead_creator(group: PlacementGroupTableData) -> bool:
-    """Return whether an actor created it and is dead. What the driver itself created has none, which Ray counts as dead."""
+    """True if an actor created the group and has died. A group that the driver created has no actor, which Ray calls
+    dead."""
     return group.creator_actor_dead and not ray.ActorID(group.creator_actor_id).is_nil()
 
 
@@ -96,12 +102,13 @@ def _has_dead_creator(group: PlacementGroupTableData) -> bool:
 
 
 def keep_relays(tune_controller: TuneController, trial: TuneTrial, num_lanes: int) -> None:
-    """Have Tune keep an actor for every lane: by itself it keeps one for the trials to come, and ends the others' processes."""
+    """Have Tune keep an idle actor for every lane: by itself it keeps one, and ends the processes of the others."""
     tune_controller._actor_cache.increase_max(trial.placement_group_factory, by=num_lanes)
 
 
 def forget_ended_trials(tune_controller: TuneController) -> None:
-    """Tune keeps what has ended, with every figure's history, and at its own end writes all of it down: the journal has it."""
+    """Drop the trials that have ended from Tune's memory: it keeps every figure of theirs, and the journal has them
+    all."""
     trials = tune_controller.get_trials()
     trials[:] = [trial for trial in trials if not trial.is_finished()]
     tune_controller._stopped_trials.clear()
@@ -109,7 +116,8 @@ def forget_ended_trials(tune_controller: TuneController) -> None:
 
 
 class NoProgress(TrialProgressCallback):
-    """Instead of Tune's own, which prints nothing either but keeps, with all its figures, every trial it hears of."""
+    """Replaces Tune's own callback, which prints nothing either but keeps every trial it hears of, with all its
+    figures."""
 
     def on_trial_result(self, *told: Any, **more: Any) -> None: ...
     def on_trial_error(self, *told: Any, **more: Any) -> None: ...
@@ -117,5 +125,6 @@ class NoProgress(TrialProgressCallback):
 
 
 def quiet_tune() -> None:
-    """What Tune logs as an error, with Ray's whole stack, the journal says in a line that names the file of the stack."""
+    """Silence Tune's log of a lost trial with Ray's whole stack: the journal has one line, which names the stack's
+    file."""
     logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)

@@ -1,6 +1,6 @@
-"""A Tune trial: it holds no resources, hands its trial to a lane, and relays what comes back.
+"""The relay, a Tune trial: it holds no resources, hands its trial to a lane, and relays what comes back.
 
-Apart from the lanes, because its process needs Tune and not torch.
+It is not in lanes.py because its process needs Tune and not torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 from orchestrator.execution.dispatcher import DispatcherHandle
 from orchestrator.study.messages import Assignment, Message
 
-# It died while it was asked, or before (then nobody has its name).
+# The Dispatcher died while it was asked, or before that, when Ray no longer knows its name.
 NO_DISPATCHER = (RayActorError, ValueError)
 
 
@@ -57,7 +57,7 @@ class LaneTrainable(tune.Trainable):
         self._dismiss()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Tune saves when it pauses: the lane is free from here on, and the run's own checkpoint lies in its directory."""
+        """Free the lane: Tune saves a trial that it pauses, whose own checkpoint lies in its directory already."""
         self._dismiss()
         return {"trial": self._assignment.trial_id}
 

@@ -20,13 +20,13 @@ from orchestrator.execution.ray_private import DRIVER_ENVIRONMENT, RANK_ENVIRONM
 
 # How long a study waits for the cluster's first CPU.
 SECONDS_FOR_A_NODE = 60
-# How long whoever listens at --address has to answer.
+# How long --address has to accept a connection.
 SECONDS_TO_ANSWER = 5
 
 
 @contextlib.contextmanager
 def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iterator[None]:
-    """Connect to Ray, and disconnect on leaving; a connection of the caller's is used and left as it is."""
+    """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open."""
     if ray.is_initialized():
         yield
         return
@@ -54,7 +54,7 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
             ) from error
         return
     protect_local_cluster()
-    # Inherited, not a runtime_env: Ray's idle processes can then become the study's, instead of being started anew.
+    # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
     with environment_with(worker_environment()):
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
 
@@ -78,12 +78,12 @@ def worker_environment() -> dict[str, str]:
     """Return the environment that every process of a study runs under."""
     from trainers.memory import MALLOC_ENVIRONMENT  # here, because torch comes with it
 
-    # No pool of compiler processes beside a memory limit.
+    # One compile thread: a pool of compiler processes would take memory that no limit counts.
     return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1", **RANK_ENVIRONMENT}
 
 
 def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:
-    """Wait until the cluster has a CPU: one whose only worker is just being replaced, or started, has none for a while."""
+    """Wait until the cluster has a CPU: it has none while its only worker is being started or replaced."""
     deadline = time.monotonic() + seconds
     if not ray.cluster_resources().get("CPU"):
         say(f"the cluster has no CPUs: waiting for a node (at most {seconds:g} s)")

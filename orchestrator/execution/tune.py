@@ -1,7 +1,9 @@
-"""The Director as Ray Tune sees it: a search algorithm that names the next trial, a scheduler that pauses, promotes, stops.
+"""The Director as Ray Tune sees it: a search algorithm that names the next trial, and a scheduler that pauses and
+stops.
 
-Tune starts every trial it knows without asking, so it is told of a trial only when that is to run now. Concurrency is
-bounded there too: `max_concurrent_trials` counts paused trials and would wait for ever with the last lane idle.
+Tune starts every trial it knows without asking, so it is told of a trial only when the trial is to run now. That bounds
+how many run at once, too: Tune's `max_concurrent_trials` counts paused trials, and would wait for ever with a lane
+idle.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from orchestrator.study.trial import Trial, TrialState
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
-# A trial in Tune only relays: it takes no CPU. Lanes take the CPUs and GPUs.
+# A Tune trial only relays and takes no CPU. The lanes take the CPUs and GPUs.
 RELAY_RESOURCES = {"CPU": 0, **ray_private.ON_THE_HEAD}
 
 _ACTIONS = {
@@ -36,7 +38,7 @@ _ACTIONS = {
 
 
 class _NotRestored:
-    """Tune pickles what it is given so that it could restore it; a study is restored from its journal instead."""
+    """An object that pickles as nothing: Tune pickles what it is given, but a study is restored from its journal."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -90,10 +92,10 @@ class StageScheduler(_NotRestored, TrialScheduler):
         self._keeps_relays = False
 
     def next_trial(self) -> Trial | None:
-        """Return what the Director wants to run now, but nothing in the place of a trial that Tune has yet to save or to stop.
+        """Return the trial that the Director wants to run now.
 
-        The actor of such a trial will be free then; until it is, Tune would start another process, and keep a record of it
-        for ever.
+        A trial that Tune has yet to save or to stop still counts as holding its lane: its actor is about to be free,
+        and until then Tune would start another process, and keep a record of it for ever.
         """
         trials = self._director.study.trials
         held = [name for name, trial in self._known.items() if trial.status in (TuneTrial.PENDING, TuneTrial.RUNNING)]
@@ -102,7 +104,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
         return self._director.next_trial(num_held)
 
     def holds(self, trial_id: str) -> bool:
-        """Return whether Tune has the trial, paused, so that it is to be unpaused and not created."""
+        """True if Tune has the trial already, paused, so that it must be unpaused and not created."""
         return trial_id in self._known
 
     def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
@@ -116,7 +118,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
         return _ACTIONS[self._director.on_message(_id(trial), message).action]
 
     def on_trial_complete(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> None:
-        """The trial's last result: Tune asks for no decision on it."""
+        """Pass on the trial's last result, on which Tune asks for no decision."""
         self._known.pop(_id(trial), None)
         ray_private.forget_ended_trials(tune_controller)
         message: Message = result["message"]
@@ -146,7 +148,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
         return f"stage {self._director.context.stage.type}"
 
     def _drop_ended(self, tune_controller: TuneController) -> None:
-        """Tune waits for paused trials for ever: those that the Director has cut since are taken from it."""
+        """Stop the paused trials that the Director has cut since: Tune would wait for them for ever."""
         for trial_id, trial in list(self._known.items()):
             if trial.status == TuneTrial.PAUSED and self._director.study.trials[trial_id].state.ended:
                 self._known.pop(trial_id)

@@ -1,4 +1,4 @@
-"""`batchscout plan`: what a study would do, before it costs anything."""
+"""`batchscout plan`: tells what a study would do, before it costs anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     study, run_dir = Study(config.name), f"runs/{config.name}"
     full_runs, frontier = _full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None
-    if predict_memory:  # first: what is wrong with model or data is said before anything else
+    if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed
         with console.status("predicting memory and time"):
             memory = _memory(StageContext[Frontier](frontier, config, study, run_dir)) if frontier else None
             estimate = _estimate(config, full_runs) if full_runs else None
@@ -48,7 +48,7 @@ _MEMORY_TITLE = (
 )
 
 
-# What a training step reaches of the rate of large matrix products alone; a guess, and said to be one.
+# The share of the FLOP/s of large matrix products that a training step reaches. A guess, and the text says so.
 ASSUMED_UTILISATION = 0.5
 
 
@@ -73,7 +73,7 @@ def _estimate(config: StudyConfig, full_runs: int) -> str:
 
 
 def _not_predictable(error: Exception) -> str:
-    """Return that only a run can tell: a user's forward may do what fake tensors cannot. Raise bad input again."""
+    """Return why only a run can tell: fake tensors could not follow the user's forward. Raise bad input again."""
     if isinstance(error, ValueError):
         raise error
     return f"not predictable without running it ({type(error).__name__})"
@@ -85,7 +85,7 @@ def _full_runs(config: StudyConfig, study: Study) -> int:
 
 
 def _memory(context: StageContext[Frontier]) -> Group:
-    """Return one row for eager and compiled alike, then why some are not known; one process predicts them all."""
+    """Return a table with one row for each mode, compiled or not, and below it why some modes are not predictable."""
     from trainers.prediction import predict_in_own_process
 
     stage = context.stage
@@ -116,7 +116,8 @@ def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:
 
 
 def _limit(context: StageContext[Frontier]) -> int | None:
-    """Return the study's limit, else this machine's GPU; None where it will be what is free on the host then."""
+    """Return the study's limit, or this machine's GPU memory; None on a CPU host, whose free memory counts at the
+    start."""
     from trainers.device import device_bytes, pick_device
 
     return context.limit_bytes() or device_bytes(pick_device())
@@ -125,7 +126,7 @@ def _limit(context: StageContext[Frontier]) -> int | None:
 def _memory_rows(context: StageContext[Frontier]) -> dict[str, TrialConfig]:
     """Return the trial that is predicted for each row, by the row's name.
 
-    A memory budget is predicted as `none`, which keeps at most as much: how much less is up to the compiler.
+    A memory budget is predicted as `none`, which needs at least as much: how much a budget saves is up to the compiler.
     """
     stage = context.stage
     rows = {}

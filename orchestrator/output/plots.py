@@ -15,7 +15,7 @@ from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
 
 NUM_COLOURS = 7
 _LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13
-_CHARACTER = 6.1  # of the 11 px labels, generous
+_CHARACTER = 6.1  # the width of a character of the 11 px labels, generously
 
 
 def element(tag: str, *children: Element | str | None, **attributes: object) -> Element:
@@ -89,7 +89,7 @@ def _empty(width: int, height: int) -> Element:
 
 
 def _drawable(series: Series, x_axis: Axis, y_axis: Axis) -> Series:
-    """Return it without the marks that an axis cannot show."""
+    """Return the series without the marks that an axis cannot show."""
     return replace(series, marks=tuple(m for m in series.marks if _fits(m.x, x_axis) and _fits(m.y, y_axis)))
 
 
@@ -98,7 +98,7 @@ def _fits(value: float, axis: Axis) -> bool:
 
 
 def _values(series: Sequence[Series], lines: Sequence[Line], name: Literal["x", "y"], axis: Axis) -> list[float]:
-    """Return all that the axis must hold."""
+    """Return all values that must have a place on the axis."""
     marks = [mark for one in series for mark in one.marks]
     places = [mark.x if name == "x" else mark.y for mark in marks]
     bounds = [bound for mark in marks for bound in (mark.low, mark.high) if bound is not None and name == "y"]
@@ -230,7 +230,7 @@ def _shape(x: float, y: float, colour: int) -> Element:
 
 
 def _labels(series: Sequence[Series], x: _Scale, y: _Scale) -> list[Element]:
-    """Return the names at the right edge, each as near to its last point as the others let it be."""
+    """Return the names at the right edge, each as near to the last point of its series as the others allow."""
     named = sorted((one for one in series if one.label), key=lambda one: y(one.marks[-1].y))
     places = spread([y(one.marks[-1].y) for one in named], _LABEL_GAP, y.end, y.start)
     return [_label(one, place, x, y) for one, place in zip(named, places, strict=True)]

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: stage, trials by state, the current best, time left."""
+"""Shows a person how a running study gets on: stage, trials by state, the current best, time left."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def best_so_far(trials: Sequence[Trial]) -> Trial | None:
 
 
 def seconds_left(trials: Sequence[Trial]) -> float | None:
-    """Return what the open trials take if they are like the mean of those that ended; None before the first has."""
+    """Return the seconds that open trials take if they are like the mean of those that ended; None until one has."""
     ended = [trial.seconds for trial in trials if trial.state.ended and trial.seconds]
     open_trials = sum(not trial.state.ended for trial in trials)
     return open_trials * sum(ended) / len(ended) if ended else None
 
 
 def trial_line(trial: Trial) -> str:
-    """Return a trial's figures, or why there are none; both where an earlier study has measured it."""
+    """Return a trial's figures, or else its explanation; both if an earlier study has measured it."""
     figures, explanation = trial_metrics(trial, trial.metrics), trial.explanation
     return "; ".join(filter(None, [figures, explanation])) if trial.reused else explanation or figures
 

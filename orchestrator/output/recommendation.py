@@ -1,4 +1,4 @@
-"""From a study to what to type into a trainer: recommendation.json, with reason, margin and what was ruled out."""
+"""The recommendation, which is what to type into a trainer: with its reason, its margin and what was ruled out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from trainers.files import written_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured of the recommended configuration; a figure that was not is None, and absent from the file."""
+    """What was measured of the recommended configuration. A figure that was not measured is None, and not in the
+    file."""
 
     trial: str
     val_loss: float | None = None
@@ -44,7 +45,7 @@ class Evidence:
     memory_limit_bytes: int | None = None
     memory_margin_bytes: int | None = None
     memory: str | None = None
-    """The last three for people; all of them None where no limit is known."""
+    """Peak, limit and margin in words. This and the two fields above are None if no limit is known."""
     stages: dict[str, str]
     """What every stage concluded."""
     notes: tuple[str, ...]
@@ -70,7 +71,7 @@ class RuledOut:
     trial: str
     state: TrialState
     reason: str
-    """With the code of its cause."""
+    """Begins with the code of its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Recommendation:
     compile: bool
     precision: Precision
     cross_entropy: CrossEntropy | None = None
-    """None, and absent from the file, where it is computed as usual."""
+    """None, and not in the file, if it is computed as usual."""
     learning_rate: float
     warmup_samples: int
     sample_budget: int
@@ -162,7 +163,7 @@ def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:
 
 
 def _winner(config: StudyConfig, study: Study) -> Trial | None:
-    """Return the full run that was chosen, by the stage that takes precedence where several have chosen one."""
+    """Return the full run that was chosen; if several stages have chosen one, that of the highest precedence."""
     by_precedence = sorted(config.stages, key=lambda keys: stage_of(keys).precedence, reverse=True)
     training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
     chosen = [stage_of(keys).winner(StageContext(keys, config, study, run_dir="")) for keys in training]
@@ -300,7 +301,7 @@ def _ruled_out(study: Study) -> tuple[RuledOut, ...]:
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:
-    """Write it whole or not at all; nothing is written while there is nothing to recommend."""
+    """Write recommendation.json, whole or not at all; write nothing if there is nothing to recommend."""
     if recommendation is None:
         return
     with written_whole(path) as file:

@@ -1,4 +1,4 @@
-"""How a study ends: its files, its exit code, and what is said of it."""
+"""The end of a study: its files, its exit code, and the message to its user."""
 
 from __future__ import annotations
 

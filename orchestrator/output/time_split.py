@@ -1,4 +1,4 @@
-"""Where the seconds of a study went. Nothing else adds them up."""
+"""Where the seconds of a study went. No other file adds them up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LaneTime:
 
     @property
     def rest(self) -> float:
-        """The seconds of building models, reading data, evaluating, saving and handing over."""
+        """The seconds for building models, reading data, evaluating, saving and handing over."""
         return max(0.0, self.held - self.training - self.compiling)
 
 
@@ -35,8 +35,8 @@ def lane_time(trials: Sequence[Trial]) -> LaneTime:
 def time_split(study: Study) -> dict[str, float]:
     """Return the seconds of the whole study by what they were spent on.
 
-    start-up: of Ray and the lanes, before the first trial. measuring: steps of the short trials. training: steps of the
-    full runs. rest: what the trials held their lanes for beside these and compiling.
+    start-up: starting Ray and the lanes, before the first trial. measuring: steps of the short trials. training: steps
+    of the full runs. rest: the time for which trials held their lanes beside these and compiling.
     """
     trials = list(study.trials.values())
     whole = lane_time(trials)

@@ -1,4 +1,5 @@
-"""Each trial as a W&B run, made and ended on the driver: workers of a pruned trial may die without a word."""
+"""Trackers: each trial is a W&B run, which the driver opens and ends, since the ranks of a pruned trial may just
+die."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def run_id(study: str, trial_id: str, token: str) -> str:
 
 
 def study_token(run_dir: Path) -> str:
-    """Return six letters of the run directory: a study begun afresh elsewhere must not add to this one's runs."""
+    """Return six letters that belong to the run directory: the same study in another directory must not add to its
+    runs."""
     file = run_dir / "wandb" / "study-token"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """What is tried, what is concluded from it, and which figures show it.
 
-One file, or package, for each stage belongs here, named after its `type`, and what several of them share: pure functions of
-what is known of a study. What runs next does not, nor how a figure or a table is drawn. Loads neither Ray nor torch.
+One file or package for each stage belongs here, named after its `type`, and what several of them share: pure functions
+of what is known of a study. What runs next does not belong here, nor how a figure or table is drawn. Loads neither Ray
+nor torch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from orchestrator.stages.stage import Stage
 
 
 def stage_of(keys: StageKeys) -> Stage[StageKeys]:
-    """Return the stage that these keys are for: STAGE of the file that is named after their type."""
+    """Return the stage that these keys are for: it is STAGE in the file that is named after their type."""
     stage = importlib.import_module(f"{__name__}.{keys.type}").STAGE
     assert isinstance(stage, Stage)
     return stage

@@ -1,4 +1,4 @@
-"""Who enters the train stage, and how a candidate becomes one trial for each seed."""
+"""The candidates of the train stage, and how a candidate becomes one trial for each seed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ class Candidate:
     """A batch in a mode that is to be trained."""
 
     role: str
-    """Why it is one, for people."""
+    """Why it is a candidate, for people."""
     split: Split
     mode: Mode | None
-    """None: the study file's."""
+    """None for the mode of the study file."""
     unscaled: bool = False
-    """At the study file's learning rate instead of the rule's for its batch."""
+    """True if it runs at the study file's learning rate instead of the rule's for its batch."""
     protected: bool = False
-    """Never cut before the end."""
+    """True if it is never cut before the end."""
 
 
 def candidates(context: StageContext[Train]) -> list[Candidate]:
-    """Return the baseline, the largest and second largest micro-batch, the best tokens/s, the best goodput, and a contrast."""
+    """Return the baseline, the largest and second largest micro-batch, the best tokens/s and goodput, and a contrast.
+
+    The contrast is the last of them at the unscaled learning rate; it is left out where the rule scales nothing.
+    """
     entrants = [_baseline(context), *_largest(context), *_best(context)]
     optimizer, last = context.config.optimizer, entrants[-1]
     rate = scaled_learning_rate(optimizer, last.split.effective_batch_size)
@@ -83,7 +86,10 @@ def _best(context: StageContext[Train]) -> list[Candidate]:
 
 
 def merged(entrants: list[Candidate]) -> list[Candidate]:
-    """Return those with the same batch and learning rate as one that bears all their roles, in the mode of the first."""
+    """Return the candidates with duplicates merged: the same batch and learning rate become one, with all their roles.
+
+    It has the mode of the first of them.
+    """
     by_key: dict[tuple[Split, bool], Candidate] = {}
     for one in entrants:
         key = (one.split, one.unscaled)
@@ -95,7 +101,7 @@ def merged(entrants: list[Candidate]) -> list[Candidate]:
 def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object) -> list[Proposal]:
     """Return one proposal for each seed of the study; the id names the seed where there are several.
 
-    changes: the fields of the TrialConfig in which it differs from what the rule says.
+    changes: fields of the TrialConfig that differ from what the study file and the scaling rule say.
     """
     seeds = context.config.seeds
     return [

@@ -1,4 +1,4 @@
-"""What earlier stages have chosen, for the stages after them."""
+"""The choice of earlier stages, for the stages after them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class RankBatch:
 
 
 def chosen_split(context: StageContext[StageKeys]) -> Split:
-    """Return the frontier's micro-batch without accumulation; the study file's batch where no frontier has chosen one."""
+    """Return the frontier's micro-batch without accumulation, or the study file's batch if no frontier has chosen
+    one."""
     frontier = found(context.study, FrontierFindings)
     return context.split(frontier.chosen.micro_batch_size) if frontier else context.given_split()
 
 
 def chosen_mode(study: Study) -> Mode | None:
-    """Return the frontier's mode; None, for the study file's, where no frontier has chosen one."""
+    """Return the mode that the frontier chose; None, which stands for the study file's, if no frontier has chosen
+    one."""
     frontier = found(study, FrontierFindings)
     return frontier.chosen.mode if frontier else None

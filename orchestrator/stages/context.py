@@ -29,9 +29,10 @@ class StageContext(Generic[Keys]):
         return self.study.of_stage(self.stage.type)
 
     def limit_bytes(self) -> int | None:
-        """Return the memory that a rank may take: the study file's limit, or the host's that was read when the study began.
+        """Return the memory that a rank may take: the study file's limit, or its share of the host when the study
+        began.
 
-        None on a GPU without a limit of the user's: nobody has read its memory yet.
+        None on a GPU for which the study file gives no limit: only the ranks can read its memory.
         """
         given = self.config.memory_limit
         return int(given) if given else self.study.facts.memory_limit_bytes
@@ -49,9 +50,10 @@ class StageContext(Generic[Keys]):
         return given_batch(self.config.batch, self.config.world_size)
 
     def trial(self, split: Split, mode: Mode | None, **changes: object) -> TrialConfig:
-        """Return a full training run of this batch with the rule's learning rate and warm-up.
+        """Return a full training run of this batch at the learning rate and warm-up of the scaling rule.
 
-        mode: None for the study file's. Raises ValueError where the batch is larger than the budget.
+        mode: None for the study file's. changes: fields that differ from that. Raises ValueError where the batch is
+        larger than the budget.
         """
         effective = split.effective_batch_size
         budget = changes.get("sample_budget", self.config.sample_budget)

@@ -1,4 +1,5 @@
-"""Is (m x k) really the same as (1 x mk) for this model? Several splits of one effective batch, from the same weights."""
+"""Is (m x k) really the same as (1 x mk) for this model? Several splits of one effective batch, from the same
+weights."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from orchestrator.study.trial import Proposal, Trial, TrialState
 from orchestrator.units import number_text
 from trainers.config import Split, TrialConfig
 
-# In float32 the splits differ by the order of summation alone; AdamW makes 1e-5 of it in 20 steps.
+# In float32 the splits differ by the order of summation alone; in 20 steps of AdamW that grows to 1e-5.
 FLOAT32_TOLERANCE = 1e-4
-# In low precision two splits may differ by what the precision itself makes of one of them, and what is wrong with a split
-# does not widen that. (A GPT of 0.9 M parameters, bfloat16, 5 to 20 steps: 1.5e-2 to 2.7e-2, and 0.3e-2 to 1.1e-2 between
-# splits.) This holds where the float32 run does not fit.
+# In low precision two splits may differ by as much as one of them differs from its own run in float32: a fault in the
+# split does not change that distance. (A GPT of 0.9 M parameters in bfloat16, 5 to 20 steps: 1.5e-2 to 2.7e-2 from
+# float32, and 0.3e-2 to 1.1e-2 between splits.) This constant stands in where the float32 run does not fit.
 LOW_PRECISION_TOLERANCE = 2e-2
 
 
@@ -31,11 +32,11 @@ class EquivalenceFindings:
     tolerance: float
     """The largest rho that passes."""
     rho: dict[str, float]
-    """By trial: the distance of its weights from the reference's, in units of the way that these have come."""
+    """For each trial, the distance of its weights from the reference's, relative to how far these have moved."""
 
 
 def propose(context: StageContext[Equivalence]) -> list[Proposal]:
-    """Return the reference split first; the others when it is done, and in low precision the last of them in float32."""
+    """Return the reference split; once it is done the others, and then, in low precision, the last one in float32."""
     splits, _ = _splits(context)
     if not splits:
         return []
@@ -73,7 +74,7 @@ def _wanted(context: StageContext[Equivalence]) -> list[int]:
 
 
 def _effective_batch_size(context: StageContext[Equivalence]) -> int:
-    """Return the study file's, or that of the largest micro-batch in two accumulation steps."""
+    """Return the study file's effective batch, or that of the largest micro-batch in two accumulation steps."""
     return context.stage.effective_batch_size or context.split(max(_wanted(context)), 2).effective_batch_size
 
 
@@ -100,7 +101,7 @@ def _complete(study: Study, proposal: Proposal) -> bool:
 
 
 def conclude(context: StageContext[Equivalence]) -> Conclusion:
-    """Return whether every split's rho is within the tolerance; a failure, with the number, where it is not."""
+    """Conclude that every split's rho is within the tolerance, or fail with the number of the worst."""
     trials = [trial for trial in context.trials() if not trial.proposal.control]
     unfinished = [trial for trial in trials if trial.state is not TrialState.COMPLETE]
     if unfinished:
@@ -151,7 +152,7 @@ def describe(context: StageContext[Equivalence]) -> list[str]:
 
 
 def figures(context: StageContext[Equivalence]) -> list[Figure]:
-    """Return every split's rho, a row for each; a rho of 0 has no place on its axis, and is named below."""
+    """Return every split's rho, one row each; a rho of 0 cannot be shown on a log axis, so the caption names it."""
     measured = [(trial, rho) for trial in context.trials() if (rho := trial.metric("rho")) is not None]
     shown = [(trial, rho) for trial, rho in measured if rho > 0]
     rows = {-float(i): short_name(trial) for i, (trial, _) in enumerate(shown)}

@@ -1,4 +1,4 @@
-"""Figures as plain values: axes, marks and lines. Who draws them, and on what, is not known here."""
+"""Figures as plain values: axes, marks and lines. `orchestrator.output` draws them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.units import number_text
 
 FAILED_COLOUR = 1
 AUXILIARY_COLOUR = 6
-"""For what is not measured itself, such as a floor or a front."""
+"""The colour of what is not measured itself, such as a floor or a front."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Mark:
     x: float
     y: float
     text: str = ""
-    """Written beside it."""
+    """What is written beside it."""
     kind: Literal["point", "cross", "chosen"] = "point"
-    """A cross failed; what was chosen is ringed."""
+    """A cross marks a failure; a ring marks what was chosen."""
     low: float | None = None
     high: float | None = None
     """The ends of an interval of y, drawn where both are given."""
@@ -34,7 +34,7 @@ class Series:
     """Marks that belong together."""
 
     label: str
-    """Written at the right edge; empty: nowhere."""
+    """What is written at the right edge; empty for nothing."""
     marks: tuple[Mark, ...]
     colour: int = 0
     """A number; the same number is the same colour and shape everywhere."""
@@ -56,12 +56,12 @@ class Line:
 class Axis:
     label: str
     text: Callable[[float], str] = number_text
-    """From a tick to what is written at it."""
+    """Returns what is written at a tick."""
     log: bool = False
     zero: bool = False
-    """Begins at zero."""
+    """True if it begins at zero."""
     ticks: tuple[float, ...] = ()
-    """Where the ticks are; empty: at round numbers."""
+    """Where the ticks are; empty for round numbers."""
     unit: float = 1.0
     """Round numbers are multiples of it."""
     top: float | None = None

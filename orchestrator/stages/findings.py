@@ -1,4 +1,4 @@
-"""From what a stage found to JSON for the journal, and back into the stage's own type."""
+"""Findings of a stage: how they become JSON for the journal, and the stage's own type again."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ def concluded(findings: Findings, reason: str, notes: tuple[str, ...] = (), *, o
 
 
 class Choice(Findings, Protocol):
-    """What a stage found that chose one of its trials."""
+    """The findings of a stage that chooses one of its trials."""
 
     @property
     def winner(self) -> str: ...
 
 
 def winner_of(study: Study, kind: type[Choice]) -> str | None:
-    """Return the id of the trial that this stage chose; None as long as it has chosen none."""
+    """Return the id of the trial that this stage chose; None if it has not chosen one yet."""
     findings = found(study, kind)
     return findings.winner if findings else None
 
 
 def found(study: Study, kind: type[Found]) -> Found | None:
-    """Return what that stage found; None where it did not run, has not concluded, or found nothing."""
+    """Return what the stage with findings of this type found; None if it did not run, has not concluded, or found
+    nothing."""
     conclusion = study.conclusions.get(kind.STAGE)
     return found_in(conclusion, kind) if conclusion else None
 
 
 def found_in(conclusion: Conclusion, kind: type[Found]) -> Found | None:
-    """Return what a stage's conclusion says it found; None where it found nothing."""
+    """Return the findings in a stage's conclusion; None if it found nothing."""
     return None if conclusion.findings is None else _adapter(kind).validate_python(conclusion.findings)
 
 

@@ -39,7 +39,7 @@ class _Point:
     activation_checkpointing: ActivationCheckpointing
     compile: bool
     learning_rate: float | None
-    """None: the scaling rule's."""
+    """None for that of the scaling rule."""
 
 
 def propose(context: StageContext[Grid]) -> list[Proposal]:
@@ -66,7 +66,7 @@ def _points(context: StageContext[Grid]) -> list[_Point]:
 
 
 def _checked(context: StageContext[Grid], point: _Point) -> tuple[_Point, Split] | str:
-    """Return the point with its split, or the reason why it cannot be run."""
+    """Return the point with its split, or the reason that it cannot be run."""
     try:
         split = context.split_of(point.effective_batch_size, point.micro_batch_size)
     except ValueError as error:

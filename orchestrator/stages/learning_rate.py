@@ -26,7 +26,7 @@ from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, Trial
 from trainers.config import Split
 
-# Rates within this share of each other are one point of the grid: 0.71 of the centre and 1/sqrt(2) of it.
+# Rates this close to each other are one point of the grid, such as 0.71 and 1/sqrt(2) times the centre.
 SAME_RATE = 0.01
 
 
@@ -40,11 +40,11 @@ class LearningRateFindings:
     on_edge: bool
     """True if the best is the last one tried on its side."""
     losses: dict[str, float]
-    """The validation loss by learning rate, three digits of it."""
+    """The validation loss by learning rate, which is written with three digits."""
 
 
 def propose(context: StageContext[LearningRate]) -> list[Proposal]:
-    """Return every multiple of the centre that was not run before."""
+    """Return a trial for every multiple of the centre that was not run before."""
     winner, centre = _winner(context.study), _centre(context)
     tried = {trial.config.learning_rate for trial in run_before(context.study)}
     if winner is None:
@@ -64,7 +64,8 @@ def _split(context: StageContext[LearningRate], trial: Trial) -> Split:
 
 
 def _centre(context: StageContext[LearningRate]) -> float:
-    """Return the rule's learning rate for the winner's batch; where a grid named its own, the winner's."""
+    """Return the learning rate that the multiples are taken of: the rule's for the winner's batch, or a grid winner's
+    own."""
     winner = _winner(context.study)
     if winner is None:
         return context.trial(chosen_split(context), chosen_mode(context.study)).learning_rate
@@ -94,7 +95,8 @@ def _batch(trial: Trial) -> tuple[object, ...]:
 
 
 def conclude(context: StageContext[LearningRate]) -> Conclusion:
-    """Return the best learning rate, and whether the grid ends there; a tie goes to the one nearest to the rule's."""
+    """Conclude with the best learning rate, and whether it is the last one tried; a tie goes to the one nearest the
+    centre."""
     trials = [*context.trials(), *run_before(context.study)]
     ranking = standings(trials, "val_loss", None)
     if not ranking:
@@ -147,7 +149,7 @@ def describe(context: StageContext[LearningRate]) -> list[str]:
 
 
 def num_full_runs(context: StageContext[LearningRate]) -> int:
-    """Return one for each multiplier but the centre, which the train stage has run."""
+    """Return the number of multipliers without the centre, which the train stage has run."""
     return sum(multiplier != 1 for multiplier in context.stage.multipliers)
 
 

@@ -1,4 +1,5 @@
-"""How samples are run, whatever their number: what the frontier compares, and what it hands on to later stages."""
+"""A mode is how samples are run, whatever their number: the frontier compares modes, and hands one on to later
+stages."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ class Mode:
     compile: bool
     precision: Precision
     cross_entropy: CrossEntropy = "whole"
-    """Of the built-in gpt; others have their own."""
+    """How the built-in gpt computes its loss; other models have no such choice."""
     seq_len: int | None = None
-    """null: as long as the data says."""
+    """None for samples as long as the data says."""
 
     def __str__(self) -> str:
         parts = [str(self.activation_checkpointing)]
@@ -23,7 +24,7 @@ class Mode:
         return "-".join(parts + ([f"T{self.seq_len}"] if self.seq_len else []))
 
     def changes(self, base: TrialConfig) -> dict[str, object]:
-        """The fields in which a trial in this mode differs from `base`."""
+        """Return the fields in which a trial in this mode differs from `base`."""
         found: dict[str, object] = {
             "activation_checkpointing": self.activation_checkpointing,
             "compile": self.compile,
@@ -39,7 +40,7 @@ class Mode:
 
 
 def mode_of(config: TrialConfig) -> Mode:
-    """Of a trial; the length of its samples is left out, being the data's."""
+    """Return the mode of a trial, without its sample length: that is a part of its data."""
     return Mode(config.activation_checkpointing, config.compile, config.precision, _cross_entropy(config))
 
 

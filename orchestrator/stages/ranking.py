@@ -1,4 +1,4 @@
-"""From measurements to what they mean: noise scale, goodput, ranking under an objective."""
+"""What measurements mean: noise scale, goodput, and ranking under an objective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.study.trial import Trial, TrialState
 
-# Mean losses within this share of each other are a tie: below it, one seed's order of samples decides.
+# Mean losses within this share of each other are a tie: a smaller difference may come from one seed's order of samples.
 LOSS_TIE = 0.003
 
 
@@ -28,17 +28,19 @@ class NoiseScale:
 
 
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
-    """Progress per token, 1 for the smallest batch: 1 / (1 + B / B_noise) (McCandlish et al. 2018, arXiv 1812.06162)."""
+    """Return the progress per token, 1 / (1 + B / B_noise), which nears 1 for a small batch (McCandlish et al. 2018,
+    arXiv 1812.06162)."""
     return 1 / (1 + effective_batch_size / noise_scale)
 
 
 def goodput(tokens_per_second: float, effective_batch_size: int, noise_scale: float) -> float:
-    """Tokens/s times progress per token (Pollux, Qiao et al. 2021, arXiv 2008.12260)."""
+    """Return tokens/s times progress per token (Pollux, Qiao et al. 2021, arXiv 2008.12260)."""
     return tokens_per_second * token_efficiency(effective_batch_size, noise_scale)
 
 
 def best_noise_scale(trials: Sequence[Trial]) -> NoiseScale | None:
-    """The estimate with the narrowest interval on its inverse, which is where estimates are comparable; None without any."""
+    """Return the estimate whose inverse, the scale on which estimates compare, has the narrowest interval; None without
+    any."""
     found = [_noise_scale(trial) for trial in trials]
     return min((scale for scale in found if scale), key=_inverse_width, default=None)
 
@@ -56,7 +58,7 @@ def _inverse_width(scale: NoiseScale) -> float:
 
 @dataclass(frozen=True)
 class Standing:
-    """One configuration at the end of its runs, over its seeds; smaller scores are better."""
+    """A candidate at the end of its runs, over its seeds; the smaller its score the better."""
 
     name: str
     trials: tuple[Trial, ...]
@@ -65,7 +67,7 @@ class Standing:
 
 
 def standings(trials: Sequence[Trial], objective: str, target_loss: float | None) -> list[Standing]:
-    """The configurations all of whose seeds completed, best first."""
+    """Return the candidates all of whose seeds completed, the best first."""
     by_name: dict[str, list[Trial]] = {}
     for trial in trials:
         by_name.setdefault(trial.candidate, []).append(trial)
@@ -85,11 +87,13 @@ def _score(group: Sequence[Trial], objective: str, target_loss: float | None) ->
 
 
 def seconds_to(group: Sequence[Trial], target_loss: float) -> float:
-    """Return the training seconds (compile, evaluation and waiting left out) until the seeds' mean loss reaches it; else
-    infinity."""
-    for points in zip(
-        *map(_evaluations, group), strict=False
-    ):  # the seeds of one candidate evaluate at the same samples
+    """Return the training seconds, without compiling, evaluating and waiting, until the seeds' mean loss reaches the
+    target.
+
+    Infinity if it never does.
+    """
+    # The seeds of one candidate evaluate at the same samples.
+    for points in zip(*map(_evaluations, group), strict=False):
         if statistics.fmean(loss for loss, _ in points) <= target_loss:
             return statistics.fmean(seconds for _, seconds in points)
     return math.inf
@@ -102,7 +106,7 @@ def _evaluations(trial: Trial) -> list[tuple[float, float]]:
 
 
 def tied(a: float, b: float) -> bool:
-    """Whether two scores are equal up to what one seed's order of samples decides; never reaching the target is no tie."""
+    """True if two scores differ by no more than a seed's order of samples may cause."""
     return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
 
 

@@ -1,4 +1,4 @@
-"""What a stage offers: the one entry from which its trials, its conclusion and what it shows are found."""
+"""Stage, what every stage offers: its trials, its conclusion and what it shows are all found from this one entry."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ def _no_metrics(context: object, trial: Trial) -> Metrics:
 
 @dataclass(frozen=True)
 class Stage(Generic[Keys]):
-    """Pure functions of what is known of a study. Each stage's file ends with its own, named STAGE."""
+    """Pure functions of what is known of a study. The file of each stage ends with one of these, named STAGE."""
 
     propose: Callable[[StageContext[Keys]], list[Proposal]]
-    """Returns the trials that it wants so far; more may follow when these have ended. Raises ValueError where what earlier
-    stages chose cannot be run."""
+    """Returns the trials that the stage wants so far; it may want more when these have ended. Raises ValueError if the
+    choice of earlier stages cannot be run."""
     conclude: Callable[[StageContext[Keys]], Conclusion]
-    """Returns what it found; called when all its trials have ended."""
+    """Returns the stage's result; called when all its trials have ended."""
     describe: Callable[[StageContext[Keys]], list[str]]
-    """Returns what it would do, in lines for people, before anything has run."""
+    """Returns lines that tell people what the stage would do, before anything has run."""
     figures: Callable[[StageContext[Keys]], list[Figure]] = _no_figures
-    """Returns what the report draws of it, whether or not its trials have ended."""
+    """Returns what the report draws, whether or not the stage's trials have ended."""
     columns: tuple[str, ...] = ()
-    """The metrics in the table of its trials; one that no trial has is left out."""
+    """The metrics in the table of the stage's trials; a metric that no trial has is left out."""
     derived: Callable[[StageContext[Keys], Trial], Metrics] = _no_metrics
-    """Returns the metrics that its findings add to what a trial measured."""
+    """Returns metrics that the stage's findings add to those that a trial measured."""
     winner: Callable[[StageContext[Keys]], str | None] = _none
-    """Returns the id of the trial that it chose; None as long as it has chosen none."""
+    """Returns the id of the trial that the stage chose; None if it has not chosen one."""
     precedence: int = 0
-    """Of the full training runs that several stages have chosen, the study recommends that of the stage where this is
-    highest; 0: what it chooses is no full training run."""
+    """If several stages have chosen a full training run, the study recommends that of the stage with the highest
+    precedence. 0 for a stage whose trials are not full training runs."""
     num_full_runs: Callable[[StageContext[Keys]], int] = _zero
-    """Returns how many full training runs it takes at most, for one seed."""
+    """Returns how many full training runs the stage takes at most, for one seed."""
     proposes_once: bool = False
-    """True if what its own trials bring never changes what it wants: then it is not asked again at every event."""
+    """True if the results of its own trials never change what it proposes: then it is asked once, not at every
+    event."""
     step_seconds_limit: Callable[[StageContext[Keys]], float | None] = _none
-    """Returns the seconds a step of its trials may take; None where its trials are no probes of what is usable."""
+    """Returns the seconds that a step of its trials may take; None if its trials do not probe what is usable."""
     fails_by_mode: bool = False
-    """True if a model may fail in one mode of it and run in another: then failures say nothing of the trials to come."""
+    """True if its trials run in different modes: a model may fail in one and run in another, so it is never given up
+    early."""
     reuses_measurements: bool = False
-    """True if what an earlier study measured on this machine may stand for its trials."""
+    """True if measurements of an earlier study on this machine may stand in for its trials."""
 
     @property
     def trains_candidates(self) -> bool:

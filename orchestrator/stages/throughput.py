@@ -17,7 +17,8 @@ from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from orchestrator.units import number_text
 
-# Past so many times the noise scale a larger batch saves almost no step: steps already do 2/3 of what they ever could.
+# Past this many times the noise scale a larger batch saves few steps: a step already makes 2/3 of the progress it ever
+# could.
 ENOUGH_NOISE_SCALES = 2.0
 
 
@@ -26,19 +27,19 @@ class ThroughputFindings:
     STAGE: ClassVar[str] = "throughput"
 
     critical_batch_size: float | None
-    """Samples; None where the noise scale is undetermined."""
+    """The noise scale in samples; None if it is undetermined."""
     critical_batch_size_low: float | None
     critical_batch_size_high: float | None
-    """Its 95 % interval; no upper end where it is unbounded."""
+    """The ends of its 95 % interval; the upper end is None if it is unbounded."""
     goodput: dict[int, float]
-    """By effective batch, relative to the best."""
+    """Goodput by effective batch, relative to the best."""
     best_tokens_per_second: RankBatch
     best_goodput: RankBatch
-    """The fastest where the noise scale is undetermined."""
+    """The fastest, if the noise scale is undetermined."""
 
 
 def propose(context: StageContext[Throughput]) -> list[Proposal]:
-    """Return one multiple after the other, until the gradient signal no longer gains from a larger batch."""
+    """Return a trial for one multiple after the other, until a larger batch no longer improves the gradient signal."""
     chosen, mode = chosen_split(context), chosen_mode(context.study)
     num_samples = context.study.facts.num_train_samples or math.inf
     proposals: list[Proposal] = []
@@ -63,7 +64,7 @@ def _saturated(trials: list[Trial]) -> bool:
 
 
 def conclude(context: StageContext[Throughput]) -> Conclusion:
-    """Return the fastest batch, the noise scale, and the batch with the best goodput where the noise scale is known."""
+    """Conclude with the fastest batch, the noise scale and, if that is known, the batch with the best goodput."""
     done = [t for t in context.trials() if t.state is TrialState.COMPLETE]
     if not done:
         reason = "no effective batch could be measured; see the reasons of its trials"
@@ -140,7 +141,7 @@ def describe(context: StageContext[Throughput]) -> list[str]:
 
 
 def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
-    """Return the trial's goodput, which takes the noise scale of all of them."""
+    """Return the trial's goodput, which no trial can measure alone: it needs the noise scale over all of them."""
     findings = found(context.study, ThroughputFindings)
     goodputs = findings.goodput if findings else {}
     batch = trial.config.effective_batch_size

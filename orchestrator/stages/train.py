@@ -31,7 +31,7 @@ class Ranked:
     val_loss: float
     """The mean of its seeds."""
     score: float | None
-    """Under the study's objective, the smaller the better; None where it never reached the target."""
+    """Its score under the study's objective, the smaller the better; None if it never reached the target."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
 
 
 def _runs_of(context: StageContext[Train], candidate: Candidate) -> list[Proposal]:
-    """Return none for a batch that is larger than the budget."""
+    """Return the candidate's trials; none for a batch that is larger than the budget."""
     config, split = context.config, candidate.split
     if split.effective_batch_size > config.sample_budget:
         return []
@@ -64,7 +64,8 @@ def _runs_of(context: StageContext[Train], candidate: Candidate) -> list[Proposa
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
-    """Return the best candidate under the study's objective; a tie goes to the baseline, else to the smaller batch."""
+    """Conclude with the best candidate under the study's objective; a tie goes to the baseline, then to the smaller
+    batch."""
     trials = context.trials()
     ranking = standings(trials, context.config.objective, _target(trials))
     if not ranking:
@@ -80,14 +81,15 @@ def conclude(context: StageContext[Train]) -> Conclusion:
 
 
 def settle(ranking: list[Standing]) -> Standing:
-    """Return, of those tied with the best, the one with the smallest effective batch, which needs the least of everything."""
+    """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
+    memory."""
     best = ranking[0]
     equals = [one for one in ranking if tied(one.score, best.score)]
     return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
 
 
 def _target(trials: list[Trial]) -> float | None:
-    """Return the loss that the baseline ends at, the mean of its seeds."""
+    """Return the loss at which the baseline ends, as the mean of its seeds."""
     ends = [t.measured("val_loss") for t in trials if t.protected and t.state is TrialState.COMPLETE]
     return statistics.fmean(ends) if ends else None
 

@@ -21,15 +21,15 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """What it asked for did not fit into its limit or its device."""
     HOST_MEMORY = "host_memory"
-    """The host ran out of memory and ended its process; what else took memory there had its share in it."""
+    """The host ran out of memory and ended its process; other programs on the host may have taken most of it."""
     FAILED = "failed"
     """The user's code raised an error, it hung, or it took its processes down again and again."""
     INTERRUPTED = "interrupted"
     """Its machine was taken away, or its processes were told to end."""
     STOPPED = "stopped"
-    """It was not started any more: all the trials before it had failed."""
+    """It was never started, because all the trials before it had failed."""
 
     @property
     def code(self) -> str:
-        """The word that a shown reason begins with: running out of memory is one word, whoever's memory it was."""
+        """The word that a shown reason begins with. Out of memory is one word, whether the device's or the host's."""
         return Cause.OUT_OF_MEMORY.value if self is Cause.HOST_MEMORY else self.value

@@ -1,7 +1,7 @@
 """What happens to a study, as the journal holds it: one type for each kind of event, and the version of their format.
 
-An event's `kind` and the names of its fields are what `jq` and `grep` see. Whoever changes them raises FORMAT_VERSION, and
-teaches a reader like `version0` the format before.
+An event's `kind` and the names of its fields are what `jq` and `grep` see. Whoever changes them raises FORMAT_VERSION,
+and writes a reader like `version0` for the format that was used until then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _now() -> float:
 
 
 def _whole_characters(text: str) -> str:
-    """Return it with marks for what UTF-8 cannot hold: half a letter in a user's message must not end a study."""
+    """Return the text with marks for what UTF-8 cannot hold: half a letter in a user's message must not end a study."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -56,9 +56,9 @@ class RunBegan(_Event):
 class ClusterReady(_Event):
     kind: Literal["cluster_ready"] = "cluster_ready"
     token: str
-    """The driver's."""
+    """Names the driver, as in `RunBegan`."""
     seconds: float
-    """From the command to the cluster and its lanes being there."""
+    """How long it took from the command until the cluster and its lanes were there."""
 
 
 class FactsRead(_Event):
@@ -159,7 +159,7 @@ class Concluded(_Event):
     ok: bool
     reason: Prose
     findings: JsonValue = None
-    """What it found, as the stage's own type says it; see `orchestrator.stages`."""
+    """What it found, as JSON of the stage's own type; `orchestrator.stages.findings` reads it back."""
     notes: tuple[Prose, ...] = ()
     bad_input: bool = False
     """True if what the user gave cannot be run, and nothing else is wrong."""

@@ -9,7 +9,7 @@ from trainers.peak_memory import PeakMemory
 
 @dataclass(frozen=True)
 class Facts:
-    """None where it has not been read."""
+    """A fact is None until it has been read."""
 
     num_train_samples: int | None = None
     num_val_samples: int | None = None

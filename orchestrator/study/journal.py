@@ -26,7 +26,8 @@ class Journal:
     """The journal opened for writing, and the study as it stands."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Lock and replay. Raises ValueError where another process writes it, or where its middle is torn."""
+        """Lock the file and replay it. Raises ValueError where another process writes it, or where a line in its middle
+        is torn."""
         self.path = path
         self._file = path.open("a+b", buffering=0)
         try:
@@ -49,7 +50,8 @@ class Journal:
             self.study.apply(event)
 
     def append(self, event: Event) -> None:
-        """Make it true: on disk first, then in the study. Raises Halted where it cannot be, and from then on always."""
+        """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
+        call."""
         self.raise_if_lost()
         line = line_of(event)
         try:
@@ -58,15 +60,15 @@ class Journal:
                 os.fsync(self._file.fileno())
         except StorageLost as error:
             self._lost = Halted(str(error))
-            with contextlib.suppress(OSError):  # else the next writer cuts the torn line off
+            with contextlib.suppress(OSError):  # if this fails too, the next writer cuts the torn line off
                 self._file.truncate(self._whole_bytes)
             raise self._lost from error
         self._whole_bytes += len(line)
-        # As a replay will read it: what JSON cannot hold is not known here.
+        # The study gets what a replay will read: a value that JSON cannot hold must not be known here either.
         self.study.apply(parser.validate_json(_without_checksum(line)))
 
     def raise_if_lost(self) -> None:
-        """Halted where the file could not be written before: nothing is true any more that is not in it."""
+        """Raise Halted if the file could not be written before: whatever is not in it has not happened."""
         if self._lost is not None:
             raise self._lost
 
@@ -81,7 +83,7 @@ class Journal:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is writing it now."""
+    """True if a process has the journal open for writing now."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -93,7 +95,7 @@ def is_locked(path: Path) -> bool:
 
 
 def replay(path: Path, name: str) -> Study:
-    """The study as the journal tells it, for readers; a last line that is still being written is left out."""
+    """Return the study that the journal tells of, for readers; a last line that is still being written is left out."""
     study = Study(name)
     for event in read_events(path)[0]:
         study.apply(event)
@@ -121,8 +123,8 @@ def _without_checksum(line: bytes) -> bytes:
 def read_events(path: Path) -> tuple[list[Event], int]:
     """Return (all whole events, the bytes that they take).
 
-    A torn last line is where a crash cut off; elsewhere it is an error. Raises ValueError, with the line's number, there and
-    where a later version of this program wrote it.
+    A crash may tear the last line, which is left out. Raises ValueError, with the line's number, for a torn line
+    elsewhere, and for a line that a later version of this program wrote.
     """
     events: list[Event] = []
     whole = 0
@@ -142,14 +144,14 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 
 def _parsed(line: bytes, number: int, path: Path) -> Event | None:
-    """Return the event of a line; None where it is none."""
+    """Return the event of a line; None if the line holds no event."""
     try:
         record = json.loads(line)
     except ValueError:  # not JSON, or not even text
         return None
     if not isinstance(record, dict) or "kind" not in record:
         return None
-    version = record.get("version", 0)  # decides alone: some records of the version before would pass for one of this
+    version = record.get("version", 0)  # asked first: some records of version 0 would pass for ones of version 1
     if version > FORMAT_VERSION:
         raise ValueError(
             f"line {number} of {path} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; "
@@ -161,6 +163,6 @@ def _parsed(line: bytes, number: int, path: Path) -> Event | None:
 
 
 def _write_all(file: io.RawIOBase, data: bytes) -> None:
-    """A disk that fills up takes a part of it first."""
+    """Write all of the data: a disk that fills up takes a part of it before it refuses."""
     while data:
         data = data[file.write(data) or 0 :]

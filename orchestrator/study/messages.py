@@ -8,11 +8,12 @@ from typing import Literal
 from orchestrator.study.causes import Cause
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
-"""How a trial's hold on its lane ended. Three say nothing of the trial: its machine was taken away (`interrupted`), there is
-nowhere left to run it (`no_lane`), or no disk to save it on (`no_room`)."""
+"""How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
+(`interrupted`), no lane is left to run it (`no_lane`), or the disk has no room to save it (`no_room`)."""
 
 Blame = Literal["trial", "memory", "machine"]
-"""What a lane's processes died of: of what they ran, of the memory of their host, or of what has nothing to do with either."""
+"""What a lane's processes died of: the trial that they ran, the memory of their host running out, or the loss of their
+machine, for which neither is to blame."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,16 @@ class Assignment:
     """Its TrialConfig as JSON: whoever passes it on needs neither pydantic nor torch."""
     directory: str
     token: str
+    """Names the driver; the checkpoints of the trial are marked with it."""
     recycle_after: bool = False
+    """True if the next trial of the lane is to have new processes."""
     fresh_process: bool = False
-    """Only for processes that have run nothing before."""
+    """True if the trial must run in processes that have run nothing before."""
     key: str = ""
-    """Of this handing over: what a rank of an earlier one still says of the same trial is not taken for this one's."""
+    """Names this handing over: a rank that still speaks for an earlier handing over of the same trial is told apart by
+    it."""
     lane_deaths: int = 0
+    """How many groups of processes have died under the trial."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Host:
 
     name: str
     device: str
-    """What speed and memory depend on."""
+    """Describes the hardware that speed and memory depend on."""
     memory_kills: int
     """How many processes the host's kernel has ended since it started because memory had run out."""
 

@@ -1,8 +1,8 @@
 """What was measured on this machine before: a second study does not measure it again.
 
-One file in the cache directory, a JSON object a line, for all studies of this user. A measurement is found again by all
-that decides on its outcome: what the trial runs, the source it runs, the model as it was counted and predicted, torch
-and the device. It goes by the trial's id, too: the third of five timings is not the first.
+One file in the cache directory, a JSON object a line, serves all studies of this user. A measurement is found again by
+everything that decides its outcome: the trial's configuration, the source code it runs, the model's counted parameters
+and predicted memory, torch and the device. The trial's id counts, too: the third of five timings is not the first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 
-# What a trial of a few steps is as fast and as large without.
+# The fields of a configuration on which neither the speed nor the memory of a short trial depends.
 WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints"}
 
 
 Identity = Mapping[str, JsonValue]
-"""What all trials of a study share that decides on their memory and speed; see `identity`."""
+"""What decides the memory and speed of all trials of a study alike; see `identity`."""
 
 
 class _Record(BaseModel):
-    """A line of the file: how a trial ended, in which study, and the digest of all that decides on it."""
+    """A line of the file: how a trial ended, in which study, and the digest of everything that decides its outcome."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,14 +66,15 @@ class Measurements:
     """What a study may take from earlier ones, and what it leaves for later ones."""
 
     def __init__(self, file: Path, identity: Identity, run_dir: str, *, remeasure: bool = False) -> None:
-        """identity: what all trials of the study share, see `identity`. remeasure: take nothing."""
+        """Read the file. identity: what all trials of the study share, see `identity`. remeasure: reuse nothing."""
         self._file, self._identity, self._run_dir = file, identity, run_dir
         self._known = {} if remeasure else {record.key: record for record in _records(file)}
 
     def find(self, wanted: Sequence[Proposal]) -> dict[str, Measured]:
-        """Return how those of these trials that are known ended in another study, by their ids.
+        """Return, by trial id, how the trials among these that an earlier study has measured ended there.
 
-        Timings in turns are taken only if all of these are known, from one study: last week's are no peers of today's.
+        Timings in turns are reused only if one study has measured all of them: last week's cannot be compared with
+        today's.
         """
         known = {one.id: measured for one in wanted if (measured := self._find(one))}
         timings = [one.id for one in wanted if one.round is not None]
@@ -116,21 +117,22 @@ class Measurements:
 
 
 def _is_of_the_trial(trial: Trial) -> bool:
-    """True if it would end so another day: no failure, no learning rate that diverged, no host that others filled."""
+    """True if the trial would end the same way another day: not a failure, a divergence, or a host that others
+    filled."""
     if trial.state is TrialState.PRUNED:
         return trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
     return trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) and trial.cause is not Cause.HOST_MEMORY
 
 
 def _records(file: Path) -> Iterator[_Record]:
-    """Yield all that can be read: what a line that was cut off told is measured again."""
+    """Yield every record that can be read; what a damaged line told is measured again."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
         with contextlib.suppress(ValidationError):
             yield _Record.model_validate_json(line)
 
 
 def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
-    """What decides on every trial's memory and speed beside its own configuration."""
+    """Return what decides every trial's memory and speed beside its own configuration."""
     from importlib.metadata import version
 
     targets = [config.model.target, config.loss or "", config.data.target]
@@ -149,7 +151,10 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
 
 
 def source_digest(targets: list[str]) -> str:
-    """Of all modules of the packages that these import paths lie in, and of those beside a module that is in none."""
+    """Return a digest of the source that these import paths lead to.
+
+    It covers every module of their packages; for a module outside any package, every module beside it.
+    """
     packages = sorted({target.partition(":")[0].partition(".")[0] for target in targets if ":" in target})
     digest = hashlib.sha256()
     for file in (file for package in packages for file in _sources(package)):

@@ -18,8 +18,10 @@ MAX_DIFFERENCES = 8
 
 
 def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
-    """The journal of this very study, locked, and study.yaml beside it. Raises ValueError, with the difference, where the
-    directory holds another study, something else, or a running driver."""
+    """Return this study's journal, locked, and write study.yaml beside it.
+
+    Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
+    """
     path = run_dir / "study.yaml"
     if run_dir.is_file():
         raise ValueError(f"{run_dir} is a file; choose another --dir")
@@ -36,12 +38,12 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
 
 
 def _is_ours(entry: Path) -> bool:
-    """What a driver that died before it wrote study.yaml has left."""
+    """True if a driver that died before it wrote study.yaml may have left this file."""
     return entry.suffix == PARTIAL or entry.name == "journal.jsonl"
 
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
-    """Until the first trial is proposed the study file may still be mended."""
+    """Write study.yaml. It may change until the first trial is proposed; raises ValueError if it changed after that."""
     before, now = read_yaml(path) if path.exists() else None, config.model_dump(mode="json")
     if before == now:
         return
@@ -72,7 +74,7 @@ def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
-    """Checkpoints and weights of a concluded stage's trials; those of full runs that completed are kept."""
+    """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed."""
     for trial in trials:
         directory = run_dir / "trials" / trial.id
         for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:

@@ -60,47 +60,49 @@ class Study:
     """Stages, in the order in which they began."""
     facts: Facts = field(default_factory=Facts)
     ready: dict[str, float] = field(default_factory=dict)
-    """For each driver, by its token: the seconds from its command to the cluster's being there."""
+    """For each driver, by its token: the seconds from its command until the cluster was there."""
     num_events: int = field(default=0, init=False, compare=False)
-    """Taken in so far: while it stays the same, so does every answer that is a function of the study."""
+    """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
     _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The trials by stage and state, ranked: what is asked at every event must not take a look at all of them."""
+    """The ranks of the trials by stage and state, sorted: a question asked at every event must not look at all
+    trials."""
     _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of every trial, how many were proposed before it."""
+    """For each trial, how many were proposed before it."""
     _candidates: dict[str, dict[str, list[str]]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """For each stage the trials of every candidate."""
+    """For each stage, the trials of every candidate."""
     _speed_groups: dict[tuple[str, int], dict[tuple[object, ...], list[str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """For each stage and effective batch the trials by what decides their speed."""
     _parts: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What many trials have in common, once: by its text."""
+    """Each part of a configuration that many trials have in common, held once, by its text."""
 
     @property
     def startup_seconds(self) -> list[float]:
         return list(self.ready.values())
 
     def is_over(self, stages: Iterable[str]) -> bool:
-        """Whether all of these are concluded, or one has failed: what would follow it has nothing to stand on."""
+        """True if all of these stages are concluded, or one has failed: the stages after it would have nothing to go
+        by."""
         failed = any(not conclusion.ok for conclusion in self.conclusions.values())
         return failed or all(stage in self.conclusions for stage in stages)
 
     def of_stage(self, stage: str) -> list[Trial]:
-        """The stage's trials in the order they were proposed."""
+        """Return the stage's trials in the order they were proposed."""
         return [trial for trial in self.trials.values() if trial.stage == stage]
 
     def count(self, stage: str, *states: TrialState) -> int:
-        """How many of the stage's trials are in one of these states."""
+        """Return how many of the stage's trials are in one of these states."""
         return sum(len(self._ranked.get((stage, state), ())) for state in states)
 
     def in_state(self, stage: str, state: TrialState) -> list[Trial]:
-        """Those of the stage's trials, the furthest first: by the rungs they were let past, then in the order proposed."""
+        """Return the stage's trials in this state: those let past the most rungs first, then in the order proposed."""
         return [self.trials[trial_id] for _, _, trial_id in self._ranked.get((stage, state), ())]
 
     def furthest(self, stage: str, state: TrialState) -> Trial | None:
-        """The first of `in_state`."""
+        """Return the first trial of `in_state`; None if there is none."""
         ranked = self._ranked.get((stage, state))
         return self.trials[ranked[0][2]] if ranked else None
 
@@ -116,7 +118,7 @@ class Study:
         return [self.trials[name] for group, names in groups.items() if group != mine for name in names]
 
     def apply(self, event: Event) -> None:
-        """Take one event in. The same event twice changes nothing."""
+        """Take in one event. An event that was applied before changes nothing."""
         self.num_events += 1
         match event:
             case RunBegan():
@@ -141,7 +143,7 @@ class Study:
                     self._put(changed(trial, event))
 
     def _file(self, event: Proposed) -> None:
-        """Keep what never changes of a trial where it is asked for."""
+        """List a new trial under its candidate and its speed, neither of which ever changes."""
         self._candidates.setdefault(event.stage, {}).setdefault(event.candidate, []).append(event.id)
         groups = self._speed_groups.setdefault((event.stage, event.config.effective_batch_size), {})
         groups.setdefault(speed_group(event.config), []).append(event.id)
@@ -151,14 +153,17 @@ class Study:
             self._put(replace(trial, state=TrialState.WAITING))
 
     def _sharing(self, proposal: Proposal) -> Proposal:
-        """Return it made of the same parts as other trials: most of a grid's differ in a number or two, and take 6 kB each."""
+        """Return the proposal, sharing in memory what its configuration has in common with other trials.
+
+        Most trials of a grid differ in a number or two, and each would take 6 kB.
+        """
         config = proposal.config
         parts = {name: getattr(config, name) for name in ("model", "data", "optimizer", "schedule")}
         shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
         return replace(proposal, config=config.model_copy(update=shared))
 
     def _put(self, trial: Trial) -> None:
-        """The only place where a trial comes or changes: its rank does so with it."""
+        """Add or replace a trial, and keep the ranks sorted. Nothing else may write to `trials`."""
         before = self.trials.get(trial.id)
         self.trials[trial.id] = trial
         self._numbers.setdefault(trial.id, len(self._numbers))
@@ -181,7 +186,7 @@ def speed_group(config: TrialConfig) -> tuple[object, ...]:
 
 
 def changed(trial: Trial, event: TrialEvent) -> Trial:
-    """Return what becomes of a trial that has not ended."""
+    """Return the trial after the event; the trial must not have ended."""
     match event:
         case Started():
             return replace(trial, state=TrialState.RUNNING)
@@ -216,5 +221,5 @@ def _evaluated(trial: Trial, event: Evaluated) -> Trial:
 
 
 def _with_shared_names(metrics: Metrics) -> Metrics:
-    """Every line that is read brings its own copy of every metric's name."""
+    """Return the metrics with interned names: every line of the journal would bring its own copy of each."""
     return {sys.intern(name): value for name, value in metrics.items()}

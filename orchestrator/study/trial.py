@@ -9,7 +9,7 @@ from orchestrator.study.causes import Cause
 from trainers.config import TrialConfig
 
 Metrics = dict[str, float | None]
-"""By their names. None stands for a figure that is not finite: JSON has no other word for it."""
+"""Figures by their names. None stands for one that is not finite, which JSON cannot express otherwise."""
 
 
 class TrialState(StrEnum):
@@ -47,14 +47,14 @@ class Proposal:
     role: str = ""
     """Why it is here, for people: `baseline`, `best tokens/s`, ..."""
     protected: bool = False
-    """Never pruned for losing."""
+    """True if it is never cut for being slower or worse than others."""
     fresh_process: bool = False
-    """To be run in processes that have run nothing before."""
+    """True if it must run in processes that have run nothing before."""
     round: int | None = None
-    """The round that it is timed in, where several are timed in turns: such a timing says something beside the others of
-    its round alone."""
+    """The round that it is timed in, where several are timed in turns: such a timing is compared only within its
+    round."""
     control: bool = False
-    """Run to calibrate what the others are held against, and not compared itself."""
+    """True if it calibrates what the others are held against, and is not compared itself."""
     expected: dict[str, float] = field(default_factory=dict)
     """Metrics that are known before it runs, such as predicted_memory_bytes."""
 
@@ -68,7 +68,7 @@ class Trial:
     cause: Cause | None = None
     """What put it into its state; None before anything has, and for one that completed."""
     reason: str = ""
-    """The same for people, with its numbers."""
+    """The cause in words, with its numbers, for people."""
     reused: Reuse | None = None
     """The study that measured it, where this one did not."""
     metrics: Metrics = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Trial:
     interruptions: int = 0
     """How often its machine was taken away since its last evaluation."""
     seconds: float = 0.0
-    """Wall-clock it has held a lane."""
+    """How long it has held a lane, by the wall clock."""
 
     @property
     def id(self) -> str:
@@ -121,7 +121,8 @@ class Trial:
 
     @property
     def explanation(self) -> str:
-        """The code of its cause, its reason, and where it was measured, in one line; empty where there is nothing to say."""
+        """One line of the cause's code, the reason, and the study that measured it; empty if there is nothing to
+        say."""
         reused = f"reused: measured on {self.reused.day} in {self.reused.run_dir}" if self.reused else ""
         reason = f"{self.cause.code}: {self.reason}" if self.cause else self.reason
         return "; ".join(filter(None, [reason, reused]))

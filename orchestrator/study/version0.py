@@ -1,6 +1,6 @@
-"""Journals of version 0.1.0, whose records were untyped and said facts in words: the only place that reads them back.
+"""Reads the journals of version 0.1.0, whose records were untyped and stated facts in prose.
 
-Everything here turns one record of that time into one of format version 1. Nothing else may parse a reason or an id.
+Everything here turns one such record into a record of format version 1. No other code may parse a reason or an id.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.study.causes import Cause
 
 Record = dict[str, Any]
-"""JSON of that time had no types: what it holds is known by its kind alone."""
+"""The JSON of a record had no type: only its `kind` tells which keys it has."""
 
 _KINDS: dict[str, str] = {
     "run": "run_began", "ready": "cluster_ready", "facts": "facts_read", "stage": "stage_began", "trial": "proposed",
@@ -40,7 +40,8 @@ def _peak(lines: list[tuple[float, float]]) -> Record:
 
 
 def _proposed(record: Record) -> Record:
-    """An id ended in its seed, a timing's in its round, and the control's of the equivalence stage in its precision."""
+    """Read candidate, round and control off the id: it ended in the seed, the round of a timing, or a control's
+    precision."""
     fields = {key: value for key, value in record.items() if key != "fresh"}
     turn = re.search(r"-round(\d+)$", record["id"])
     return fields | {
@@ -73,7 +74,7 @@ def _split(reason: str) -> tuple[Cause | None, str]:
 
 
 def _concluded(record: Record) -> Record:
-    """What a failed frontier said of the user's input stood among its findings."""
+    """Move `bad_input`, which a failed frontier kept among its findings, to its own field."""
     fields = {key: value for key, value in record.items() if key != "values"}
     values = record["values"]
     bad_input = bool(values.get("bad_input"))
@@ -85,7 +86,7 @@ _MODE = ("activation_checkpointing", "compile", "precision", "cross_entropy", "s
 
 
 def _frontier(values: Record) -> Record:
-    """Modes, sizes and what was measured of them lay flat beside each other."""
+    """Group the frontier's findings into points: modes, sizes and measurements were keys of one flat dictionary."""
     kept = ("winner", "limit_bytes", "fitting", "front", "knee")
     baseline = {"mode": _mode(values["baseline_mode"]), "micro_batch_size": values["baseline_micro_batch_size"]}
     second = values.get("second_largest")

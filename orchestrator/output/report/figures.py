@@ -1,4 +1,4 @@
-"""From figures, and from shares of a whole, to elements of the page."""
+"""Elements of the page for figures, and for the parts of a whole."""
 
 from __future__ import annotations
 

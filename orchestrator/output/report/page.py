@@ -1,4 +1,4 @@
-"""report.html: one file that works offline. A pure function of the study file, the journal's replay and the recommendation."""
+"""report.html: one file that works offline, made from the study file, the journal's replay and the recommendation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STYLE = Path(__file__).with_name("style.css")
 
 
 def write_report(path: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None) -> None:
-    """Put the report in place whole: a reader never sees half of it."""
+    """Write report.html whole or not at all, so that nobody reads half of it."""
     page = render_report(config, study, recommendation).encode("utf-8", "replace")
     with written_whole(path) as file:
         file.write(page)

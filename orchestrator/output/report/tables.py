@@ -75,7 +75,7 @@ def _metric_text(metric: str, value: float | None) -> str:
 
 
 def trials_table(context: StageContext[StageConfig], trials: Sequence[Trial]) -> Element:
-    """Return what varies and what was measured, a row for each trial; what all trials share stands above."""
+    """Return a row for each trial with what varies and what was measured; a line above says what all trials share."""
     stage = stage_of(context.stage)
     metrics = {trial.id: trial.metrics | stage.derived(context, trial) for trial in trials}
     varying = [key for key in _CONFIG_COLUMNS if len({getattr(trial.config, key) for trial in trials}) > 1]
@@ -103,7 +103,7 @@ def _shared_text(trial: Trial, keys: Collection[str]) -> str:
 
 
 def _trial_rows(trial: Trial, cells: list[str], best: bool) -> list[Element]:
-    """Return the numbers, and under them, over the whole width, what there is to say."""
+    """Return the row of numbers, and if there is an explanation a second row with it, over the whole width."""
     names = [name for name, wanted in (("best", best), ("explained", bool(trial.explanation))) if wanted]
     numbers = element(
         "tr",

@@ -1,5 +1,7 @@
-"""How much fits, and what is fast? In every mode a search for the largest micro-batch and a ladder of sizes below it; the
-fastest are timed again in turns, and what is chosen must fit once more in a fresh process.
+"""How much fits, and what is fast?
+
+Every mode gets a search for the largest micro-batch and a ladder of sizes below it. The fastest points are timed again
+in turns, and the one that is chosen must fit once more in a fresh process.
 
     probes (one dynamic compile a mode) -> timings of the finalists (static shapes, in rounds) -> verification
 """

@@ -18,12 +18,13 @@ from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import TrialState
 from orchestrator.units import bytes_text
 
-# The second largest size is one that trains differently: the search's last sizes differ by one sample in a hundred.
+# The second largest size is at most this share of the largest: the search's last sizes lie too close to train
+# differently.
 CLEARLY_SMALLER = 0.8
 
 
 def conclude(context: StageContext[Frontier]) -> Conclusion:
-    """Return the fastest mode and size within the limit and its headroom, verified; a failure where nothing fits."""
+    """Conclude with the fastest verified point within the limit and its headroom, or fail where nothing fits."""
     known = FrontierProgress(context)
     chosen = known.verified()
     if chosen is None:
@@ -71,7 +72,8 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
 
 
 def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> dict[OperatingPoint, MeasuredPoint]:
-    """Return each with its rate, over the rounds where it was timed in them, and the most memory that its trials took."""
+    """Return each point with its rate, which is that of its rounds if it was timed, and the most memory its trials
+    took."""
     found = {}
     for point in points:
         done = [trial for trial in known.trials_of(point) if trial.state is TrialState.COMPLETE]
@@ -85,7 +87,7 @@ def _named(one: MeasuredPoint) -> Point:
 
 
 def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
-    """Return for every further length of the samples its fastest probe and the largest that fits."""
+    """Return, for every further length of the samples, the fastest probe and the largest size that fits."""
     found = []
     for length in {mode.seq_len: None for mode in modes(known.context) if mode.seq_len is not None}:
         measured = _measured(known, known.fitting(length)).values()
@@ -114,7 +116,7 @@ def _headroom(known: FrontierProgress) -> str:
 
 
 def _too_large(known: FrontierProgress) -> str:
-    """Return that not even the smallest fits, the least that was measured, and the remedy."""
+    """Return the sentence that not even the smallest size fits, with the least memory measured, and the remedy."""
     limit = known.limit_bytes()
     needed = min((peak_of(t) for t in known.trials() if t.state is TrialState.COMPLETE), default=None)
     least = f"; the least measured was {bytes_text(needed)}, and {_headroom(known)} must stay free" if needed else ""
@@ -127,7 +129,7 @@ def _too_large(known: FrontierProgress) -> str:
 
 
 def _edge(known: FrontierProgress, mode: Mode) -> str:
-    """The evidence for one mode: what fits, and what does not."""
+    """Return the evidence for one mode: what fits, and what does not."""
     sizes, end = known.search(mode)
     trials = [trial for size in sizes if (trial := known.probe_of(OperatingPoint(mode, size)))]
     if end is None:
@@ -136,7 +138,7 @@ def _edge(known: FrontierProgress, mode: Mode) -> str:
 
 
 def _on_the_clock(known: FrontierProgress, end: Found, slowest: int) -> str:
-    """Said where it was the clock that ended the search."""
+    """Return that max_step_seconds ended the search; empty if it did not."""
     if end.micro_batch_size is None or not slowest <= end.micro_batch_size < known.stage.largest:
         return ""
     return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
@@ -154,7 +156,7 @@ def _on_the_front(findings: FrontierFindings) -> list[str]:
 
 
 def _on_chunks(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
-    """Return whether cross-entropy in chunks was tried, and whether it paid."""
+    """Return what cross-entropy in chunks gained or lost; empty if it was not tried beside the study file's modes."""
     chunked = next((point for point in known.finalists() if point.mode.cross_entropy == "chunked"), None)
     if chunked is None or known.stage.cross_entropy:
         return []

@@ -46,7 +46,7 @@ def _front(findings: FrontierFindings | None) -> list[Series]:
 
 
 def _unit(limit: int | None) -> int:
-    """Return the unit in which the ticks are round numbers."""
+    """Return the unit of which the ticks are round multiples."""
     return next((size for size in (2**30, 2**20, 2**10) if limit and limit >= size), 2**20)
 
 
@@ -66,7 +66,8 @@ def _mode_text(trial: Trial, trials: list[Trial]) -> str:
 
 
 def _mode_series(label: str, trials: list[Trial], colour: int, limit: int | None, winner: str | None) -> Series:
-    """Return a mark for each size that fitted, by what all its trials say of it; then, at the limit, what did not."""
+    """Return a mark for each size that fitted, from all its trials, and at the limit a cross for the sizes that did
+    not."""
     by_size: dict[int, list[Trial]] = {}
     for trial in trials:
         by_size.setdefault(trial.config.micro_batch_size, []).append(trial)
@@ -79,7 +80,8 @@ def _mode_series(label: str, trials: list[Trial], colour: int, limit: int | None
 
 
 def _size_mark(trials: list[Trial], winner: str | None) -> Mark | None:
-    """Return its rate, in its rounds where it has any, and the most memory it took; None where it did not run."""
+    """Return a mark at the size's rate, that of its rounds if it was timed, and its highest memory; None if it did not
+    run."""
     ran = [
         trial
         for trial in trials

@@ -53,7 +53,7 @@ class FrontierFindings:
     winner: str
     """The trial that verified it in a fresh process."""
     limit_bytes: int | None
-    """None where nobody knows of a limit."""
+    """None if no limit is known."""
     baseline: OperatingPoint
     """The smallest that fits."""
     largest: MeasuredPoint

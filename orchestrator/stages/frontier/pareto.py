@@ -1,6 +1,6 @@
 """Speed against memory: which points no other beats in both, where more memory stops paying, and what is a tie.
 
-Pure, and without words for people: values in, values out.
+Pure: values in, values out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TypeVar
 # Rates whose median ratio is within this share are a tie, however often they were timed.
 TIE = 0.02
 
-
 Name = TypeVar("Name")
 
 
@@ -25,7 +24,8 @@ class Point:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats in one and equals in the other, by memory."""
+    """Return the points that no other beats in speed or memory while it equals or beats them in the other; by
+    memory."""
     front: list[Point] = []
     for point in sorted(points, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_second)):
         if not front or point.tokens_per_second > front[-1].tokens_per_second:
@@ -34,8 +34,11 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def knee(front: Sequence[Point]) -> Point | None:
-    """Where more memory stops paying: furthest above the line from the front's first point to its last (Satopaa et al.
-    2011, "Finding a 'Kneedle' in a Haystack"). None for a front without a bend."""
+    """Return the point from which more memory stops paying; None for a front without a bend.
+
+    It is the furthest above the line from the front's first point to its last (Satopaa et al. 2011, "Finding a
+    'Kneedle' in a Haystack").
+    """
     if len(front) < 3:
         return None
     first, last = front[0], front[-1]
@@ -51,10 +54,11 @@ def knee(front: Sequence[Point]) -> Point | None:
 
 
 def fastest(rounds: Mapping[Name, Sequence[float]]) -> list[Name]:
-    """The names tied for the most tokens/s, the best first. rounds: of each, its rate in round 1, 2, ...
+    """Return the names that tie for the most tokens/s, the best first. rounds: the rates of each name in round 1, 2,
+    ...
 
-    Within a round what else the machine did is much the same, so ratios are taken there. A tie is a median ratio within
-    TIE, or an order that more than a quarter of the rounds turned around.
+    Ratios are taken within a round, in which the machine's other load is much the same. Two names tie if their median
+    ratio is within TIE, or if more than a quarter of the rounds put them in the other order.
     """
     best = max(rounds, key=lambda name: statistics.median(rounds[name]))
     ratios = {name: [a / b for a, b in zip(rates, rounds[best], strict=True)] for name, rates in rounds.items()}

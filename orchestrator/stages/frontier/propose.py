@@ -1,4 +1,4 @@
-"""What the frontier tries: probes, then timings of the finalists, then the best once more in a fresh process."""
+"""The frontier's trials: probes, then timings of the finalists, then the best once more in a fresh process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainers.peak_memory import PeakMemory
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8
-# Accumulation steps of every trial here: the gradient that is held while the next micro-batch runs counts too.
+# Accumulation steps of every trial here: the gradient that is kept while the next micro-batch runs takes memory, too.
 ACCUMULATED = 2
 
 
 def propose(context: StageContext[Frontier]) -> list[Proposal]:
-    """Return everything so far and what comes next; the same for the same journal."""
+    """Return all proposals so far and the next ones; the same journal always gives the same ones."""
     known = FrontierProgress(context)
     proposals = known.probes()
     for further in (known.timings, known.verifications):
@@ -36,7 +36,7 @@ def propose(context: StageContext[Frontier]) -> list[Proposal]:
 
 
 def modes(context: StageContext[Frontier]) -> list[Mode]:
-    """Return what is compared; other lengths of the samples come last, and only to show what they cost."""
+    """Return the modes to compare. Those with other sample lengths come last, and only show what the lengths cost."""
     stage = context.stage
     precisions = stage.precision or (context.config.precision,)
     kinds = stage.cross_entropy or ("whole",)
@@ -46,21 +46,22 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
 
 
 def ladder(smallest: int, largest: int) -> list[int]:
-    """Doubling up to the largest, and the round numbers just below it that kernels are made for."""
+    """Return sizes that double up to the largest, and the round numbers just below it for which kernels are made."""
     doubled = [smallest * 2**i for i in range(largest.bit_length()) if smallest * 2**i <= largest]
     round_below = [largest - largest % unit for unit in (2, 4, 8, 16, 32, 64) if 4 * unit <= largest]
     return sorted({*doubled, *(size for size in round_below if size >= smallest), largest})
 
 
 def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
-    """Return what the frontier may run: its modes, and those of its finalists with cross-entropy in chunks."""
+    """Return every mode that the frontier may run: its own, and each again with cross-entropy in chunks if it tries
+    that."""
     compared = modes(context)
     chunked = [replace(mode, cross_entropy="chunked") for mode in compared if mode.seq_len is None]
     return compared + (chunked if _tries_chunks(context) else [])
 
 
 def prediction_key(mode: Mode) -> str:
-    """Return what the prediction of a mode is found by: compiled or not, it is that of eager code."""
+    """Return the key of a mode's prediction: compiled and eager modes share one, which is made for eager code."""
     return f"{replace(mode, compile=True)}, {mode.precision}"
 
 
@@ -70,7 +71,7 @@ def _tries_chunks(context: StageContext[Frontier]) -> bool:
 
 @dataclass(frozen=True)
 class FrontierProgress:
-    """The stage as far as the journal knows it."""
+    """The frontier stage as far as the journal knows it."""
 
     context: StageContext[Frontier]
 
@@ -88,16 +89,17 @@ class FrontierProgress:
         return [self._probe(OperatingPoint(mode, size)) for mode in modes(self.context) for size in self.sizes(mode)]
 
     def sizes(self, mode: Mode) -> list[int]:
-        """The search as far as it has come; when it is over, those below what it found."""
+        """Return the sizes that the search has asked for; when it is over, also the ladder below what it found."""
         searched, end = self.search(mode)
         if end is None or end.micro_batch_size is None:
             return searched
         return searched + [size for size in ladder(self.stage.smallest, end.micro_batch_size) if size not in searched]
 
     def search(self, mode: Mode) -> tuple[list[int], Found | None]:
-        """(the sizes that the search has asked for, what it found; None while the last has not ended or says nothing).
+        """Return (the sizes that the search has asked for, how it ended).
 
-        The smallest size comes first, wherever the limit is: its memory and its speed are what all else is held against.
+        The second is None while the last probe has not ended, or if that ended for another reason than its size. The
+        smallest size comes first, wherever the limit is: everything else is held against its memory and its speed.
         """
         trials, probes, sizes = list[Trial](), list[Probe](), [self.stage.smallest]
         while True:
@@ -123,18 +125,18 @@ class FrontierProgress:
         return Probe(trial.config.micro_batch_size, self.fits(trial), peak)
 
     def fits(self, trial: Trial) -> bool:
-        """It ran, and left the headroom free."""
+        """True if the trial ran, and left the headroom free."""
         capacity = self.capacity_bytes()
         return trial.state is TrialState.COMPLETE and (capacity is None or peak_of(trial) <= capacity)
 
     def _largest(self, trials: list[Trial]) -> int:
-        """No larger than the data, as a step must not see a sample twice, and no slower than max_step_seconds."""
+        """Return the largest size to try: a step must not see a sample twice, nor take longer than max_step_seconds."""
         num_samples = self.study.facts.num_train_samples
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
         return max(self.stage.smallest, min(self.stage.largest, of_data, self.slowest(trials)))
 
     def slowest(self, trials: list[Trial]) -> int:
-        """The size whose step would take max_step_seconds at the best rate so far."""
+        """Return the size whose step would take max_step_seconds at the best rate so far."""
         timed = [(trial.metric("step_seconds"), trial.config.micro_batch_size) for trial in trials]
         rates = [seconds / size for seconds, size in timed if seconds is not None]
         return int(self.stage.max_step_seconds / min(rates)) if rates and min(rates) > 0 else self.stage.largest
@@ -156,11 +158,12 @@ class FrontierProgress:
         return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
 
     def _predicted(self, mode: Mode) -> PeakMemory | None:
-        """Return what fake tensors say of the mode, run eagerly; None where they could not follow it."""
+        """Return the peak memory that fake tensors predict for the mode in eager code; None if they could not follow
+        it."""
         return (self.study.facts.predicted_memory or {}).get(prediction_key(mode))
 
     def fitting(self, seq_len: int | None = None) -> dict[OperatingPoint, Trial]:
-        """The probes that fit, with samples of this length, in the order of the study file's modes."""
+        """Return the probes that fit, with samples of this length, in the order of the study file's modes."""
         wanted = [mode for mode in modes(self.context) if mode.seq_len == seq_len]
         points = [OperatingPoint(mode, size) for mode in wanted for size in self.sizes(mode)]
         return {point: trial for point in points if (trial := self.probe_of(point)) and self.fits(trial)}
@@ -168,14 +171,15 @@ class FrontierProgress:
     # Timings
 
     def timings(self) -> list[Proposal]:
-        """Every finalist once a round, in turns; nothing where there is only one."""
+        """Return a trial of every finalist in every round, round by round; none if there is only one finalist."""
         finalists = self.finalists()
         if len(finalists) < 2:
             return []
         return [self._static(point, f"round{turn}", round=turn) for turn in self._turns() for point in finalists]
 
     def finalists(self) -> list[OperatingPoint]:
-        """The fastest probes that fit, and the fastest of all with cross-entropy in chunks where that can be had."""
+        """Return the fastest probes that fit, and the fastest of all with cross-entropy in chunks if that is to be
+        tried."""
         fitting = self.fitting()
         points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
         if points and _tries_chunks(self.context):
@@ -186,7 +190,7 @@ class FrontierProgress:
         return range(1, self.stage.rounds + 1)
 
     def rounds(self, point: OperatingPoint) -> list[float]:
-        """Its tokens/s in every round; empty where it was not timed in all of them."""
+        """Return the point's tokens/s in every round; empty if it was not timed in all of them."""
         trials = [self.study.trials.get(self._name(point, f"round{turn}")) for turn in self._turns()]
         done = [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
         return [rate_of(trial) for trial in done] if len(done) == self.stage.rounds else []
@@ -194,7 +198,7 @@ class FrontierProgress:
     # Verification
 
     def verifications(self) -> list[Proposal]:
-        """The best in a fresh process; where it does not fit there, the next best."""
+        """Return a trial of the best point in a fresh process, and of the next best where that does not fit there."""
         proposals: list[Proposal] = []
         for point in self._by_preference():
             proposals.append(self._static(point, "verified", role="once more, in a fresh process", fresh_process=True))
@@ -204,13 +208,16 @@ class FrontierProgress:
         return proposals
 
     def verified(self) -> OperatingPoint | None:
-        """The finalist that fitted in a fresh process."""
+        """Return the point that fitted in a fresh process; None if none has."""
         verifications = {point: self.study.trials.get(self._name(point, "verified")) for point in self._by_preference()}
         return next((point for point, trial in verifications.items() if trial and self.fits(trial)), None)
 
     def _by_preference(self) -> list[OperatingPoint]:
-        """The finalists that fitted every time: those tied for the fastest by their memory, then the others by speed; then
-        all else that fitted, should none of these do so in a fresh process."""
+        """Return the points to verify, the best first.
+
+        These are the finalists that fitted in every round: first those that tie for the fastest, the one with the least
+        memory leading, then the others by speed. All other points that fit follow, in case no finalist is verified.
+        """
         fitting, finalists, capacity = self.fitting(), self.finalists(), self.capacity_bytes()
         others = sorted(
             (point for point in fitting if point not in finalists), key=lambda point: -rate_of(fitting[point])
@@ -226,7 +233,10 @@ class FrontierProgress:
         return tied + slower + others
 
     def most_memory(self, point: OperatingPoint) -> float:
-        """Of all its trials that ran, but the verification: whom to verify is decided without."""
+        """Return the most memory that the point's probe and timings took.
+
+        The verification does not count: this decides which point to verify.
+        """
         trials = [
             trial
             for trial in self.trials_of(point)
@@ -235,7 +245,7 @@ class FrontierProgress:
         return max(map(peak_of, trials))
 
     def trials_of(self, point: OperatingPoint) -> list[Trial]:
-        """Its probe, its timings and its verification, as far as there are any."""
+        """Return the point's probe, timings and verification, as far as there are any."""
         names = [self._name(point), *(self._name(point, f"round{turn}") for turn in self._turns())]
         return [
             self.study.trials[name] for name in (*names, self._name(point, "verified")) if name in self.study.trials
@@ -246,7 +256,10 @@ class FrontierProgress:
     def _static(
         self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
     ) -> Proposal:
-        """Return a trial compiled for this size alone, as training will be; of ordinary samples where it is there to be timed."""
+        """Return a trial that is compiled for this size alone, as training will be.
+
+        A timing uses ordinary samples, and a verification the longest ones.
+        """
         name = self._name(point, what)
         config = self.context.short_trial(
             self.context.split(point.micro_batch_size, ACCUMULATED),
@@ -266,21 +279,21 @@ class FrontierProgress:
         return all(p.id in self.study.trials and self.study.trials[p.id].state.ended for p in proposals)
 
     def limit_bytes(self) -> int | None:
-        """Return the study file's, the host's, or the GPU's memory as the ranks read it; None while nobody has."""
+        """Return the limit of study file or host, or the GPU's memory as the ranks read it; None until one has."""
         read = [bytes for t in self.trials() if (bytes := t.metric("device_memory_bytes")) is not None]
         return self.context.limit_bytes() or (int(min(read)) if read else None)
 
     def capacity_bytes(self) -> float | None:
-        """The limit less the headroom."""
+        """Return the limit less the headroom; None if no limit is known."""
         limit = self.limit_bytes()
         return None if limit is None else limit * (1 - self.context.config.headroom)
 
     def trials(self) -> list[Trial]:
-        return self.study.of_stage("frontier")
+        return self.context.trials()
 
 
 def says_nothing(trial: Trial) -> bool:
-    """Whether it ended for another reason than its size."""
+    """True if the trial ended for another reason than its size."""
     of_size = trial.state is TrialState.PRUNED and trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
     return not (trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) or of_size)
 

@@ -1,9 +1,10 @@
-"""The largest micro-batch that fits, in a handful of probes: a line through the measured peaks says where to look next.
+"""Finds the largest micro-batch that fits, in a handful of probes: a line through the measured peaks says where to
+look.
 
-Pure: from the probes so far to the next size, or to the answer with its evidence. Memory is nearly a line in the
-micro-batch size (weights, gradients and optimizer state, and activations for every sample), so two or three peaks put
-the limit within a few per cent. The line is only ever where to look; the answer rests on probes: its size fits, and the
-next one does not, or one within 2 % of it.
+Pure: the probes so far go in; the next size comes out, or the answer with its evidence. Peak memory is nearly linear in
+the micro-batch size (a constant for weights, gradients and optimizer state, and activations for every sample), so two
+or three peaks put the limit within a few per cent. The line only tells where to look. The answer rests on probes: its
+size fits, and the next larger one does not, or one within 2 % does not.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from trainers.peak_memory import Line
 
 # An answer may be below the true limit by this share of it.
 TOLERANCE = 0.02
-# A predicted limit, and one further out than FAR times what fits, is approached from so far below: a size that runs
-# measures, one that fails only bounds.
+# A limit that is predicted, or that lies further out than FAR times what fits, is approached from this far below: a
+# size that runs gives a peak, a size that fails gives only a bound.
 BELOW = 0.1
 FAR = 4
 # A probe looks no further than this factor past the largest size that fits.
 FURTHEST = 16
-# After the predicted size failed, the next is this share of it; after that, half.
+# If the predicted size fails, the next one is this share of it; if that fails too, half.
 AFTER_FAILED_PREDICTION = 0.75
-# A size that the line allows was refused, so the line is too low: stay back by this share of the way to what fits.
+# If a size fails that the line allows, the line is too low: the next size is this share of the way back to what fits.
 BACK = 0.25
 # Peaks of sizes within this share of the largest say little about the slope.
 CLOSE = 0.1
-# So many probes of which none failed or none fitted: the line is of no use.
+# After so many probes of which all fitted, or all failed, the line is of no use.
 PATIENCE = 8
 
 
@@ -65,9 +66,10 @@ def next_probe(
     smallest: int = 1,
     largest: int = 1024,
 ) -> Next | Found:
-    """What to do after these probes, in the order they were made.
+    """Return what to do after these probes, which are in the order they were made.
 
-    capacity_bytes: the limit less its headroom, None where it is not known. prediction: of the peak before anything ran.
+    capacity_bytes: the limit less its headroom; None if it is not known. prediction: the peak, predicted before any
+    run.
     """
     fits, fails = _bounds(probes)
     if fails is not None and fails <= smallest:
@@ -83,21 +85,21 @@ def next_probe(
 
 
 def _bounds(probes: Sequence[Probe]) -> tuple[int | None, int | None]:
-    """(the largest that fits below every failure, the smallest that does not)"""
+    """Return (the largest size that fits below every failure, the smallest that does not)."""
     fails = min((p.micro_batch_size for p in probes if not p.fits), default=None)
     fitting = [p.micro_batch_size for p in probes if p.fits and (fails is None or p.micro_batch_size < fails)]
     return max(fitting, default=None), fails
 
 
 def step_from(fits: int) -> int:
-    """The distance to a failed size that certifies `fits`: the next size, or 2 %."""
+    """Return how close a failed size must be to prove that `fits` is the largest: the next size, or within 2 %."""
     return max(1, math.floor(TOLERANCE * fits))
 
 
 def _wanted(
     probes: Sequence[Probe], fits: int | None, fails: int | None, capacity_bytes: float | None, prediction: Line | None
 ) -> Next:
-    """The size to look at, before the bounds are put on it."""
+    """Return the size to look at, before it is kept within the bounds."""
     if not probes:
         return _first(capacity_bytes, prediction)
     limit = None if capacity_bytes is None else limit_by_peaks(probes, capacity_bytes, prediction)
@@ -114,7 +116,8 @@ def _first(capacity_bytes: float | None, prediction: Line | None) -> Next:
 
 
 def _stalls(probes: Sequence[Probe]) -> bool:
-    """Whether the line does not close in: the last two probes have not halved the interval (after Brent 1973, chapter 4)."""
+    """True if the line leads nowhere: the last two probes have not halved the interval (after Brent 1973, chapter
+    4)."""
     fitted, failed = _bounds(probes[:-2])
     fits, fails = _bounds(probes)
     if fits is None or fails is None:
@@ -123,7 +126,7 @@ def _stalls(probes: Sequence[Probe]) -> bool:
 
 
 def _without_a_line(fits: int | None, fails: int | None, *, guided: bool) -> Next:
-    """guided: what failed was the prediction's."""
+    """Return a size without the help of a line. guided: the size that failed was predicted."""
     if fails is None:
         assert fits is not None
         return Next(2 * fits, f"twice {fits}, which fits")
@@ -145,16 +148,18 @@ def _by_the_line(limit: float, probes: Sequence[Probe], fits: int | None, fails:
         return Next(min(math.floor((1 - BELOW) * limit), FURTHEST * fits), f"{says}, far out: below it")
     if limit < fits + step_from(fits):
         return Next(fits + step_from(fits), f"{says}: whether {fits} is the largest")
-    # Half a step short of it, so that the size one step on, which certifies this one, is as far on the other side.
+    # Half a step below the limit: the size one step on, which must fail to prove this one, is then half a step above
+    # it.
     return Next(math.floor(limit - (step_from(math.floor(limit)) - 1) / 2), says)
 
 
 def limit_by_peaks(probes: Sequence[Probe], capacity_bytes: float, prediction: Line | None) -> float | None:
-    """The size, with its fraction, at which the last measured peaks reach the capacity; None where they show no growth.
+    """Return the size, with its fraction, at which the last measured peaks reach the capacity; None if they do not
+    grow.
 
-    The slope is theirs by least squares, and the line goes through the one nearest to the capacity. One peak alone takes
-    the prediction's slope in proportion; without one, all of its memory as growing with the batch, which is at most too
-    steep, and at least twice its size where it fits.
+    Several peaks give the slope by least squares, and the line goes through the one nearest to the capacity. A single
+    peak scales the prediction's slope. Without a prediction all of its memory is taken to grow with the batch: that is
+    too steep if anything, and is capped so that, if the size fits, at least twice that size is tried next.
     """
     points = _measured(probes)
     if not points:
@@ -170,9 +175,9 @@ def limit_by_peaks(probes: Sequence[Probe], capacity_bytes: float, prediction: L
 
 
 def _measured(probes: Sequence[Probe]) -> list[tuple[int, float]]:
-    """(size, peak) of the last three that ran, and of more as long as these are close to each other.
+    """Return (size, peak) of the last three probes that ran, and of more if those three are close to each other.
 
-    Size 1 counts only where there is nothing better: the optimizer's step may be its peak.
+    Size 1 counts only if there are not two others: at size 1 the peak may be the optimizer's step.
     """
     points = [(p.micro_batch_size, p.peak_memory_bytes) for p in probes if p.peak_memory_bytes is not None]
     from_two = [point for point in points if point[0] >= 2]
