@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ Place = tuple[int | str, ...]
 """The place of something in a study file: the keys, list numbers and `type` words on the way to it."""
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Yaml:
     """Return what a YAML file holds. Raises ValueError, with the line, where it is not YAML."""
     try:
         return yaml.safe_load(path.read_text())
@@ -36,7 +36,7 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     """
     if not path.is_file():
         raise ValueError(f"there is no study file {path}; check the path, or start from one in configs/")
-    tree: Yaml = read_yaml(path)
+    tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
@@ -120,7 +120,7 @@ def _list_index(items: list[Yaml], name: str, override: str) -> int:
     return int(name)
 
 
-def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
+def parse_study(tree: object, source: str) -> StudyConfig:
     """Return a checked StudyConfig. Raises ValueError with one line per fault."""
     try:
         return StudyConfig.model_validate(_with_numbers(tree))
@@ -129,7 +129,7 @@ def parse_study(tree: dict[str, Any], source: str) -> StudyConfig:
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
 
 
-def _with_numbers(value: Yaml) -> Yaml:
+def _with_numbers(value: object) -> object:
     """Return the tree with text such as `6e-4` turned into the number: YAML 1.1 takes it for text, as it has no dot."""
     if isinstance(value, dict):
         return {key: _with_numbers(item) for key, item in value.items()}
@@ -177,12 +177,12 @@ def _known_keys(place: Place) -> list[str]:
     return list(owner.model_fields) if owner else []
 
 
-def _section_of(annotation: Any) -> type[Strict] | None:
+def _section_of(annotation: object) -> type[Strict] | None:
     """Return the class of a key that has keys of its own."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
 
 
-def _members_by_type(choice: Any) -> dict[str, type[Strict]]:
+def _members_by_type(choice: object) -> dict[str, type[Strict]]:
     """Return the members of a union of classes, by the word that each has under `type`."""
     union, _ = get_args(choice)
     return {member.model_fields["type"].default: member for member in get_args(union)}

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 PACKAGES = ("orchestrator", "trainers")
 # Ray itself refuses 500 MiB, but only after it has zipped them.
@@ -16,7 +15,7 @@ LARGEST_UPLOAD_BYTES = 200 * 2**20
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
 
 
-def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
+def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
     """Return the runtime_env for ray.init: it ships the current directory to a cluster that is not this process's own.
 
     A local cluster (no address) needs none of it: Ray puts the driver's current directory first on the path of every
@@ -27,7 +26,7 @@ def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] =
     return working_dir_env(run_dir, data_paths) if address else {}
 
 
-def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, Any]:
+def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
     """Return the current directory as `working_dir`, without runs, data and hidden files.
 
     Raises ValueError where it is too large.

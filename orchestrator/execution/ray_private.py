@@ -8,7 +8,7 @@ one first.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray._private.state import state
@@ -119,9 +119,9 @@ class NoProgress(TrialProgressCallback):
     """Replaces Tune's own callback, which prints nothing either but keeps every trial it hears of, with all its
     figures."""
 
-    def on_trial_result(self, *told: Any, **more: Any) -> None: ...
-    def on_trial_error(self, *told: Any, **more: Any) -> None: ...
-    def on_trial_complete(self, *told: Any, **more: Any) -> None: ...
+    def on_trial_result(self, *told: object, **more: object) -> None: ...
+    def on_trial_error(self, *told: object, **more: object) -> None: ...
+    def on_trial_complete(self, *told: object, **more: object) -> None: ...
 
 
 def quiet_tune() -> None:

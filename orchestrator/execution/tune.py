@@ -40,7 +40,7 @@ _ACTIONS = {
 class _NotRestored:
     """An object that pickles as nothing: Tune pickles what it is given, but a study is restored from its journal."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
 

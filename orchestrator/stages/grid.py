@@ -15,9 +15,8 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.ranking import standings
+from orchestrator.stages.ranking import settle, standings
 from orchestrator.stages.stage import Stage
-from orchestrator.stages.train import settle
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal
 from trainers.config import ActivationCheckpointing, Split

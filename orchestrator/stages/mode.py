@@ -19,24 +19,28 @@ class Mode:
     """None for samples as long as the data says."""
 
     def __str__(self) -> str:
-        parts = [str(self.activation_checkpointing)]
-        parts += ["eager"] * (not self.compile) + ["chunked"] * (self.cross_entropy == "chunked")
-        return "-".join(parts + ([f"T{self.seq_len}"] if self.seq_len else []))
+        parts = [
+            str(self.activation_checkpointing),
+            "" if self.compile else "eager",
+            "chunked" if self.cross_entropy == "chunked" else "",
+            f"T{self.seq_len}" if self.seq_len else "",
+        ]
+        return "-".join(filter(None, parts))
 
     def changes(self, base: TrialConfig) -> dict[str, object]:
         """Return the fields in which a trial in this mode differs from `base`."""
-        found: dict[str, object] = {
+        changes: dict[str, object] = {
             "activation_checkpointing": self.activation_checkpointing,
             "compile": self.compile,
             "precision": self.precision,
         }
         if self.cross_entropy != _cross_entropy(base):
             kwargs = base.model.kwargs | {"cross_entropy": self.cross_entropy}
-            found["model"] = base.model.model_copy(update={"kwargs": kwargs}).model_dump()
+            changes["model"] = base.model.model_copy(update={"kwargs": kwargs}).model_dump()
         if self.seq_len is not None:
             kwargs = base.data.kwargs | {"seq_len": self.seq_len}
-            found["data"] = base.data.model_copy(update={"kwargs": kwargs}).model_dump()
-        return found
+            changes["data"] = base.data.model_copy(update={"kwargs": kwargs}).model_dump()
+        return changes
 
 
 def mode_of(config: TrialConfig) -> Mode:

@@ -41,8 +41,8 @@ def goodput(tokens_per_second: float, effective_batch_size: int, noise_scale: fl
 def best_noise_scale(trials: Sequence[Trial]) -> NoiseScale | None:
     """Return the estimate whose inverse, the scale on which estimates compare, has the narrowest interval; None without
     any."""
-    found = [_noise_scale(trial) for trial in trials]
-    return min((scale for scale in found if scale), key=_inverse_width, default=None)
+    scales = [_noise_scale(trial) for trial in trials]
+    return min((scale for scale in scales if scale), key=_inverse_width, default=None)
 
 
 def _noise_scale(trial: Trial) -> NoiseScale | None:
@@ -71,29 +71,37 @@ def standings(trials: Sequence[Trial], objective: str, target_loss: float | None
     by_name: dict[str, list[Trial]] = {}
     for trial in trials:
         by_name.setdefault(trial.candidate, []).append(trial)
-    found = [
-        Standing(name, tuple(group), _score(group, objective, target_loss), _mean_loss(group))
-        for name, group in by_name.items()
-        if all(t.state is TrialState.COMPLETE and t.metric("val_loss") is not None for t in group)
+    finished = [
+        Standing(name, tuple(seeds), _score(seeds, objective, target_loss), _mean_loss(seeds))
+        for name, seeds in by_name.items()
+        if all(t.state is TrialState.COMPLETE and t.metric("val_loss") is not None for t in seeds)
     ]
-    return sorted(found, key=lambda standing: standing.score)
+    return sorted(finished, key=lambda standing: standing.score)
 
 
-def _score(group: Sequence[Trial], objective: str, target_loss: float | None) -> float:
+def settle(ranking: Sequence[Standing]) -> Standing:
+    """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
+    memory."""
+    best = ranking[0]
+    equals = [one for one in ranking if tied(one.score, best.score)]
+    return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
+
+
+def _score(seeds: Sequence[Trial], objective: str, target_loss: float | None) -> float:
     if objective == "val_loss" or target_loss is None:
-        return _mean_loss(group)
-    seconds = seconds_to(group, target_loss)
-    return seconds * (group[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
+        return _mean_loss(seeds)
+    seconds = seconds_to(seeds, target_loss)
+    return seconds * (seeds[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
 
 
-def seconds_to(group: Sequence[Trial], target_loss: float) -> float:
+def seconds_to(seeds: Sequence[Trial], target_loss: float) -> float:
     """Return the training seconds, without compiling, evaluating and waiting, until the seeds' mean loss reaches the
     target.
 
     Infinity if it never does.
     """
     # The seeds of one candidate evaluate at the same samples.
-    for points in zip(*map(_evaluations, group), strict=False):
+    for points in zip(*map(_evaluations, seeds), strict=False):
         if statistics.fmean(loss for loss, _ in points) <= target_loss:
             return statistics.fmean(seconds for _, seconds in points)
     return math.inf
@@ -110,5 +118,5 @@ def tied(a: float, b: float) -> bool:
     return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
 
 
-def _mean_loss(group: Sequence[Trial]) -> float:
-    return statistics.fmean(trial.measured("val_loss") for trial in group)
+def _mean_loss(seeds: Sequence[Trial]) -> float:
+    return statistics.fmean(trial.measured("val_loss") for trial in seeds)

@@ -13,7 +13,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.ranking import Standing, standings, tied
+from orchestrator.stages.ranking import Standing, settle, standings, tied
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -78,14 +78,6 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         ranking=tuple(Ranked(one.name, one.val_loss, one.score) for one in ranking),
     )
     return concluded(findings, _sentence(winner, ranking, trials), _skipped(context))
-
-
-def settle(ranking: list[Standing]) -> Standing:
-    """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
-    memory."""
-    best = ranking[0]
-    equals = [one for one in ranking if tied(one.score, best.score)]
-    return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
 
 
 def _target(trials: list[Trial]) -> float | None:

@@ -11,7 +11,7 @@ import yaml
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import read_yaml
 from orchestrator.study.journal import Journal
-from orchestrator.study.state import Trial, TrialState
+from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, written_whole
 
 MAX_DIFFERENCES = 8
@@ -60,9 +60,9 @@ def _difference(before: object, now: object) -> str:
     there, here = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys]
-    return "\n".join(
-        lines[:MAX_DIFFERENCES] + [f"  and {len(lines) - MAX_DIFFERENCES} more"] * (len(lines) > MAX_DIFFERENCES)
-    )
+    if len(lines) > MAX_DIFFERENCES:
+        lines = [*lines[:MAX_DIFFERENCES], f"  and {len(lines) - MAX_DIFFERENCES} more"]
+    return "\n".join(lines)
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
