@@ -30,7 +30,7 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.stages.frontier.search import Found, Probe, next_probe
+from orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
 from trainers.peak_memory import Line
 
 MIB = 1 << 20
@@ -311,7 +311,7 @@ def ours(case: Case, search: Search, prediction: Line | None) -> Finder:
     def find() -> int | None:
         probes: list[Probe] = []
         capacity = (1 - HEADROOM) * case.limit_mebibytes * MIB
-        while not isinstance(step := next_probe(probes, capacity, prediction, largest=LARGEST), Found):
+        while not isinstance(step := next_probe(probes, capacity, prediction, largest=LARGEST), SearchEnd):
             peak = logged_probe(case, step.micro_batch_size, search)
             probes.append(Probe(step.micro_batch_size, peak is not None and peak <= capacity, peak))
         return step.micro_batch_size

@@ -88,26 +88,26 @@ def plan(arguments: argparse.Namespace) -> int:
     from orchestrator.output.plan import print_plan
 
     import_from_here()
-    print_plan(_study(arguments), predict_memory=not arguments.no_memory)
+    print_plan(_config(arguments), predict_memory=not arguments.no_memory)
     return 0
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    study = _study(arguments)
+    config = _config(arguments)
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.run import run_study
 
     import_from_here()
-    run_dir = _run_dir(arguments, study)
-    ending = run_study(study, run_dir, arguments.address, remeasure=arguments.fresh)
+    run_dir = _run_dir(arguments, config)
+    ending = run_study(config, run_dir, arguments.address, remeasure=arguments.fresh)
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(ending.message, stream)}", file=stream)
     if ending.exit_code in (0, 1):
         print(f"\n  report:         {run_dir}/report.html", file=stream)
         if (run_dir / "recommendation.json").exists():
             print(f"  recommendation: {run_dir}/recommendation.json", file=stream)
-            print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + study.name} --to hf", file=stream)
+            print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + config.name} --to hf", file=stream)
     return ending.exit_code
 
 
@@ -121,13 +121,13 @@ def _wrapped(text: str, stream: TextIO) -> str:
 
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
-    study = _study(arguments)
+    config = _config(arguments)
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.trial import run_trial
 
     import_from_here()
     # Not the study's own directory, which `run` wants empty.
-    return run_trial(study, (arguments.dir or Path("runs") / f"{study.name}-trial").absolute())
+    return run_trial(config, (arguments.dir or Path("runs") / f"{config.name}-trial").absolute())
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -165,14 +165,14 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _study(arguments: argparse.Namespace) -> StudyConfig:
+def _config(arguments: argparse.Namespace) -> StudyConfig:
     from orchestrator.config.load import load_study
 
     return load_study(arguments.study, arguments.set)
 
 
-def _run_dir(arguments: argparse.Namespace, study: StudyConfig) -> Path:
-    return (arguments.dir or Path("runs") / study.name).absolute()
+def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
+    return (arguments.dir or Path("runs") / config.name).absolute()
 
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Study]:

@@ -91,20 +91,20 @@ def _in_the_users_words(what: str) -> Iterator[None]:
         ) from error
 
 
-def check_trial(study: StudyConfig, config: TrialConfig) -> None:
+def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
     """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
     from trainers.data.samples import load_data
     from trainers.models import build_model
 
-    check_compiler(config.compile)
-    if config.world_size != 1:
+    check_compiler(trial.compile)
+    if trial.world_size != 1:
         raise ValueError(
-            f"batchscout trial runs one rank in this process, and world_size is {config.world_size}; "
+            f"batchscout trial runs one rank in this process, and world_size is {trial.world_size}; "
             "add --set world_size=1, or use batchscout run"
         )
-    train_set, _ = load_data(config.data)
-    check_size(study, len(train_set))
-    build_model(config.model, train_set)
+    train_set, _ = load_data(trial.data)
+    check_size(config, len(train_set))
+    build_model(trial.model, train_set)
 
 
 def check_compiler(compiles: bool) -> None:

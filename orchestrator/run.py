@@ -39,8 +39,8 @@ SECONDS_TO_SAVE = 30
 
 
 @dataclass(frozen=True)
-class Session:
-    """One process's run of a study: what all its stages share."""
+class Driver:
+    """The process that runs a study: what all its stages share."""
 
     config: StudyConfig
     run_dir: Path
@@ -62,7 +62,7 @@ def run_study(
         try:
             token = _begin(config, journal, is_local=address is None)
             with Progress(config, journal.study, quiet) as progress:
-                _run_stages(Session(config, run_dir, journal, progress, token, remeasure), address)
+                _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
         except Halted as error:
             why = f"{error}. Nothing is lost: mend that, and run the same command again"
             return _stopped(1, why, config, run_dir, journal.study)
@@ -82,69 +82,69 @@ def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> str:
     return token
 
 
-def _run_stages(session: Session, address: str | None) -> None:
+def _run_stages(driver: Driver, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
-    config, run_dir, journal, say = session.config, session.run_dir, session.journal, session.progress.say
-    observer = Observers([session.progress, open_tracker(config.tracking, config.name, run_dir)])
+    config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
+    observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
     # sigterm_is_ctrl_c is entered once more here, because ray.init takes SIGTERM for itself.
     with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
-        _share_host_memory(session, shape)
+        _share_host_memory(driver, shape)
         with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds) as lanes:
-            journal.append(ClusterReady(token=session.token, seconds=time.monotonic() - started))
+            journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
-                known = _measurements(session, lanes) if stage_of(stage).reuses_measurements else None
+                known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
                 with interrupts_between_events() as is_stopping:
                     context = StageContext(stage, config, journal.study, str(run_dir))
                     director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
-                    _run_trials(director, session, lanes)
-                _conclude(director, session)  # after the block: on leaving, it raises an interrupt that Tune swallowed
+                    _run_trials(director, driver, lanes)
+                _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
 
 
-def _run_trials(director: Director, session: Session, lanes: Lanes) -> None:
+def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
     """Run a stage from wherever the journal has it until every trial has ended."""
     try:
         director.advance()
         if not director.is_finished():
-            with naming_the_disk(session.run_dir):  # Tune writes there, too
-                run_stage(director, lanes.dispatcher_name, session.run_dir, session.token)
+            with naming_the_disk(driver.run_dir):  # Tune writes there, too
+                run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token)
     except StorageLost as error:
         raise Halted(str(error)) from error
     except KeyboardInterrupt:
-        session.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
+        driver.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
         if not lanes.let_trials_save(SECONDS_TO_SAVE):
-            session.progress.say("they did not save in time: they will go on from their last checkpoint")
+            driver.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
 
-def _conclude(director: Director, session: Session) -> None:
+def _conclude(director: Director, driver: Driver) -> None:
     director.conclude()
-    discard_what_nobody_needs(session.run_dir, director.context.trials())
+    discard_what_nobody_needs(driver.run_dir, director.context.trials())
 
 
-def _share_host_memory(session: Session, shape: LaneShape) -> None:
+def _share_host_memory(driver: Driver, shape: LaneShape) -> None:
     """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no
     limit."""
-    facts = session.journal.study.facts
-    if session.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
+    facts = driver.journal.study.facts
+    if driver.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
         share = preflight.available_memory_bytes() // shape.num_ranks
-        session.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
+        driver.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
 
 
-def _measurements(session: Session, lanes: Lanes) -> Measurements:
+def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
     device = lanes.device()
-    shared = identity(session.config, session.journal.study.facts, device)
-    file, take_none = cache_directory() / "measurements.jsonl", session.remeasure or not device
-    return Measurements(file, shared, str(session.run_dir), remeasure=take_none)
+    shared = identity(driver.config, driver.journal.study.facts, device)
+    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not device
+    return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
 
 
 def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from trainers.report import Report
 
 
-def run_trial(study: StudyConfig, run_dir: Path) -> int:
+def run_trial(config: StudyConfig, run_dir: Path) -> int:
     """Train and print every report; a second call with the same configuration goes on from its checkpoint.
 
     Returns the exit code.
     """
-    config = base_trial(study, int(study.memory_limit) if study.memory_limit else None)
-    preflight.check_trial(study, config)
+    trial = base_trial(config, int(config.memory_limit) if config.memory_limit else None)
+    preflight.check_trial(config, trial)
     from trainers.loop import train
 
-    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]
-    name = f"m{config.micro_batch_size}k{config.gradient_accumulation_steps}-lr{config.learning_rate:.3g}-{digest}"
+    digest = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()[:8]
+    name = f"m{trial.micro_batch_size}k{trial.gradient_accumulation_steps}-lr{trial.learning_rate:.3g}-{digest}"
     try:
-        train(config, print_report, run_dir / name)
+        train(trial, print_report, run_dir / name)
     except ValueError:  # the user's code may raise it too, and whoever debugs that wants the traceback
         traceback.print_exc()
         return 1

@@ -176,7 +176,9 @@ class Grid(Strict):
 
 
 StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Grid
+"""The keys of some stage."""
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
+"""The same as a study file holds them: the word under `type` says which they are."""
 
 
 def pruner_of(stage: StageKeys) -> Pruner:

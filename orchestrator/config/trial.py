@@ -11,39 +11,39 @@ from trainers.config import OptimizerConfig, TrialConfig
 DEFAULT_FIRST_RUNG_SHARE = 1 / 8
 
 
-def uses_compile(study: StudyConfig) -> bool:
+def uses_compile(config: StudyConfig) -> bool:
     """True if any trial of the study compiles."""
-    asked = [stage.compile for stage in study.stages if isinstance(stage, (Frontier, Grid))]
-    return any(any(choice) for choice in asked) if asked else study.compile is not False
+    asked = [stage.compile for stage in config.stages if isinstance(stage, (Frontier, Grid))]
+    return any(any(choice) for choice in asked) if asked else config.compile is not False
 
 
-def base_trial(study: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
+def base_trial(config: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
     """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
-    split = given_batch(study.batch, study.world_size)
+    split = given_batch(config.batch, config.world_size)
     shared = StudyOptimizer.model_fields.keys() - OptimizerConfig.model_fields.keys()
     return TrialConfig(
-        model=study.model,
-        loss=study.loss,
-        data=study.data,
+        model=config.model,
+        loss=config.loss,
+        data=config.data,
         micro_batch_size=split.micro_batch_size,
         gradient_accumulation_steps=split.gradient_accumulation_steps,
         world_size=split.world_size,
-        parallel=study.parallel,
-        ema_half_life_samples=study.ema_half_life_samples,
-        sync_batch_norm=study.sync_batch_norm,
-        statistics=study.statistics,
-        activation_checkpointing=study.activation_checkpointing,
-        compile=uses_compile(study) if study.compile is None else study.compile,
-        precision=study.precision,
-        optimizer=OptimizerConfig(**study.optimizer.model_dump(exclude=set(shared))),
-        learning_rate=scaled_learning_rate(study.optimizer, split.effective_batch_size),
-        warmup_samples=warmup_samples(study.optimizer, split.effective_batch_size, study.sample_budget),
-        schedule=study.schedule,
-        sample_budget=study.sample_budget,
-        evaluations=evenly_spaced(study.sample_budget, study.evaluations),
-        evaluation_samples=study.evaluation_samples,
-        seed=study.seeds[0],
-        keep_checkpoints=study.keep_checkpoints,
+        parallel=config.parallel,
+        ema_half_life_samples=config.ema_half_life_samples,
+        sync_batch_norm=config.sync_batch_norm,
+        statistics=config.statistics,
+        activation_checkpointing=config.activation_checkpointing,
+        compile=uses_compile(config) if config.compile is None else config.compile,
+        precision=config.precision,
+        optimizer=OptimizerConfig(**config.optimizer.model_dump(exclude=set(shared))),
+        learning_rate=scaled_learning_rate(config.optimizer, split.effective_batch_size),
+        warmup_samples=warmup_samples(config.optimizer, split.effective_batch_size, config.sample_budget),
+        schedule=config.schedule,
+        sample_budget=config.sample_budget,
+        evaluations=evenly_spaced(config.sample_budget, config.evaluations),
+        evaluation_samples=config.evaluation_samples,
+        seed=config.seeds[0],
+        keep_checkpoints=config.keep_checkpoints,
         memory_limit_bytes=memory_limit_bytes,
     )
 

@@ -36,7 +36,7 @@ from orchestrator.study.events import (
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measured, Measurements
-from orchestrator.study.state import Conclusion, Halted, speed_group
+from orchestrator.study.state import Conclusion, Halted, speed_kind
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 
 # If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
@@ -101,7 +101,7 @@ class Director:
         trials = [trial for trial in self.context.trials() if trial.cause is not Cause.STOPPED]
         ended = [trial for trial in trials if trial.state.ended]
         in_vain = all(t.state is TrialState.FAILED for t in ended) and not any(t.history for t in trials)
-        kinds, tried = ({speed_group(t.config) for t in some} for some in (self.context.trials(), ended))
+        kinds, tried = ({speed_kind(t.config) for t in some} for some in (self.context.trials(), ended))
         return in_vain and len(tried) >= min(ENOUGH_FAILURES, len(kinds))
 
     # What happens
@@ -200,8 +200,16 @@ class Director:
         return [wanted for wanted in self.proposals() if wanted.id not in self.study.trials]
 
     def _reuse(self, trial_id: str, measured: Measured) -> None:
-        end = {name: getattr(measured, name) for name in ("state", "cause", "reason", "metrics", "reused")}
-        self._record(Ended(id=trial_id, seconds=0.0, **end))
+        event = Ended(
+            id=trial_id,
+            state=measured.state,
+            cause=measured.cause,
+            reason=measured.reason,
+            metrics=measured.metrics,
+            seconds=0.0,
+            reused=measured.reused,
+        )
+        self._record(event)
 
     def _give_up(self) -> None:
         failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
@@ -307,9 +315,9 @@ class Director:
 
     def _judge(self, rung: int) -> None:
         """Carry out the verdict on every candidate at the rung."""
-        found = verdicts.at_rung(self.study, self.context.stage, rung, self.num_lanes)
+        verdict_by_candidate = verdicts.at_rung(self.study, self.context.stage, rung, self.num_lanes)
         candidates = self.study.candidates(self.context.stage.type)
-        for name, decision in found.items():
+        for name, decision in verdict_by_candidate.items():
             for trial in candidates[name]:
                 if not trial.state.ended and rung not in trial.promoted:
                     self._carry_out(trial.id, rung, decision)

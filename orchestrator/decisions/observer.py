@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.config.stages import StageConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Metrics, Trial
 
@@ -13,7 +13,7 @@ class Observer:
     """Hears what happens, after it is journaled. This class ignores everything: override the methods that you want to
     hear."""
 
-    def stage_began(self, stage: StageConfig) -> None:
+    def stage_began(self, stage: StageKeys) -> None:
         """A stage begins, or goes on in another run of the study."""
 
     def started(self, trial: Trial) -> None:
@@ -44,7 +44,7 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    def stage_began(self, stage: StageConfig) -> None:
+    def stage_began(self, stage: StageKeys) -> None:
         for observer in self._observers:
             observer.stage_began(stage)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import AshaPruner, KillRules, StageConfig, pruner_of
+from orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_of
 from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from orchestrator.decisions.kill_rules import judge_losses, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
@@ -17,7 +17,7 @@ from orchestrator.study.trial import Metrics, Trial, TrialState
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
 
-def at_rung(study: Study, stage: StageConfig, rung: int, num_lanes: int) -> dict[str, Decision]:
+def at_rung(study: Study, stage: StageKeys, rung: int, num_lanes: int) -> dict[str, Decision]:
     """Return the verdict on every candidate that stands at the rung and was not let past it."""
     pruner = pruner_of(stage)
     if not isinstance(pruner, AshaPruner):
@@ -34,7 +34,7 @@ def at_rung(study: Study, stage: StageConfig, rung: int, num_lanes: int) -> dict
     )
 
 
-def _demand(study: Study, stage: StageConfig, num_lanes: int) -> Demand:
+def _demand(study: Study, stage: StageKeys, num_lanes: int) -> Demand:
     """Return what else could run on a lane that is free, or that the verdict frees."""
     waiting = study.in_state(stage.type, TrialState.WAITING)
     newcomers = sum(not trial.rungs for trial in waiting)
@@ -65,7 +65,7 @@ def _value_at(trial: Trial, rung: int) -> float | None:
     return trial.rungs.get(rung) if all(lower in trial.promoted for lower in trial.rungs if lower < rung) else None
 
 
-def rungs_waited_at(study: Study, stage: StageConfig) -> list[int]:
+def rungs_waited_at(study: Study, stage: StageKeys) -> list[int]:
     """Return the rungs at which trials are paused, the lowest first."""
     paused = study.in_state(stage.type, TrialState.PAUSED)
     return sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused})

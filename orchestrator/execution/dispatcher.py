@@ -65,7 +65,7 @@ class _Handover:
         """When its lane last said something about it; None while it waits in the queue or for an answer."""
         self._unread: deque[Message] = deque()
         self._has_unread = asyncio.Event()
-        self._verdict = asyncio.Event()
+        self._answered = asyncio.Event()
 
     def hear(self) -> None:
         self.heard_at = time.monotonic()
@@ -79,26 +79,26 @@ class _Handover:
 
     async def next_message(self) -> Message:
         if not self._unread:
-            self._verdict.set()
+            self._answered.set()
         while not self._unread:
             self._has_unread.clear()
             await self._has_unread.wait()
         return self._unread.popleft()
 
-    def expect_verdict(self) -> None:
+    def expect_answer(self) -> None:
         """Forget the last answer: it was to an earlier message, and the driver has yet to answer the next one."""
-        self._verdict.clear()
+        self._answered.clear()
 
-    async def verdict(self) -> Literal["go on", "stop"]:
+    async def answer(self) -> Literal["go on", "stop"]:
         """Wait for the driver's answer to the last message. Time spent waiting here does not count as silence."""
         self.heard_at = None
-        await self._verdict.wait()
+        await self._answered.wait()
         self.hear()
         return "go on" if self.is_wanted else "stop"
 
     def dismiss(self) -> None:
         self.is_wanted = False
-        self._verdict.set()
+        self._answered.set()
 
 
 class _Lane:
@@ -274,9 +274,9 @@ class Dispatcher:
         trial = self._wanted.get(key)
         if trial is None:
             return "stop"
-        trial.expect_verdict()
+        trial.expect_answer()
         answer = await self.say(key, message)
-        if trial.has_ended or await trial.verdict() == "stop":
+        if trial.has_ended or await trial.answer() == "stop":
             return "stop"
         return answer
 

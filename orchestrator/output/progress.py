@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
@@ -25,7 +25,7 @@ class Progress(Observer):
     def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
         self._config, self._study = config, study
         self._console = Console(quiet=quiet, highlight=False)
-        self._stage: StageConfig | None = None
+        self._stage: StageKeys | None = None
         """The stage that is shown; None before the first has begun."""
         self._latest: dict[str, Metrics] = {}
         """The last metrics heard of each trial that has not ended, journaled or not."""
@@ -48,7 +48,7 @@ class Progress(Observer):
         if not self._console.is_terminal:
             self._console.print(text)
 
-    def stage_began(self, stage: StageConfig) -> None:
+    def stage_began(self, stage: StageKeys) -> None:
         self._stage = stage
         self.say(f"{stage.type}: {type(stage).__doc__}")
 
@@ -94,7 +94,7 @@ class Progress(Observer):
             text.append(f"{mark} {stage.type}  ", style=style)
         return text
 
-    def _mark(self, stage: StageConfig) -> tuple[str, str]:
+    def _mark(self, stage: StageKeys) -> tuple[str, str]:
         """Return (the sign before the stage's name, its style)."""
         conclusion = self._study.conclusions.get(stage.type)
         if conclusion is not None:

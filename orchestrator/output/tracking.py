@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from wandb import Run, Settings
 
 
-def open_tracker(config: Tracking, study: str, run_dir: Path) -> Observer:
+def open_tracker(config: Tracking, study_name: str, run_dir: Path) -> Observer:
     """Return the tracker that the study file asks for. Raises ValueError for W&B online without a login."""
     if config.wandb == "off":
         return Observer()
     if config.wandb == "online":
         require_login()
-    return WandbTracker(config.wandb, config.project, study, run_dir)
+    return WandbTracker(config.wandb, config.project, study_name, run_dir)
 
 
 def require_login() -> None:
@@ -43,10 +43,10 @@ def require_login() -> None:
 class WandbTracker(Observer):
     """One W&B run for each trial, in one group for the study."""
 
-    def __init__(self, mode: Literal["offline", "online"], project: str, study: str, run_dir: Path) -> None:
+    def __init__(self, mode: Literal["offline", "online"], project: str, study_name: str, run_dir: Path) -> None:
         self._mode: Literal["offline", "online"] = mode
         self._project = project
-        self._study = study
+        self._study_name = study_name
         self._run_dir = run_dir
         self._token = study_token(run_dir)
         self._runs: dict[str, Run] = {}
@@ -62,9 +62,9 @@ class WandbTracker(Observer):
 
         self._runs[trial.id] = run = wandb.init(
             project=self._project,
-            group=self._study,
+            group=self._study_name,
             name=trial.id,
-            id=run_id(self._study, trial.id, self._token),
+            id=run_id(self._study_name, trial.id, self._token),
             job_type=trial.stage,
             config=trial.config.model_dump(mode="json") | {"stage": trial.stage, "role": trial.role},
             dir=str(self._run_dir),
@@ -103,9 +103,9 @@ class WandbTracker(Observer):
             run.finish(exit_code=1)
 
 
-def run_id(study: str, trial_id: str, token: str) -> str:
+def run_id(study_name: str, trial_id: str, token: str) -> str:
     """Return `<study>-<trial id>-<token>` in letters and length that W&B takes; no two trials share one."""
-    wanted = f"{study}-{trial_id}"
+    wanted = f"{study_name}-{trial_id}"
     allowed = re.sub(r"[^A-Za-z0-9_-]", "-", wanted)[:100]
     return f"{allowed}-{token}" if allowed == wanted else f"{allowed}-{crc32(wanted.encode()):08x}-{token}"
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from orchestrator.config.keys import StudyConfig, given_batch
-from orchestrator.config.stages import StageConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.config.trial import base_trial, scaled_learning_rate, warmup_samples
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from trainers.config import Split, TrialConfig, derive_accumulation
 
-Keys = TypeVar("Keys", bound=StageConfig, covariant=True)
+Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Study:
     """For each trial, how many were proposed before it."""
     _candidates: dict[str, dict[str, list[str]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """For each stage, the trials of every candidate."""
-    _speed_groups: dict[tuple[str, int], dict[tuple[object, ...], list[str]]] = field(
+    _by_speed: dict[tuple[str, int], dict[tuple[object, ...], list[str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """For each stage and effective batch the trials by what decides their speed."""
@@ -113,9 +113,9 @@ class Study:
 
     def speed_rivals(self, trial: Trial) -> list[Trial]:
         """Return the trials of its stage that have its effective batch in another split or mode."""
-        groups = self._speed_groups[trial.stage, trial.config.effective_batch_size]
-        mine = speed_group(trial.config)
-        return [self.trials[name] for group, names in groups.items() if group != mine for name in names]
+        by_kind = self._by_speed[trial.stage, trial.config.effective_batch_size]
+        mine = speed_kind(trial.config)
+        return [self.trials[name] for kind, names in by_kind.items() if kind != mine for name in names]
 
     def apply(self, event: Event) -> None:
         """Take in one event. An event that was applied before changes nothing."""
@@ -145,8 +145,8 @@ class Study:
     def _file(self, event: Proposed) -> None:
         """List a new trial under its candidate and its speed, neither of which ever changes."""
         self._candidates.setdefault(event.stage, {}).setdefault(event.candidate, []).append(event.id)
-        groups = self._speed_groups.setdefault((event.stage, event.config.effective_batch_size), {})
-        groups.setdefault(speed_group(event.config), []).append(event.id)
+        by_kind = self._by_speed.setdefault((event.stage, event.config.effective_batch_size), {})
+        by_kind.setdefault(speed_kind(event.config), []).append(event.id)
 
     def _wait_again(self) -> None:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
@@ -180,7 +180,7 @@ class Study:
         return -len(trial.promoted), self._numbers[trial.id], trial.id
 
 
-def speed_group(config: TrialConfig) -> tuple[object, ...]:
+def speed_kind(config: TrialConfig) -> tuple[object, ...]:
     """Return what decides a trial's speed: trials that share it differ by the machine's noise alone."""
     return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
 
@@ -194,8 +194,9 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
             return _evaluated(trial, event)
         case Paused():
             seconds = trial.seconds + (0 if event.rung in trial.paused_at else event.seconds)
-            waiting = {"state": TrialState.PAUSED, "cause": Cause.RUNG, "reason": event.reason, "seconds": seconds}
-            return replace(trial, **waiting, paused_at=trial.paused_at | {event.rung})
+            paused_at = trial.paused_at | {event.rung}
+            paused = replace(trial, state=TrialState.PAUSED, cause=Cause.RUNG, reason=event.reason)
+            return replace(paused, seconds=seconds, paused_at=paused_at)
         case Promoted():
             state = TrialState.WAITING if trial.state is TrialState.PAUSED else trial.state
             promoted = trial.promoted | {event.rung}
@@ -203,13 +204,13 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
         case Interrupted():
             if trial.state is not TrialState.RUNNING:
                 return trial
-            waiting = {"state": TrialState.WAITING, "cause": Cause.INTERRUPTED, "reason": event.reason}
+            waiting = replace(trial, state=TrialState.WAITING, cause=Cause.INTERRUPTED, reason=event.reason)
             seconds = trial.seconds + event.seconds
-            return replace(trial, **waiting, interruptions=trial.interruptions + 1, seconds=seconds)
+            return replace(waiting, interruptions=trial.interruptions + 1, seconds=seconds)
         case Ended():
-            end = {"state": event.state, "cause": event.cause, "reason": event.reason, "reused": event.reused}
+            ended = replace(trial, state=event.state, cause=event.cause, reason=event.reason, reused=event.reused)
             metrics = trial.metrics | _with_shared_names(event.metrics)
-            return replace(trial, **end, metrics=metrics, seconds=trial.seconds + event.seconds)
+            return replace(ended, metrics=metrics, seconds=trial.seconds + event.seconds)
 
 
 def _evaluated(trial: Trial, event: Evaluated) -> Trial:

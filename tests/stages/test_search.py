@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stages.frontier.search import Found, Next, Probe, next_probe
+from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from trainers.peak_memory import Line
 
 LARGEST = 1024
@@ -45,10 +45,10 @@ class World:
         self.out_of_memory += refused
         self.probes.append(Probe(size, self.fits(size), None if refused else self.peak(size)))
 
-    def search(self, prediction: Line | None, smallest: int = 1, largest: int = LARGEST) -> Found:
+    def search(self, prediction: Line | None, smallest: int = 1, largest: int = LARGEST) -> SearchEnd:
         for _ in range(largest):
             step = next_probe(self.probes, self.capacity, prediction, smallest=smallest, largest=largest)
-            if isinstance(step, Found):
+            if isinstance(step, SearchEnd):
                 return step
             assert smallest <= step.micro_batch_size <= largest
             assert step.micro_batch_size not in [probe.micro_batch_size for probe in self.probes], "probed twice"
@@ -104,7 +104,7 @@ def draw_world(shape: Callable[..., Peak], draw: random.Random, **device: Any) -
     return World(peak, peak(max(1, int(edge))) * (1 + draw.uniform(0, 0.5) / (base + edge)), **device), base
 
 
-def is_right(found: Found, true: int | None) -> bool:
+def is_right(found: SearchEnd, true: int | None) -> bool:
     got = found.micro_batch_size
     if true is None or got is None:
         return got is true
@@ -200,7 +200,7 @@ def test_any_world_is_searched_to_an_end_that_its_probes_prove(
         assert_proved(step, probes, smallest, largest)
 
 
-def assert_proved(found: Found, probes: list[Probe], smallest: int, largest: int) -> None:
+def assert_proved(found: SearchEnd, probes: list[Probe], smallest: int, largest: int) -> None:
     fitted = {probe.micro_batch_size: probe.fits for probe in probes}
     if found.micro_batch_size is None:
         assert fitted[smallest] is False
@@ -258,14 +258,14 @@ def test_far_out_it_looks_less_far_than_the_line_says() -> None:
 @pytest.mark.parametrize(
     ("probes", "found"),
     [
-        ([(12, True), (13, False)], Found(12, "12 fits, 13 does not")),
-        ([(100, True), (102, False)], Found(100, "100 fits, 102 does not")),
-        ([(LARGEST, True)], Found(LARGEST, "1024 is the largest asked for, and fits")),
-        ([(2, False), (1, False)], Found(None, "not even 1 fits")),
-        ([(8, True), (5, False), (4, True)], Found(4, "4 fits, 5 does not")),
+        ([(12, True), (13, False)], SearchEnd(12, "12 fits, 13 does not")),
+        ([(100, True), (102, False)], SearchEnd(100, "100 fits, 102 does not")),
+        ([(LARGEST, True)], SearchEnd(LARGEST, "1024 is the largest asked for, and fits")),
+        ([(2, False), (1, False)], SearchEnd(None, "not even 1 fits")),
+        ([(8, True), (5, False), (4, True)], SearchEnd(4, "4 fits, 5 does not")),
     ],
 )
-def test_the_evidence_is_said(probes: list[tuple[int, bool]], found: Found) -> None:
+def test_the_evidence_is_said(probes: list[tuple[int, bool]], found: SearchEnd) -> None:
     assert next_probe([Probe(size, fits, None) for size, fits in probes], 1e9) == found
 
 

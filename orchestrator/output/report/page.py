@@ -9,7 +9,7 @@ import yaml
 from pydantic import JsonValue
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.output.plots import element
 from orchestrator.output.recommendation import Recommendation
 from orchestrator.output.report.figures import figure_element, time_bar
@@ -147,20 +147,20 @@ def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
 
 
 def _trial_command(r: Recommendation) -> str:
-    settings = {f"batch.{key}": value for key, value in _batch_keys(r).items()}
-    settings |= {f"optimizer.{key}": value for key, value in _optimizer_keys(r).items()}
-    settings |= {
+    overrides = {f"batch.{key}": value for key, value in _batch_keys(r).items()}
+    overrides |= {f"optimizer.{key}": value for key, value in _optimizer_keys(r).items()}
+    overrides |= {
         "activation_checkpointing": config_text(r.activation_checkpointing),
         "compile": config_text(r.compile),
         "precision": r.precision,
         "world_size": r.world_size,
     }
-    settings |= {"model.kwargs.cross_entropy": r.cross_entropy} if r.cross_entropy else {}
-    flags = "".join(f" \\\n  --set {key}={value}" for key, value in settings.items())
+    overrides |= {"model.kwargs.cross_entropy": r.cross_entropy} if r.cross_entropy else {}
+    flags = "".join(f" \\\n  --set {key}={value}" for key, value in overrides.items())
     return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
 
-def _stage_section(context: StageContext[StageConfig]) -> Element:
+def _stage_section(context: StageContext[StageKeys]) -> Element:
     keys, study, trials = context.stage, context.study, context.trials()
     conclusion = study.conclusions.get(keys.type)
     notes = [element("li", note) for note in conclusion.notes] if conclusion else []

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
 
-from orchestrator.config.stages import StageConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.output.plots import element
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -74,7 +74,7 @@ def _metric_text(metric: str, value: float | None) -> str:
     return column.format.format(value / column.unit) if column else number_text(value)
 
 
-def trials_table(context: StageContext[StageConfig], trials: Sequence[Trial]) -> Element:
+def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Element:
     """Return a row for each trial with what varies and what was measured; a line above says what all trials share."""
     stage = stage_of(context.stage)
     metrics = {trial.id: trial.metrics | stage.derived(context, trial) for trial in trials}

@@ -12,7 +12,7 @@ from orchestrator.stages.findings import concluded
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
-from orchestrator.stages.frontier.search import Found
+from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import TrialState
@@ -137,7 +137,7 @@ def _edge(known: FrontierProgress, mode: Mode) -> str:
     return f"{mode}: micro-batch {end.evidence}{_on_the_clock(known, end, known.slowest(trials))} ({len(sizes)} probes)"
 
 
-def _on_the_clock(known: FrontierProgress, end: Found, slowest: int) -> str:
+def _on_the_clock(known: FrontierProgress, end: SearchEnd, slowest: int) -> str:
     """Return that max_step_seconds ended the search; empty if it did not."""
     if end.micro_batch_size is None or not slowest <= end.micro_batch_size < known.stage.largest:
         return ""

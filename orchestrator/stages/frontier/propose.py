@@ -11,7 +11,7 @@ from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.pareto import fastest
-from orchestrator.stages.frontier.search import Found, Probe, next_probe
+from orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
@@ -95,7 +95,7 @@ class FrontierProgress:
             return searched
         return searched + [size for size in ladder(self.stage.smallest, end.micro_batch_size) if size not in searched]
 
-    def search(self, mode: Mode) -> tuple[list[int], Found | None]:
+    def search(self, mode: Mode) -> tuple[list[int], SearchEnd | None]:
         """Return (the sizes that the search has asked for, how it ended).
 
         The second is None while the last probe has not ended, or if that ended for another reason than its size. The
@@ -108,11 +108,12 @@ class FrontierProgress:
                 return sizes, None
             trials.append(trial)
             probes.append(self._outcome(trial))
-            bounds = {"smallest": self.stage.smallest, "largest": self._largest(trials)}
             predicted = self._predicted(mode)
             line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
-            step = next_probe(probes, self.capacity_bytes(), line, **bounds)
-            if isinstance(step, Found):
+            step = next_probe(
+                probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self._largest(trials)
+            )
+            if isinstance(step, SearchEnd):
                 return sizes, step
             sizes.append(step.micro_batch_size)
 
@@ -175,7 +176,11 @@ class FrontierProgress:
         finalists = self.finalists()
         if len(finalists) < 2:
             return []
-        return [self._static(point, f"round{turn}", round=turn) for turn in self._turns() for point in finalists]
+        return [
+            self._static(point, f"round{number}", round=number)
+            for number in self._round_numbers()
+            for point in finalists
+        ]
 
     def finalists(self) -> list[OperatingPoint]:
         """Return the fastest probes that fit, and the fastest of all with cross-entropy in chunks if that is to be
@@ -186,12 +191,12 @@ class FrontierProgress:
             points.append(replace(points[0], mode=replace(points[0].mode, cross_entropy="chunked")))
         return points
 
-    def _turns(self) -> range:
+    def _round_numbers(self) -> range:
         return range(1, self.stage.rounds + 1)
 
     def rounds(self, point: OperatingPoint) -> list[float]:
         """Return the point's tokens/s in every round; empty if it was not timed in all of them."""
-        trials = [self.study.trials.get(self._name(point, f"round{turn}")) for turn in self._turns()]
+        trials = [self.study.trials.get(self._name(point, f"round{number}")) for number in self._round_numbers()]
         done = [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
         return [rate_of(trial) for trial in done] if len(done) == self.stage.rounds else []
 
@@ -246,7 +251,7 @@ class FrontierProgress:
 
     def trials_of(self, point: OperatingPoint) -> list[Trial]:
         """Return the point's probe, timings and verification, as far as there are any."""
-        names = [self._name(point), *(self._name(point, f"round{turn}") for turn in self._turns())]
+        names = [self._name(point), *(self._name(point, f"round{number}") for number in self._round_numbers())]
         return [
             self.study.trials[name] for name in (*names, self._name(point, "verified")) if name in self.study.trials
         ]
@@ -268,8 +273,16 @@ class FrontierProgress:
             longest_samples=fresh_process,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )
-        more = {"role": role, "fresh_process": fresh_process, "round": round, "expected": self._expected(point)}
-        return Proposal(name, "frontier", config, candidate=name, **more)
+        return Proposal(
+            name,
+            "frontier",
+            config,
+            candidate=name,
+            role=role,
+            fresh_process=fresh_process,
+            round=round,
+            expected=self._expected(point),
+        )
 
     def _name(self, point: OperatingPoint, what: str = "") -> str:
         several = f"-{point.mode.precision}" if len(self.stage.precision) > 1 else ""

@@ -51,7 +51,7 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchEnd:
     """The search is over. micro_batch_size: the largest that fits; None where not even the smallest does."""
 
     micro_batch_size: int | None
@@ -65,7 +65,7 @@ def next_probe(
     *,
     smallest: int = 1,
     largest: int = 1024,
-) -> Next | Found:
+) -> Next | SearchEnd:
     """Return what to do after these probes, which are in the order they were made.
 
     capacity_bytes: the limit less its headroom; None if it is not known. prediction: the peak, predicted before any
@@ -73,11 +73,11 @@ def next_probe(
     """
     fits, fails = _bounds(probes)
     if fails is not None and fails <= smallest:
-        return Found(None, f"not even {smallest} fits")
+        return SearchEnd(None, f"not even {smallest} fits")
     if fits is not None and fits >= largest:
-        return Found(fits, f"{fits} is the largest asked for, and fits")
+        return SearchEnd(fits, f"{fits} is the largest asked for, and fits")
     if fits is not None and fails is not None and fails - fits <= step_from(fits):
-        return Found(fits, f"{fits} fits, {fails} does not")
+        return SearchEnd(fits, f"{fits} fits, {fails} does not")
     wanted = _wanted(probes, fits, fails, capacity_bytes, prediction)
     lowest = smallest if fits is None else fits + 1
     highest = largest if fails is None else fails - 1
