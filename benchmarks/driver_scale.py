@@ -37,7 +37,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
-from orchestrator.study.state import Trial
+from orchestrator.study.trial import Trial
 
 SIZES = (100, 1_000, 10_000)
 NUM_LANES = 4

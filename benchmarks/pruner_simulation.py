@@ -29,7 +29,6 @@ from side_by_side import options
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import AshaPruner
-from orchestrator.config.trial import rungs
 from orchestrator.decisions.pruners import Decision, Demand, Entrant, judge_rung
 
 LARGE, LARGE_GPUS = 256, (1, 4, 16, 64, 256, 1024)
@@ -37,7 +36,7 @@ SMALL, SMALL_GPUS = 6, (1, 2, 4, 8)  # as many configurations as the stage `trai
 # A study file's defaults.
 SAMPLE_BUDGET: int = StudyConfig.model_fields["sample_budget"].default
 REDUCTION_FACTOR = AshaPruner().reduction_factor
-MILESTONES = (*rungs(AshaPruner(), SAMPLE_BUDGET), SAMPLE_BUDGET)
+MILESTONES = (*AshaPruner().rungs(SAMPLE_BUDGET), SAMPLE_BUDGET)
 MIN_SAMPLES = MILESTONES[0]
 GOOD_ENOUGH = 1.01
 

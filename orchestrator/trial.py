@@ -26,7 +26,7 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
     from trainers.loop import train
 
     digest = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()[:8]
-    name = f"m{trial.micro_batch_size}k{trial.gradient_accumulation_steps}-lr{trial.learning_rate:.3g}-{digest}"
+    name = f"{trial.split}-lr{trial.learning_rate:.3g}-{digest}"
     try:
         train(trial, print_report, run_dir / name)
     except ValueError:  # the user's code may raise it too, and whoever debugs that wants the traceback

@@ -31,7 +31,8 @@ from orchestrator.config.trial import base_trial
 from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
 from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted, Started
 from orchestrator.study.journal import is_locked, read_events, replay
-from orchestrator.study.state import Study, TrialState
+from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
 from tests.support.studies import TINY, grid
 from trainers.data.batches import fetch
 from trainers.data.order import SampleOrder

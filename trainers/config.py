@@ -197,6 +197,10 @@ class Split:
     gradient_accumulation_steps: int
     world_size: int
 
+    def __str__(self) -> str:
+        """Return it as trials are named after it: m8k2 is a micro-batch of 8 in 2 accumulation steps."""
+        return f"m{self.micro_batch_size}k{self.gradient_accumulation_steps}"
+
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per optimizer step over all ranks."""

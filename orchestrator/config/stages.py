@@ -19,11 +19,19 @@ Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Field(min_length=1)
 
 
+DEFAULT_FIRST_RUNG_SHARE = 1 / 8
+"""The share of the sample budget at which the first rung lies, where the study file does not say it."""
+
+
 class NoPruner(Strict):
     """Every trial trains to the end of its budget."""
 
     type: Literal["none"] = "none"
     """`none`: no trial is stopped at a rung."""
+
+    def rungs(self, sample_budget: int) -> tuple[int, ...]:
+        """Return the sample numbers at which trials are compared."""
+        return ()
 
 
 class AshaPruner(Strict):
@@ -39,6 +47,15 @@ class AshaPruner(Strict):
     """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the
     result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
     far. With more than about ten trials this has the best one trained much earlier."""
+
+    def rungs(self, sample_budget: int) -> tuple[int, ...]:
+        """Return the first rung x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget."""
+        found: list[int] = []
+        rung = self.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * sample_budget))
+        while rung < sample_budget:
+            found.append(rung)
+            rung *= self.reduction_factor
+        return tuple(found)
 
 
 Pruner = Annotated[NoPruner | AshaPruner, Field(discriminator="type")]

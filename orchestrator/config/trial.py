@@ -4,11 +4,8 @@ rungs."""
 from __future__ import annotations
 
 from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
-from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner
+from orchestrator.config.stages import Frontier, Grid
 from trainers.config import OptimizerConfig, TrialConfig
-
-# The first rung is at this share of the sample budget, unless the study file gives min_samples.
-DEFAULT_FIRST_RUNG_SHARE = 1 / 8
 
 
 def uses_compile(config: StudyConfig) -> bool:
@@ -68,21 +65,3 @@ def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
     """Return `count` sample numbers at even distances, the last of them `total`; fewer if `total` is less than
     `count`."""
     return tuple(sorted({max(1, round(total * (i + 1) / count)) for i in range(count)}))
-
-
-def rungs_of(min_samples: int, reduction_factor: int, sample_budget: int) -> tuple[int, ...]:
-    """Return min_samples x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget."""
-    found: list[int] = []
-    rung = min_samples
-    while rung < sample_budget:
-        found.append(rung)
-        rung *= reduction_factor
-    return tuple(found)
-
-
-def rungs(pruner: NoPruner | AshaPruner, sample_budget: int) -> tuple[int, ...]:
-    """Return the sample numbers at which this pruner compares trials; none where it never does."""
-    if not isinstance(pruner, AshaPruner):
-        return ()
-    first = pruner.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * sample_budget))
-    return rungs_of(first, pruner.reduction_factor, sample_budget)

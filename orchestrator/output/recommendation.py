@@ -296,8 +296,8 @@ def _loss(trial: Trial) -> float:
 
 
 def _ruled_out(study: Study) -> tuple[RuledOut, ...]:
-    out = (TrialState.PRUNED, TrialState.OUT_OF_MEMORY, TrialState.FAILED)
-    return tuple(RuledOut(t.id, t.state, t.explanation) for t in study.trials.values() if t.state in out)
+    out = (trial for trial in study.trials.values() if trial.state.ruled_out)
+    return tuple(RuledOut(trial.id, trial.state, trial.explanation) for trial in out)
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:

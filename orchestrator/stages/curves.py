@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name
-from orchestrator.study.trial import Trial, TrialState
+from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
 
 TRAINING_COLUMNS = (
@@ -33,7 +33,7 @@ def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
 
 
 def _curve(trial: Trial, key: str, colour: int, winner: str | None) -> Series:
-    lost = trial.state in (TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+    lost = trial.state.ruled_out
     marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
     return Series(short_name(trial), marks, colour, dashed=lost, bold=trial.id == winner)
 

@@ -79,7 +79,7 @@ def _effective_batch_size(context: StageContext[Equivalence]) -> int:
 
 
 def _run(context: StageContext[Equivalence], split: Split, **changes: object) -> Proposal:
-    name = f"equivalence-m{split.micro_batch_size}k{split.gradient_accumulation_steps}"
+    name = f"equivalence-{split}"
     config = context.short_trial(split, chosen_mode(context.study), context.stage.steps, **changes)
     return Proposal(name, "equivalence", config, candidate=name)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.config.stages import Grid
-from orchestrator.config.trial import rungs
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
@@ -83,14 +82,13 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
     changes: dict[str, object] = {
         "activation_checkpointing": point.activation_checkpointing,
         "compile": point.compile,
-        "rungs": rungs(context.stage.pruner, context.config.sample_budget),
+        "rungs": context.stage.pruner.rungs(context.config.sample_budget),
     }
     rate = point.learning_rate
     if rate is not None:
         changes["learning_rate"] = rate
-    batch = f"m{split.micro_batch_size}k{split.gradient_accumulation_steps}"
     mode = f"{point.activation_checkpointing}{'' if point.compile else '-eager'}"
-    name = f"grid-{batch}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
+    name = f"grid-{split}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
     return seeded(context, name, Candidate("", split, chosen_mode(context.study)), **changes)
 
 

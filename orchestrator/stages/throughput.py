@@ -47,7 +47,7 @@ def propose(context: StageContext[Throughput]) -> list[Proposal]:
         split = context.split(chosen.micro_batch_size, multiple * chosen.gradient_accumulation_steps)
         if split.effective_batch_size > num_samples:
             break
-        name = f"throughput-m{split.micro_batch_size}k{split.gradient_accumulation_steps}"
+        name = f"throughput-{split}"
         config = context.short_trial(split, mode, context.stage.steps)
         proposals.append(Proposal(name, "throughput", config, candidate=name))
         trial = context.study.trials.get(name)

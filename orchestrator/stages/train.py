@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.config.stages import Frontier, Train
-from orchestrator.config.trial import rungs
 from orchestrator.stages.candidates import Candidate, candidates, merged, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
@@ -55,11 +54,11 @@ def _runs_of(context: StageContext[Train], candidate: Candidate) -> list[Proposa
     config, split = context.config, candidate.split
     if split.effective_batch_size > config.sample_budget:
         return []
-    changes: dict[str, object] = {"rungs": rungs(context.stage.pruner, config.sample_budget)}
+    changes: dict[str, object] = {"rungs": context.stage.pruner.rungs(config.sample_budget)}
     if candidate.unscaled:
         changes["learning_rate"] = config.optimizer.lr
     contrast = "-unscaled" if candidate.unscaled else ""
-    name = f"train-m{split.micro_batch_size}k{split.gradient_accumulation_steps}{contrast}"
+    name = f"train-{split}{contrast}"
     return seeded(context, name, candidate, **changes)
 
 

@@ -23,7 +23,12 @@ class TrialState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+        return self is TrialState.COMPLETE or self.ruled_out
+
+    @property
+    def ruled_out(self) -> bool:
+        """True if the trial ended before its run did."""
+        return self in (TrialState.PRUNED, TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import rungs_of
+from orchestrator.config.stages import AshaPruner, NoPruner
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.kill_rules import judge_losses, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
@@ -33,9 +33,11 @@ def arrived(*values: float | None) -> list[Entrant]:
 
 
 def test_rungs_are_the_first_times_powers_of_the_factor_below_the_budget() -> None:
-    assert rungs_of(64, 2, 512) == (64, 128, 256)
-    assert rungs_of(64, 3, 577) == (64, 192, 576)
-    assert rungs_of(512, 2, 512) == ()
+    assert AshaPruner(min_samples=64, reduction_factor=2).rungs(512) == (64, 128, 256)
+    assert AshaPruner(min_samples=64, reduction_factor=3).rungs(577) == (64, 192, 576)
+    assert AshaPruner(min_samples=512).rungs(512) == ()
+    assert AshaPruner().rungs(512) == (64, 128, 256), "an eighth of the budget"
+    assert NoPruner().rungs(512) == ()
 
 
 @pytest.mark.parametrize("num", range(1, 10))
