@@ -171,7 +171,7 @@ def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
         journal.append(ready("a"))
     with_another_id(path, "grid-m4k1-none-lr1e+20-s-3")
     assert list(replay(path, "s").trials) == ["grid-m4k1-none-lr1e+20-s-3"]
-    for trial_id in ("../../../victim", "a/b", ".hidden", "", "a b"):
+    for trial_id in ("../../../victim", "a/b", ".hidden", "", "a b", "<b>a</b>"):
         with_another_id(path, trial_id)
         with pytest.raises(ValueError, match=r"line 1 of .* is damaged"):
             replay(path, "s")
