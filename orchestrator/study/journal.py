@@ -11,10 +11,11 @@ import fcntl
 import io
 import json
 import os
-import re
 import zlib
 from pathlib import Path
 from typing import Self
+
+from pydantic import ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.state import Halted, Study
@@ -53,7 +54,8 @@ class Journal:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
         self.raise_if_lost()
-        line = line_of(event)
+        body = event.model_dump_json().encode()
+        line = _line_of(body)
         try:
             with naming_the_disk(self.path):
                 _write_all(self._file, line)
@@ -65,7 +67,7 @@ class Journal:
             raise self._lost from error
         self._whole_bytes += len(line)
         # The study gets what a replay will read: a value that JSON cannot hold must not be known here either.
-        self.study.apply(parser.validate_json(_without_checksum(line)))
+        self.study.apply(parser.validate_json(body))
 
     def raise_if_lost(self) -> None:
         """Raise Halted if the file could not be written before: whatever is not in it has not happened."""
@@ -102,22 +104,16 @@ def replay(path: Path, name: str) -> Study:
     return study
 
 
-def line_of(event: Event) -> bytes:
-    """Return the event as a line of the file: its last key is the checksum of all before it."""
-    body = event.model_dump_json().encode()
+def _line_of(body: bytes) -> bytes:
+    """Return an event's own JSON as a line of the file, whose last key is the checksum of all before it."""
     return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
 
 
-_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\n$')
-
-
-def _without_checksum(line: bytes) -> bytes:
-    """Return the event's own JSON. Raises ValueError where it is not what was written."""
-    found = _CHECKSUM.search(line)
-    body = line[: found.start()] + b"}" if found else b""
-    if found is None or int(found[1], 16) != zlib.crc32(body):
-        raise ValueError("the line's checksum is not that of its contents")
-    return body
+def _body_of(line: bytes) -> bytes | None:
+    """Return the event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
+    body, _, checksum = line.rpartition(b',"crc32":"')
+    body += b"}"
+    return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
@@ -145,20 +141,29 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 def _parsed(line: bytes, number: int, path: Path) -> Event | None:
     """Return the event of a line; None if the line holds no event."""
+    body = _body_of(line)
+    if body is not None:
+        with contextlib.suppress(ValidationError):
+            return parser.validate_json(body)
+    return _parsed_from_another_format(line, number, path)
+
+
+def _parsed_from_another_format(line: bytes, number: int, path: Path) -> Event | None:
+    """Return the event of a line of version 0. Raises ValueError for a line of a later format."""
     try:
         record = json.loads(line)
     except ValueError:  # not JSON, or not even text
         return None
     if not isinstance(record, dict) or "kind" not in record:
         return None
-    version = record.get("version", 0)  # asked first: some records of version 0 would pass for ones of version 1
+    version = record.get("version", 0)
     if version > FORMAT_VERSION:
         raise ValueError(
             f"line {number} of {path} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; "
             "go on with the version that wrote it, or a later one"
         )
-    with contextlib.suppress(ValueError, KeyError):  # pydantic's ValidationError is a ValueError
-        return parser.validate_json(_without_checksum(line)) if version else parser.validate_python(upgraded(record))
+    with contextlib.suppress(ValidationError, KeyError):
+        return parser.validate_python(upgraded(record)) if version == 0 else None
     return None
 
 
