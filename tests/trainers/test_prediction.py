@@ -49,6 +49,7 @@ def predicted() -> dict[str, PeakMemory]:
     return {name: predict(sized(**changes)) for name, changes in CASES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode: str, predicted: dict[str, PeakMemory]) -> None:
     train_set, _ = data(seq_len=64, vocab_size=2048)
@@ -125,6 +126,7 @@ def test_what_fake_tensors_cannot_follow_is_said_and_takes_neither_the_others_no
     assert "exit code 3" in str(ended)
 
 
+@pytest.mark.slow
 def test_bad_input_stays_bad_input_in_the_users_words() -> None:
     bad = config(model={"target": "gpt", "kwargs": {"hidden_dim": 10, "num_heads": 3}})
     refused, predicted = predict_in_own_process([bad, config()])
