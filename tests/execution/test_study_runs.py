@@ -97,7 +97,7 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
             "type": "frontier",
             "smallest": 4,
             "largest": 16,
-            "activation_checkpointing": ["none", "full"],
+            "activation_checkpointing": ["none"],
             "steps": 5,
             "finalists": 1,
             "rounds": 1,
