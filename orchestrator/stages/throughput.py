@@ -11,6 +11,7 @@ from orchestrator.stages.chosen import RankBatch, chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
 from orchestrator.stages.findings import concluded, found
+from orchestrator.stages.forms import Rate
 from orchestrator.stages.ranking import NoiseScale, best_noise_scale, goodput
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
@@ -36,6 +37,9 @@ class ThroughputFindings:
     best_tokens_per_second: RankBatch
     best_goodput: RankBatch
     """The fastest, if the noise scale is undetermined."""
+    rates: tuple[Rate, ...] = ()
+    """How fast every effective batch trains in its fastest form, the smallest first; empty in the findings of earlier
+    versions."""
 
 
 def propose(context: StageContext[Throughput]) -> list[Proposal]:

@@ -15,7 +15,7 @@ from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_o
 from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import TrialState
+from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
 
 # The second largest size is at most this share of the largest: the search's last sizes lie too close to train
@@ -68,6 +68,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         front=tuple(front),
         knee=bend.name if bend else None,
         other_lengths=_by_length(known),
+        measured=tuple(measured[point] for point in fitting),
     )
 
 
@@ -78,8 +79,18 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
     for point in points:
         done = [trial for trial in known.trials_of(point) if trial.state is TrialState.COMPLETE]
         rate = statistics.median(known.rounds(point) or [rate_of(done[-1])])
-        found[point] = MeasuredPoint(point.mode, point.micro_batch_size, rate, max(map(peak_of, done)))
+        samples = _samples_per_second(done)
+        found[point] = MeasuredPoint(point.mode, point.micro_batch_size, rate, max(map(peak_of, done)), samples)
     return found
+
+
+def _samples_per_second(done: list[Trial]) -> float | None:
+    """Return the point's median samples/s: of its rounds, whose samples are ordinary ones, or else of all its
+    trials."""
+    rounds = [trial for trial in done if trial.proposal.round is not None]
+    seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in rounds or done]
+    rates = [batch / step for batch, step in seconds if step]
+    return statistics.median(rates) if rates else None
 
 
 def _named(one: MeasuredPoint) -> Point:

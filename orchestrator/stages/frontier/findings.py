@@ -28,6 +28,8 @@ class MeasuredPoint:
     micro_batch_size: int
     tokens_per_second: float
     peak_memory_bytes: float
+    samples_per_second: float | None = None
+    """Over all ranks; None in the findings of earlier versions."""
 
     @property
     def point(self) -> OperatingPoint:
@@ -66,3 +68,5 @@ class FrontierFindings:
     knee: str | None
     """The point of the front from which more memory stops paying."""
     other_lengths: tuple[LengthFindings, ...] = ()
+    measured: tuple[MeasuredPoint, ...] = ()
+    """Every point that fits, with samples as long as the data says; empty in the findings of earlier versions."""
