@@ -177,7 +177,7 @@ def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     """Return a study, and its file, as its run directory has them; read only."""
-    from orchestrator.config.load import parse_study, read_yaml
+    from orchestrator.config.load import load_stored_study
     from orchestrator.study.journal import replay
 
     path = run_dir / "study.yaml"
@@ -185,5 +185,5 @@ def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
         raise ValueError(
             f"{run_dir} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
         )
-    config = parse_study(read_yaml(path), str(path))
+    config = load_stored_study(path)
     return config, replay(run_dir / "journal.jsonl", config.name)

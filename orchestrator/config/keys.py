@@ -42,20 +42,38 @@ def _yaml_off(value: object) -> object:
     return "off" if value is False else value
 
 
+Objective = Literal["time", "samples", "target"]
+
+# What the objectives of version 0.2 became.
+_FORMER_OBJECTIVES = {
+    "val_loss": "it is called samples now (the loss after equal samples); the default is time (the loss after equal "
+    "training time)",
+    "time_to_target": "it is called target now, and target_loss says the validation loss to reach",
+    "gpu_hours": "it is gone, as it ranked like time_to_target: choose target and say target_loss",
+}
+
+
+def _objective_of_today(value: object) -> object:
+    if isinstance(value, str) and value in _FORMER_OBJECTIVES:
+        raise ValueError(f"'{value}' was an objective until version 0.2: {_FORMER_OBJECTIVES[value]}")
+    return value
+
+
 class StudyOptimizer(OptimizerConfig):
     """The optimizer, and how its learning rate and warm-up follow the batch size."""
 
     lr: Positive = 6e-4
     """The learning rate at `reference_batch_size`; `lr_scaling` says what it becomes at other batch sizes."""
     reference_batch_size: PositiveInt = 32
-    """The effective batch, in samples, that `lr` was chosen for."""
+    """The effective batch, in samples, that `lr` was chosen for. The candidate nearest to it is the baseline of the
+    train stage."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
     """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022,
     arXiv 2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), or not at all
     (none). The rule is where the learning_rate stage starts to look, and never the answer."""
     warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """The samples over which the learning rate rises from zero. auto: 1 % of the sample budget, 2 % where the
-    effective batch is at least 8 times the reference batch, 5 % where it is at least 16 times."""
+    """The samples over which the learning rate rises from zero. auto: 1 % of the run's samples, but at least those of
+    30 optimizer steps, and at most a fifth of the run."""
 
 
 class Tracking(Strict):
@@ -125,7 +143,8 @@ class StudyConfig(Strict):
     headroom: Fraction = 0.05
     """The share of the memory limit that the chosen micro-batch must leave free: 0.05 or 5%."""
     sample_budget: PositiveInt = 32_768
-    """The samples (sequences) of one full training run, whatever its batch size."""
+    """The samples (sequences) of the baseline's full training run. The `objective` says what the other candidates may
+    train on: as many, or as many as they get done in the same time."""
     evaluation_samples: PositiveInt = 256
     """The validation samples of each evaluation: the first so many, or all if there are fewer."""
     evaluations: Annotated[int, Field(ge=1)] = 8
@@ -155,9 +174,13 @@ class StudyConfig(Strict):
     gradient norm, speed and memory alone, and there is no goodput."""
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
     """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
-    objective: Literal["val_loss", "time_to_target", "gpu_hours"] = "val_loss"
-    """What the best candidate has the least of: validation loss at the end of the budget (val_loss); or seconds of
-    training (time_to_target), or device hours (gpu_hours), until it reaches the loss at which the baseline ends."""
+    objective: Annotated[Objective, BeforeValidator(_objective_of_today)] = "time"
+    """What the best candidate has. time: the lowest validation loss after the training time that the baseline needs for
+    `sample_budget`, so a faster candidate trains on more samples. samples: the lowest validation loss after
+    `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,
+    evaluating and waiting are not training time."""
+    target_loss: float | None = None
+    """The validation loss to reach, for `objective: target`."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
@@ -176,6 +199,11 @@ class StudyConfig(Strict):
         if twice:
             raise ValueError(
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
+            )
+        if (self.objective == "target") != (self.target_loss is not None):
+            raise ValueError(
+                f"objective is {self.objective} and target_loss is {self.target_loss}: objective: target and target_loss go "
+                "together; give both or neither"
             )
         check_shards(self.parallel, self.world_size)
         effective = given_batch(self.batch, self.world_size).effective_batch_size

@@ -19,8 +19,8 @@ Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Field(min_length=1)
 
 
-DEFAULT_FIRST_RUNG_SHARE = 1 / 8
-"""The share of the sample budget at which the first rung lies, where the study file does not say it."""
+DEFAULT_FIRST_RUNG_SHARE = 1 / 4
+"""The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
 
 
 class NoPruner(Strict):
@@ -29,8 +29,8 @@ class NoPruner(Strict):
     type: Literal["none"] = "none"
     """`none`: no trial is stopped at a rung."""
 
-    def rungs(self, sample_budget: int) -> tuple[int, ...]:
-        """Return the sample numbers at which trials are compared."""
+    def rungs(self, baseline_budget: int, sample_budget: int) -> tuple[int, ...]:
+        """Return the sample numbers at which a trial of this budget is compared."""
         return ()
 
 
@@ -38,9 +38,10 @@ class AshaPruner(Strict):
     """Promotion ASHA (Li et al. 2018, arXiv 1810.05934): trials pause at a rung, and the best of them train on."""
 
     type: Literal["asha"] = "asha"
-    """`asha`: trials are compared at rungs, which are numbers of training samples."""
+    """`asha`: trials are compared at rungs, each at the same share of its own budget."""
     min_samples: PositiveInt | None = None
-    """The first rung, in training samples. null: an eighth of the sample budget."""
+    """The first rung, in training samples of the baseline; of a run that may train on twice as many, it lies at twice as
+    many. null: a quarter of the budget, which is past every warm-up."""
     reduction_factor: Annotated[int, Field(ge=2)] = 2
     """One in so many trials trains on from a rung, and each rung is so many times the one before it."""
     synchronous: bool = True
@@ -48,12 +49,15 @@ class AshaPruner(Strict):
     result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
     far. With more than about ten trials this has the best one trained much earlier."""
 
-    def rungs(self, sample_budget: int) -> tuple[int, ...]:
-        """Return the first rung x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget."""
+    def rungs(self, baseline_budget: int, sample_budget: int) -> tuple[int, ...]:
+        """Return the first rung x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget.
+
+        baseline_budget: what the study file says. sample_budget: of the trial, whose rungs lie at the same shares.
+        """
         found: list[int] = []
-        rung = self.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * sample_budget))
-        while rung < sample_budget:
-            found.append(rung)
+        rung = self.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * baseline_budget))
+        while rung < baseline_budget:
+            found.append(max(1, round(rung * sample_budget / baseline_budget)))
             rung *= self.reduction_factor
         return tuple(found)
 
@@ -152,21 +156,26 @@ class Train(Strict):
     """Which candidate reaches the loss first?"""
 
     type: Literal["train"] = "train"
-    """`train`. Trains the candidates, and finds the one that reaches the lowest loss under the study's `objective`."""
+    """`train`. Trains candidates at equal cost, each batch at learning rates of its own, until the probability of
+    having found the best batch is 0.9, or `max_runs` is reached."""
     pruner: Pruner = AshaPruner()
-    """Which candidates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
-    unscaled_contrast: bool = True
-    """true: the candidate with the best goodput is run once more with the learning rate of the reference batch, to show
-    whether scaling it helps."""
+    """Which runs are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
+    max_runs: PositiveInt = 12
+    """The most full training runs of the stage, for each seed. Those that are stopped early count, too."""
 
 
 class LearningRate(Strict):
     """Is the scaling rule right here?"""
 
     type: Literal["learning_rate"] = "learning_rate"
-    """`learning_rate`. Tries learning rates around that of the scaling rule, at the batch that won the train stage."""
+    """`learning_rate`. Tries learning rates around the one that the train stage found best for its winning batch, and
+    says how the scaling rule did."""
     multipliers: Annotated[tuple[Positive, ...], AtLeastOne] = (0.5, 0.71, 1, 1.41, 2)
-    """The learning rates to try, as multiples of that of the scaling rule at the winning batch."""
+    """The learning rates to try, as multiples of the one that the train stage found best; without a train stage, of that
+    of the scaling rule. Rates that were run before are not run again. Where the best lies at an end, further rates are
+    tried on that side, three at most."""
+    pruner: Pruner = AshaPruner()
+    """Which rates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
 class Grid(Strict):
@@ -200,4 +209,4 @@ StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 
 def pruner_of(stage: StageKeys) -> Pruner:
     """Return the pruner of a stage; stages without full runs have none."""
-    return stage.pruner if isinstance(stage, Train | Grid) else NoPruner()
+    return stage.pruner if isinstance(stage, Train | LearningRate | Grid) else NoPruner()

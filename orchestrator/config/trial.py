@@ -7,6 +7,9 @@ from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
 from orchestrator.config.stages import Frontier, Grid
 from trainers.config import OptimizerConfig, TrialConfig
 
+WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
+"""The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
+
 
 def uses_compile(config: StudyConfig) -> bool:
     """True if any trial of the study compiles."""
@@ -52,13 +55,11 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
 
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
-    """Return the samples of warm-up. `auto` is a heuristic: a batch far above the reference gets a larger share of the
-    budget."""
+    """Return the samples of warm-up of a run. `auto` gives Adam's moments some steps to settle in, whatever the batch."""
     if optimizer.warmup != "auto":
         return optimizer.warmup
-    ratio = effective_batch_size / optimizer.reference_batch_size
-    share = 0.05 if ratio >= 16 else 0.02 if ratio >= 8 else 0.01
-    return round(share * sample_budget)
+    wanted = max(WARMUP_SHARE * sample_budget, WARMUP_STEPS * effective_batch_size)
+    return round(min(wanted, MOST_WARMUP * sample_budget))
 
 
 def evenly_spaced(total: int, count: int) -> tuple[int, ...]:

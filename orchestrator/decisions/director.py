@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions import verdicts
@@ -58,7 +58,7 @@ class Director:
 
         is_stopping: True once Ctrl-C was pressed. measurements: those of earlier studies, if this stage may reuse them.
         """
-        self.context, self.num_lanes = context, num_lanes
+        self.context, self.num_lanes = replace(context, num_lanes=num_lanes), num_lanes
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._losses: dict[str, list[float]] = {}
@@ -295,7 +295,7 @@ class Director:
         """Decide on a trial that arrives at a rung; its arrival may promote or cut others there, too."""
         if rung in self._trial(trial_id).promoted:
             return GO_ON
-        self._judge(rung)
+        self._judge(self._trial(trial_id).config.rungs.index(rung))
         trial = self._trial(trial_id)
         if trial.state is TrialState.PRUNED:
             return Decision(Action.STOP, trial.cause, trial.reason)
@@ -310,15 +310,16 @@ class Director:
         if self._judged_at == self.study.num_events:
             return
         self._judged_at = self.study.num_events
-        for rung in verdicts.rungs_waited_at(self.study, self.context.stage):
-            self._judge(rung)
+        for level in verdicts.levels_waited_at(self.study, self.context.stage):
+            self._judge(level)
 
-    def _judge(self, rung: int) -> None:
-        """Carry out the verdict on every candidate at the rung."""
-        verdict_by_candidate = verdicts.at_rung(self.study, self.context.stage, rung, self.num_lanes)
+    def _judge(self, level: int) -> None:
+        """Carry out the verdict on every candidate at its rung of this level."""
+        verdict_by_candidate = verdicts.at_rung(self.study, self.context.stage, level, self.num_lanes)
         candidates = self.study.candidates(self.context.stage.type)
         for name, decision in verdict_by_candidate.items():
             for trial in candidates[name]:
+                rung = trial.config.rungs[level]
                 if not trial.state.ended and rung not in trial.promoted:
                     self._carry_out(trial.id, rung, decision)
 

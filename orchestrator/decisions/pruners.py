@@ -35,21 +35,22 @@ class Demand:
 
 
 def judge_rung(
-    rung: int,
+    where: str,
     entrants: Sequence[Entrant],
     reduction_factor: int,
     *,
     synchronous: bool,
     first: bool = False,
     demand: Demand = Demand(),
+    tie: float = 0.0,
 ) -> dict[str, Decision]:
     """Return the verdict on everyone who stands at this rung and was not let past it (Li et al. 2018, arXiv
     1810.05934).
 
     Once everyone who can come has come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. An
     entrant hears its verdict earlier if those still missing cannot change it. The others wait; if the pruner is
-    asynchronous, the best of those here go on at once, as many as `early_places` allows. Whoever ties with the last to
-    go on goes on, too. The study cannot get stuck: when nothing runs any more, everyone who is left has come to the
+    asynchronous, the best of those here go on at once, as many as `early_places` allows. Whoever trails the best by no
+    more than `tie`, or is as good as the last to go on, goes on, too. The study cannot get stuck: when nothing runs any more, everyone who is left has come to the
     lowest rung at which anyone waits, so that rung decides.
     """
     here = [entrant for entrant in entrants if entrant.value is not None]
@@ -61,21 +62,22 @@ def judge_rung(
     if not synchronous:
         places_now = max(places_now, early_places(len(here), reduction_factor, first=first, demand=demand))
     ranked = sorted(here, key=_value)
-    last_on = _value(ranked[places_now - 1]) if places_now > 0 else -math.inf
-    last_hope = _value(ranked[places - 1]) if places <= len(ranked) else math.inf
+    tied = _value(ranked[0]) + tie
+    last_on = max(_value(ranked[places_now - 1]), tied) if places_now > 0 else -math.inf
+    last_hope = max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf
     verdicts: dict[str, Decision] = {}
     for place, entrant in enumerate(ranked, start=1):
         if entrant.promoted or entrant.out:
             continue
-        where = f"place {place} of {len(here)} at {rung} samples"
+        at = f"place {place} of {len(here)} at {where}"
         if entrant.protected:
-            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{where}; never cut before the end")
+            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{at}; never cut before the end")
         elif _value(entrant) <= last_on:
-            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{where}; the best {places_now} go on")
+            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{at}; the best {places_now} go on")
         elif _value(entrant) > last_hope:
-            verdicts[entrant.name] = _at_rung(Action.STOP, f"{where}; the best {places} go on")
+            verdicts[entrant.name] = _at_rung(Action.STOP, f"{at}; the best {places} go on")
         else:
-            verdicts[entrant.name] = _at_rung(Action.PAUSE, f"{where}; waiting for the others")
+            verdicts[entrant.name] = _at_rung(Action.PAUSE, f"{at}; waiting for the others")
     return verdicts
 
 

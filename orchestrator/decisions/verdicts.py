@@ -13,25 +13,72 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 
+# Candidates of different batches are compared from this share of their budgets on, and one that trails the leader by
+# less than this share of what the leader gained in the second half of its run so far is not cut. benchmarks/
+# recommendation.py says how often that cuts the best.
+ACROSS_BATCHES_FROM = 0.5
+CATCH_UP = 0.5
 # A rate is judged after so many steps, when compiling and the slow first steps are over.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
 
-def at_rung(study: Study, stage: StageKeys, rung: int, num_lanes: int) -> dict[str, Decision]:
-    """Return the verdict on every candidate that stands at the rung and was not let past it."""
+def at_rung(study: Study, stage: StageKeys, level: int, num_lanes: int) -> dict[str, Decision]:
+    """Return the verdict on every candidate that stands at its rung of this level and was not let past it.
+
+    A level is a share of a run's own budget, so candidates of different budgets meet at equal cost. At an early level
+    only those of one effective batch meet: of different batches, the larger one still catches up.
+    """
     pruner = pruner_of(stage)
     if not isinstance(pruner, AshaPruner):
         return {}
-    candidates = study.candidates(stage.type)
-    lowest = next(iter(candidates.values()))[0].config.rungs[0]
-    return judge_rung(
-        rung,
-        [_entrant(name, seeds, rung) for name, seeds in candidates.items()],
-        pruner.reduction_factor,
-        synchronous=pruner.synchronous,
-        first=rung == lowest,
-        demand=_demand(study, stage, num_lanes),
-    )
+    verdicts: dict[str, Decision] = {}
+    for candidates in _who_meets(study.candidates(stage.type), level):
+        rungs = {name: seeds[0].config.rungs[level] for name, seeds in candidates.items()}
+        verdicts |= judge_rung(
+            _where(rungs),
+            [_entrant(name, seeds, level) for name, seeds in candidates.items()],
+            pruner.reduction_factor,
+            synchronous=pruner.synchronous,
+            first=level == 0,
+            demand=_demand(study, stage, num_lanes),
+            tie=_tie(candidates, level),
+        )
+    return verdicts
+
+
+def _who_meets(candidates: dict[str, list[Trial]], level: int) -> list[dict[str, list[Trial]]]:
+    """Return the candidates that are compared with each other at this level, in groups."""
+    here = {name: seeds for name, seeds in candidates.items() if level < len(seeds[0].config.rungs)}
+    groups: dict[int, dict[str, list[Trial]]] = {}
+    for name, seeds in here.items():
+        config = seeds[0].config
+        early = config.rungs[level] < ACROSS_BATCHES_FROM * config.sample_budget
+        groups.setdefault(config.effective_batch_size if early else 0, {})[name] = seeds
+    return list(groups.values())
+
+
+def _where(rungs: dict[str, int]) -> str:
+    low, high = min(rungs.values()), max(rungs.values())
+    return f"{low} samples" if low == high else f"{low} to {high} samples, the same share of each budget"
+
+
+def _tie(candidates: dict[str, list[Trial]], level: int) -> float:
+    """Return by how much a candidate may trail without being cut: a share of what the leader gained since half the
+    rung, as that is about what others can still catch up."""
+    means = {name: mean_of_seeds({t.id: _value_at(t, level) for t in seeds}) for name, seeds in candidates.items()}
+    known = {name: value for name, value in means.items() if value is not None and math.isfinite(value)}
+    if not known:
+        return 0.0
+    leader = min(known, key=lambda name: known[name])
+    before = mean_of_seeds({t.id: _loss_at(t, t.config.rungs[level] / 2) for t in candidates[leader]})
+    return 0.0 if before is None else CATCH_UP * max(0.0, before - known[leader])
+
+
+def _loss_at(trial: Trial, samples: float) -> float | None:
+    """Return the loss of the trial's evaluation nearest to so many samples."""
+    points = [(point.get("samples_seen"), point.get("val_loss")) for point in trial.history]
+    known = [(abs(seen - samples), loss) for seen, loss in points if seen is not None and loss is not None]
+    return min(known)[1] if known else None
 
 
 def _demand(study: Study, stage: StageKeys, num_lanes: int) -> Demand:
@@ -41,13 +88,13 @@ def _demand(study: Study, stage: StageKeys, num_lanes: int) -> Demand:
     return Demand(newcomers / num_lanes, idle=not waiting)
 
 
-def _entrant(name: str, seeds: list[Trial], rung: int) -> Entrant:
+def _entrant(name: str, seeds: list[Trial], level: int) -> Entrant:
     """Return a candidate as the rung sees it: its seeds count as one, and a seed that ended earlier makes it the worst.
 
     A candidate that is cut stays among the entrants: how many go on must not depend on when it was cut.
     """
     out = all(trial.state.ended for trial in seeds)
-    values = {trial.id: _value_at(trial, rung) for trial in seeds}
+    values = {trial.id: _value_at(trial, level) for trial in seeds}
     if not out or any(value is not None for value in values.values()):
         values |= {t.id: math.nan for t in seeds if t.state.ended and values[t.id] is None}
     return Entrant(
@@ -55,20 +102,21 @@ def _entrant(name: str, seeds: list[Trial], rung: int) -> Entrant:
         mean_of_seeds(values),
         out=out,
         protected=any(trial.protected for trial in seeds),
-        promoted=all(rung in trial.promoted for trial in seeds),
+        promoted=all(trial.config.rungs[level] in trial.promoted for trial in seeds),
     )
 
 
-def _value_at(trial: Trial, rung: int) -> float | None:
-    """Return the trial's objective at the rung. If it crossed several rungs at once it stands at the lowest of them
-    that it was not let past, and has no value at the others."""
+def _value_at(trial: Trial, level: int) -> float | None:
+    """Return the trial's loss at its rung of this level. If it crossed several rungs at once it stands at the lowest of
+    them that it was not let past, and has no value at the others."""
+    rung = trial.config.rungs[level]
     return trial.rungs.get(rung) if all(lower in trial.promoted for lower in trial.rungs if lower < rung) else None
 
 
-def rungs_waited_at(study: Study, stage: StageKeys) -> list[int]:
-    """Return the rungs at which trials are paused, the lowest first."""
+def levels_waited_at(study: Study, stage: StageKeys) -> list[int]:
+    """Return the levels of the rungs at which trials are paused, the lowest first."""
     paused = study.in_state(stage.type, TrialState.PAUSED)
-    return sorted({min(trial.rungs.keys() - trial.promoted) for trial in paused})
+    return sorted({trial.config.rungs.index(min(trial.rungs.keys() - trial.promoted)) for trial in paused})
 
 
 def between_rungs(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:

@@ -10,13 +10,12 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.output.verdict import Scope, p_best, scope_of, undecided_between, verdict, would_decide
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.ranking import LOSS_TIE
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
@@ -96,6 +95,14 @@ class Recommendation:
     seed: int
     verdict: str
     """For people: the configuration, and what it wins against the baseline."""
+    p_best: float | None = None
+    """The probability that no batch is better by more than the seeds' deviation; None where only one was tried."""
+    scope: Scope | None = None
+    """What the recommendation was measured on."""
+    undecided_between: tuple[int, ...] = ()
+    """The effective batches between which the study could not decide."""
+    would_decide: str | None = None
+    """What would decide it, for people; None where it is decided."""
     complete: bool
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
@@ -149,7 +156,11 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         optimizer=trial.optimizer,
         schedule=trial.schedule,
         seed=trial.seed,
-        verdict=_verdict(study, winner),
+        verdict=verdict(config, study, winner, _mode_text(trial)),
+        p_best=p_best(study, winner),
+        scope=scope_of(config, study, winner),
+        undecided_between=undecided_between(study, winner),
+        would_decide=would_decide(config, study, winner),
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, winner),
         alternatives=_alternatives(config, study, winner),
@@ -170,57 +181,8 @@ def _winner(config: StudyConfig, study: Study) -> Trial | None:
     return next((study.trials[name] for name in chosen if name is not None), None)
 
 
-def _verdict(study: Study, winner: Trial) -> str:
-    trial = winner.config
-    mode = str(trial.activation_checkpointing)
-    if _unusual_cross_entropy(trial):
-        mode += ", cross-entropy in chunks"
-    batch = (
-        f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
-        f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
-        f"and learning rate {trial.learning_rate:.3g}"
-    )
-    edge = " The learning rate is the last one tried on its side: a further one may be better."
-    return f"{batch}: {_against_baseline(study, winner)}.{edge if _is_on_edge(study, winner) else ''}"
-
-
-def _is_on_edge(study: Study, winner: Trial) -> bool:
-    findings = found(study, LearningRateFindings)
-    return findings is not None and findings.on_edge and winner.stage == findings.STAGE
-
-
-def _times(accumulation: int) -> str:
-    return "no accumulation " if accumulation == 1 else f"{accumulation} accumulation steps "
-
-
-def _against_baseline(study: Study, winner: Trial) -> str:
-    loss = winner.measured("val_loss")
-    baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
-    if baseline is None:
-        return f"it ends at val loss {loss:.3f}, the best of what was run"
-    before = baseline.measured("val_loss")
-    if _batch(winner) == _batch(baseline):
-        return (
-            f"at the rule's learning rate no batch that was tried beat the baseline's (val loss {before:.3f}) by more "
-            f"than a tie's width, {LOSS_TIE:.1%}, so the batch is not your bottleneck{_at_its_rate(winner, baseline)}"
-        )
-    speed = _ratio(winner, baseline, "tokens_per_second")
-    return f"val loss {loss:.3f} against the baseline's {before:.3f} at equal samples{speed}"
-
-
-def _batch(trial: Trial) -> tuple[int, int]:
-    return trial.config.micro_batch_size, trial.config.gradient_accumulation_steps
-
-
-def _at_its_rate(winner: Trial, baseline: Trial) -> str:
-    if winner.config.learning_rate == baseline.config.learning_rate:
-        return ""
-    return f"; this learning rate brings it to {winner.measured('val_loss'):.3f}"
-
-
-def _ratio(winner: Trial, baseline: Trial, key: str) -> str:
-    ours, theirs = winner.metric(key), baseline.metric(key)
-    return f", at {ours / theirs:.2f} x its tokens/s" if ours and theirs else ""
+def _mode_text(trial: TrialConfig) -> str:
+    return str(trial.activation_checkpointing) + (", cross-entropy in chunks" if _unusual_cross_entropy(trial) else "")
 
 
 def _evidence(study: Study, winner: Trial) -> Evidence:

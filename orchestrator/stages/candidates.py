@@ -1,19 +1,20 @@
-"""The candidates of the train stage, and how a candidate becomes one trial for each seed."""
+"""The candidates of the train stage, what each may train on, and how a candidate becomes one trial for each seed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 from orchestrator.config.stages import StageKeys, Train
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.chosen import RankBatch, chosen_mode, chosen_split
+from orchestrator.stages.chosen import chosen_mode
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.stages.rates import Rate, rates
 from orchestrator.study.trial import Proposal
 from trainers.config import Split
+
+# A run of fewer optimizer steps says nothing about a batch: a fifth of it would be warm-up, another the final decay.
+FEWEST_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -25,77 +26,86 @@ class Candidate:
     split: Split
     mode: Mode | None
     """None for the mode of the study file."""
-    unscaled: bool = False
-    """True if it runs at the study file's learning rate instead of the rule's for its batch."""
+    sample_budget: int
+    """The samples that it may train on."""
     protected: bool = False
     """True if it is never cut before the end."""
 
 
-def candidates(context: StageContext[Train]) -> list[Candidate]:
-    """Return the baseline, the largest and second largest micro-batch, the best tokens/s and goodput, and a contrast.
+@dataclass(frozen=True)
+class Field:
+    """Who takes part in the train stage."""
 
-    The contrast is the last of them at the unscaled learning rate; it is left out where the rule scales nothing.
-    """
-    entrants = [_baseline(context), *_largest(context), *_best(context)]
-    optimizer, last = context.config.optimizer, entrants[-1]
-    rate = scaled_learning_rate(optimizer, last.split.effective_batch_size)
-    if context.stage.unscaled_contrast and rate != optimizer.lr:
-        entrants.append(replace(last, role="best goodput, learning rate unscaled", unscaled=True))
-    return entrants
+    candidates: tuple[Candidate, ...]
+    """One for every effective batch, the smallest first; one of them is the baseline."""
+    seconds: float | None
+    """The training time that each may take; None where no rate is known, or all train on the same samples."""
+    left_out: tuple[str, ...]
+    """Why batches with a known rate are no candidates, each with its numbers."""
+
+    @property
+    def baseline(self) -> Candidate:
+        return next(one for one in self.candidates if one.protected)
 
 
-def _baseline(context: StageContext[Train]) -> Candidate:
-    frontier = found(context.study, FrontierFindings)
-    if frontier is None:
-        split = context.split(context.config.batch.micro_batch_size)
-        return Candidate("baseline", split, None, protected=True)
-    return Candidate(
-        "baseline", context.split(frontier.baseline.micro_batch_size), frontier.baseline.mode, protected=True
+def field_of(context: StageContext[Train]) -> Field:
+    """Return every effective batch whose rate is known, in its fastest form; the study file's batch if none is."""
+    known = rates(context)
+    if not known:
+        given = context.given_split()
+        budget = context.config.sample_budget
+        alone = Candidate("baseline", given, chosen_mode(context.study), budget, protected=True)
+        return Field((alone,), None, ())
+    baseline = _baseline(known, context.config.optimizer.reference_batch_size)
+    seconds = _seconds(context, baseline)
+    candidates = tuple(_candidate(context, rate, seconds, baseline, known) for rate in known)
+    large_enough = tuple(one for one in candidates if one.protected or _num_steps(one) >= FEWEST_STEPS)
+    return Field(
+        large_enough,
+        seconds,
+        tuple(_too_few_steps(one) for one in candidates if one not in large_enough),
     )
 
 
-def _largest(context: StageContext[Train]) -> list[Candidate]:
-    frontier = found(context.study, FrontierFindings)
-    if frontier is None:
-        return []
-    points: dict[str, MeasuredPoint | None] = {
-        "largest micro-batch": frontier.largest,
-        "second largest micro-batch": frontier.second_largest,
+def _baseline(known: tuple[Rate, ...], reference_batch_size: int) -> Rate:
+    """Return the batch that the study file's learning rate was chosen for, or the nearest to it in proportion."""
+    return min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / reference_batch_size)))
+
+
+def _seconds(context: StageContext[Train], baseline: Rate) -> float | None:
+    if context.config.objective == "samples":
+        return None
+    return context.config.sample_budget / baseline.samples_per_second
+
+
+def _candidate(
+    context: StageContext[Train], rate: Rate, seconds: float | None, baseline: Rate, known: tuple[Rate, ...]
+) -> Candidate:
+    batch, budget = rate.effective_batch_size, context.config.sample_budget
+    if seconds is not None and rate is not baseline:
+        budget = max(1, round(seconds * rate.samples_per_second / batch)) * batch
+    split = context.split(rate.micro_batch_size, rate.gradient_accumulation_steps)
+    return Candidate(_role(rate, baseline, known), split, rate.mode, budget, protected=rate is baseline)
+
+
+def _role(rate: Rate, baseline: Rate, known: tuple[Rate, ...]) -> str:
+    roles = {
+        "baseline": rate is baseline,
+        "most samples/s": rate is max(known, key=lambda one: one.samples_per_second),
+        "largest micro-batch": rate is max(known, key=lambda one: (one.micro_batch_size, -one.effective_batch_size)),
     }
-    return [
-        Candidate(role, context.split(point.micro_batch_size), point.mode) for role, point in points.items() if point
-    ]
+    return ", ".join(role for role, is_its in roles.items() if is_its)
 
 
-def _best(context: StageContext[Train]) -> list[Candidate]:
-    """Return the throughput stage's best, or the chosen batch in both roles where that stage did not run."""
-    throughput, chosen = found(context.study, ThroughputFindings), chosen_split(context)
-    given = RankBatch(chosen.micro_batch_size, chosen.gradient_accumulation_steps)
-    batches = {
-        "best tokens/s": throughput.best_tokens_per_second if throughput else given,
-        "best goodput": throughput.best_goodput if throughput else given,
-    }
-    return [
-        Candidate(
-            role,
-            context.split(batch.micro_batch_size, batch.gradient_accumulation_steps),
-            chosen_mode(context.study),
-        )
-        for role, batch in batches.items()
-    ]
+def _num_steps(candidate: Candidate) -> int:
+    return candidate.sample_budget // candidate.split.effective_batch_size
 
 
-def merged(entrants: list[Candidate]) -> list[Candidate]:
-    """Return the candidates with duplicates merged: the same batch and learning rate become one, with all their roles.
-
-    It has the mode of the first of them.
-    """
-    by_key: dict[tuple[Split, bool], Candidate] = {}
-    for one in entrants:
-        key = (one.split, one.unscaled)
-        before = by_key.get(key)
-        by_key[key] = replace(before, role=f"{before.role}, {one.role}") if before else one
-    return list(by_key.values())
+def _too_few_steps(candidate: Candidate) -> str:
+    return (
+        f"effective batch {candidate.split.effective_batch_size} was left out: its {candidate.sample_budget} samples are "
+        f"{_num_steps(candidate)} optimizer steps, fewer than {FEWEST_STEPS}; raise sample_budget to include it"
+    )
 
 
 def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object) -> list[Proposal]:
@@ -104,11 +114,12 @@ def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **
     changes: fields of the TrialConfig that differ from what the study file and the scaling rule say.
     """
     seeds = context.config.seeds
+    settings = {"sample_budget": candidate.sample_budget, **changes}
     return [
         Proposal(
             f"{name}-s{seed}" if len(seeds) > 1 else name,
             context.stage.type,
-            context.trial(candidate.split, candidate.mode, **changes, seed=seed),
+            context.trial(candidate.split, candidate.mode, **settings, seed=seed),
             candidate=name,
             role=candidate.role,
             protected=candidate.protected,

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import StageKeys
-from orchestrator.config.trial import base_trial, scaled_learning_rate, warmup_samples
+from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
@@ -23,6 +23,8 @@ class StageContext(Generic[Keys]):
     study: Study
     """Grows while the stage runs."""
     run_dir: str
+    num_lanes: int = 1
+    """How many trials can run at once."""
 
     def trials(self) -> list[Trial]:
         """Return the stage's own trials, in the order they were proposed."""
@@ -50,10 +52,11 @@ class StageContext(Generic[Keys]):
         return given_batch(self.config.batch, self.config.world_size)
 
     def trial(self, split: Split, mode: Mode | None, **changes: object) -> TrialConfig:
-        """Return a full training run of this batch at the learning rate and warm-up of the scaling rule.
+        """Return a full training run of this batch at the scaling rule's learning rate, with a schedule over its own
+        budget.
 
-        mode: None for the study file's. changes: fields that differ from that. Raises ValueError where the batch is
-        larger than the budget.
+        mode: None for the study file's. changes: fields that differ from that; sample_budget is the study file's unless
+        it is among them. Raises ValueError where the batch is larger than the budget.
         """
         effective = split.effective_batch_size
         budget = changes.get("sample_budget", self.config.sample_budget)
@@ -67,7 +70,9 @@ class StageContext(Generic[Keys]):
             "micro_batch_size": split.micro_batch_size,
             "gradient_accumulation_steps": split.gradient_accumulation_steps,
             "learning_rate": scaled_learning_rate(self.config.optimizer, effective),
-            "warmup_samples": warmup_samples(self.config.optimizer, effective, self.config.sample_budget),
+            "warmup_samples": warmup_samples(self.config.optimizer, effective, budget),
+            "sample_budget": budget,
+            "evaluations": evenly_spaced(budget, self.config.evaluations),
         }
         return TrialConfig.model_validate(dict(base) | (mode.changes(base) if mode else {}) | batch | changes)
 

@@ -82,18 +82,19 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
     changes: dict[str, object] = {
         "activation_checkpointing": point.activation_checkpointing,
         "compile": point.compile,
-        "rungs": context.stage.pruner.rungs(context.config.sample_budget),
+        "rungs": context.stage.pruner.rungs(context.config.sample_budget, context.config.sample_budget),
     }
     rate = point.learning_rate
     if rate is not None:
         changes["learning_rate"] = rate
     mode = f"{point.activation_checkpointing}{'' if point.compile else '-eager'}"
     name = f"grid-{split}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
-    return seeded(context, name, Candidate("", split, chosen_mode(context.study)), **changes)
+    candidate = Candidate("", split, chosen_mode(context.study), context.config.sample_budget)
+    return seeded(context, name, candidate, **changes)
 
 
 def conclude(context: StageContext[Grid]) -> Conclusion:
-    ranking = standings(context.trials(), "val_loss", None)
+    ranking = standings(context.trials())
     notes = tuple(f"skipped: {reason}" for reason in skipped(context))
     if not ranking:
         reason = "undetermined: no point of the grid finished; see the trials' reasons"

@@ -1,6 +1,6 @@
-"""Is the scaling rule right here? A small grid around the rule's learning rate, at the batch that won.
+"""Is the scaling rule right here? A small grid around the best rate so far, at the batch that won.
 
-What was run at that batch before, the unscaled contrast included, is a point of the grid too.
+What was run at that batch before is a point of the grid too. Where the best lies at an end the grid is extended.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from orchestrator.config.stages import LearningRate
 from orchestrator.config.trial import scaled_learning_rate
@@ -19,15 +21,18 @@ from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Serie
 from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.ranking import Standing, standings, tied
+from orchestrator.stages.observed import surface_through
+from orchestrator.stages.ranking import Standing, standings, tie_width
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, Trial
 from trainers.config import Split
 
-# Rates this close to each other are one point of the grid, such as 0.71 and 1/sqrt(2) times the centre.
-SAME_RATE = 0.01
+# Rates this close to each other are one point of the grid.
+SAME_RATE = 0.1
+MOST_EXTENSIONS = 3
 
 
 @dataclass(frozen=True)
@@ -41,42 +46,81 @@ class LearningRateFindings:
     """True if the best is the last one tried on its side."""
     losses: dict[str, float]
     """The validation loss by learning rate, which is written with three digits."""
+    rule: float | None = None
+    """The scaling rule's rate for this batch; None in a study of version 0.2."""
 
 
 def propose(context: StageContext[LearningRate]) -> list[Proposal]:
-    """Return a trial for every multiple of the centre that was not run before."""
-    winner, centre = _winner(context.study), _centre(context)
-    tried = {trial.config.learning_rate for trial in run_before(context.study)}
+    """Return a trial for every multiple of the centre that was not run before; and one further out on the side on which
+    the best of all lies at the end."""
+    centre = _centre(context)
+    tried = [trial.config.learning_rate for trial in run_before(context.study)]
+    proposals: list[Proposal] = []
+    for multiplier in context.stage.multipliers:
+        if not any(_same(multiplier * centre, rate) for rate in tried):
+            proposals += _runs_at(context, multiplier * centre, f"learning_rate-x{multiplier:g}")
+    for rate in _extensions(context):
+        proposals += _runs_at(context, rate, f"learning_rate-{rate:.3g}")
+    return proposals
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME_RATE)
+
+
+def _runs_at(context: StageContext[LearningRate], rate: float, name: str) -> list[Proposal]:
+    winner = _winner(context.study)
     if winner is None:
-        candidate = Candidate("", chosen_split(context), chosen_mode(context.study))
+        candidate = Candidate("", chosen_split(context), chosen_mode(context.study), context.config.sample_budget)
     else:
-        candidate = Candidate("", _split(context, winner), mode_of(winner.config))
-    return [
-        proposal
-        for multiplier in context.stage.multipliers
-        if not any(math.isclose(multiplier * centre, rate, rel_tol=SAME_RATE) for rate in tried)
-        for proposal in seeded(context, f"learning_rate-x{multiplier:g}", candidate, learning_rate=multiplier * centre)
-    ]
+        candidate = Candidate("", _split(context, winner), mode_of(winner.config), winner.config.sample_budget)
+    rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
+    return seeded(context, name, candidate, learning_rate=rate, rungs=rungs)
 
 
 def _split(context: StageContext[LearningRate], trial: Trial) -> Split:
     return context.split(trial.config.micro_batch_size, trial.config.gradient_accumulation_steps)
 
 
+def _extensions(context: StageContext[LearningRate]) -> list[float]:
+    """Return the rates beyond the grid that were tried, and the next one if the best lies at an end once more."""
+    multiples = [multiplier * _centre(context) for multiplier in context.stage.multipliers]
+    mine = [trial.config.learning_rate for trial in context.trials()]
+    beyond = [rate for rate in dict.fromkeys(mine) if not any(math.isclose(rate, one) for one in multiples)]
+    further = _further(context)
+    if further is not None and len(beyond) < MOST_EXTENSIONS:
+        beyond.append(further)
+    return beyond
+
+
+def _further(context: StageContext[LearningRate]) -> float | None:
+    """Return the rate to try beyond the end at which the best lies; None if it lies inside, or runs have yet to end."""
+    trials = [*context.trials(), *run_before(context.study)]
+    ranking = standings(trials, context.config.target_loss)
+    if not all(trial.state.ended for trial in trials) or not ranking:
+        return None
+    tested = sorted({trial.config.learning_rate for trial in trials})
+    best = _rate(ranking[0])
+    if len(tested) < 2 or best not in (tested[0], tested[-1]):
+        return None
+    return best * tested[0] / tested[1] if best == tested[0] else best * tested[-1] / tested[-2]
+
+
 def _centre(context: StageContext[LearningRate]) -> float:
-    """Return the learning rate that the multiples are taken of: the rule's for the winner's batch, or a grid winner's
-    own."""
-    winner = _winner(context.study)
+    """Return the learning rate that the multiples are taken of: what the train stage found best for its winner, a grid
+    winner's own, or else the rule's for the batch."""
+    trained, winner = found(context.study, TrainFindings), _winner(context.study)
     if winner is None:
         return context.trial(chosen_split(context), chosen_mode(context.study)).learning_rate
+    if trained is not None and trained.learning_rate is not None:
+        return trained.learning_rate
     if winner.stage == "grid":
         return winner.config.learning_rate
+    return _rule(context, winner)
+
+
+def _rule(context: StageContext[LearningRate], winner: Trial) -> float:
     return scaled_learning_rate(context.config.optimizer, winner.config.effective_batch_size)
-
-
-def _whose(study: Study) -> str:
-    winner = _winner(study)
-    return "the grid winner's" if winner and winner.stage == "grid" else "the scaling rule's"
 
 
 def _winner(study: Study) -> Trial | None:
@@ -95,62 +139,86 @@ def _batch(trial: Trial) -> tuple[object, ...]:
 
 
 def conclude(context: StageContext[LearningRate]) -> Conclusion:
-    """Conclude with the best learning rate, and whether it is the last one tried; a tie goes to the one nearest the
-    centre."""
+    """Conclude with the best learning rate, and whether it is the last one tried; a tie goes to the one nearest to the
+    minimum of the curve through all of them."""
     trials = [*context.trials(), *run_before(context.study)]
-    ranking = standings(trials, "val_loss", None)
+    ranking = standings(trials, context.config.target_loss)
     if not ranking:
         reason = "undetermined: no learning rate finished its run; see the trials' reasons"
         return Conclusion("learning_rate", ok=False, reason=reason)
-    centre = _centre(context)
-    best = _settle(ranking, centre)
+    best = _settle(ranking, _fitted(context, trials))
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1])
+    rule = _rule(context, best.trials[0])
     findings = LearningRateFindings(
         learning_rate=_rate(best),
         winner=best.trials[0].id,
         on_edge=on_edge,
         losses={f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
+        rule=rule,
     )
-    notes = (_warn(best, tested),) if on_edge else ()
-    return concluded(findings, _sentence(best, ranking, centre, _whose(context.study)), notes)
+    notes = (_warn(best, tested, trials),) if on_edge else ()
+    return concluded(findings, _sentence(best, ranking, rule), notes)
 
 
-def _settle(ranking: list[Standing], centre: float) -> Standing:
-    equals = [one for one in ranking if tied(one.score, ranking[0].score)]
-    return min(equals, key=lambda one: abs(math.log(_rate(one) / centre)))
+def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:
+    """Return the rate at the minimum of the curve through all that was run: it errs less than the best of a few runs."""
+    batch = trials[0].config.effective_batch_size
+    of_train = context.study.of_stage(TrainFindings.STAGE)
+    before = of_train if all(trial in of_train for trial in run_before(context.study)) else run_before(context.study)
+    known = [*before, *context.trials()]
+    batches = sorted({trial.config.effective_batch_size for trial in known})
+    surface = surface_through(known, context.config, batches)
+    assert surface is not None, "a candidate has completed"
+    return surface.grid.rate(batch, float(np.median(surface.best_u(batch))))
+
+
+def _settle(ranking: list[Standing], fitted: float) -> Standing:
+    width = tie_width(ranking)
+    equals = [one for one in ranking if one.score <= ranking[0].score + width]
+    return min(equals, key=lambda one: abs(math.log(_rate(one) / fitted)))
 
 
 def _rate(standing: Standing) -> float:
     return standing.trials[0].config.learning_rate
 
 
-def _sentence(best: Standing, ranking: list[Standing], centre: float, whose: str) -> str:
-    ties = [f"{_rate(one):.3g}" for one in ranking if one is not best and tied(one.score, best.score)]
+def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:
+    width = tie_width(ranking)
+    ties = [f"{_rate(one):.3g}" for one in ranking if one is not best and abs(one.score - best.score) <= width]
     tie = f", tied with {', '.join(ties)}" if ties else ""
-    ratio = _rate(best) / centre
-    against = f"{whose} own" if math.isclose(ratio, 1) else f"{ratio:.2g} x {whose} {centre:.3g}"
     return (
-        f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, best of {len(ranking)}{tie}: {against}"
+        f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, best of {len(ranking)}{tie}; "
+        + _how_the_rule_did(best, ranking, rule)
     )
 
 
-def _warn(best: Standing, tested: list[float]) -> str:
+def _how_the_rule_did(best: Standing, ranking: list[Standing], rule: float) -> str:
+    ratio = _rate(best) / rule
+    if _same(ratio, 1):
+        return f"it is the scaling rule's own ({rule:.3g})"
+    at_rule = next((one for one in ranking if _same(_rate(one), rule)), None)
+    cost = f", which ends at {at_rule.val_loss:.3f}" if at_rule else ""
+    return f"it is {ratio:.2g} x the scaling rule's {rule:.3g}{cost}"
+
+
+def _warn(best: Standing, tested: list[float], trials: list[Trial]) -> str:
     side = "low" if _rate(best) == tested[0] else "high"
-    return (
-        f"the best learning rate lies on the {side} edge of the grid ({tested[0]:.3g} to {tested[-1]:.3g}): "
-        "widen the multipliers on that side"
-    )
+    diverged = any(trial.cause is Cause.DIVERGED for trial in trials)
+    remedy = "higher ones diverged" if diverged and side == "high" else "widen the multipliers on that side"
+    return f"the best learning rate lies on the {side} edge of the grid ({tested[0]:.3g} to {tested[-1]:.3g}): {remedy}"
 
 
 def describe(context: StageContext[LearningRate]) -> list[str]:
     multipliers = ", ".join(f"{multiplier:g}" for multiplier in context.stage.multipliers)
-    return [f"the rule's learning rate for the winner's batch times {multipliers}"]
+    return [
+        f"the best learning rate so far for the winner's batch times {multipliers}; further where the best lies at an end"
+    ]
 
 
 def num_full_runs(context: StageContext[LearningRate]) -> int:
-    """Return the number of multipliers without the centre, which the train stage has run."""
-    return sum(multiplier != 1 for multiplier in context.stage.multipliers)
+    """Return the number of multipliers; extensions and rates that were run before are not known yet."""
+    return len(context.stage.multipliers)
 
 
 def figures(context: StageContext[LearningRate]) -> list[Figure]:
@@ -199,5 +267,4 @@ STAGE = Stage[LearningRate](
     winner=lambda context: winner_of(context.study, LearningRateFindings),
     precedence=3,
     num_full_runs=num_full_runs,
-    proposes_once=True,
 )

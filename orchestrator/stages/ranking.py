@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Trial, TrialState
-
-# Mean losses within this share of each other are a tie: a smaller difference may come from one seed's order of samples.
-LOSS_TIE = 0.003
 
 
 @dataclass(frozen=True)
@@ -64,58 +63,114 @@ class Standing:
     trials: tuple[Trial, ...]
     score: float
     val_loss: float
+    reached: bool = True
+    """False if a seed never reached the target loss: then its seconds are a projection."""
 
 
-def standings(trials: Sequence[Trial], objective: str, target_loss: float | None) -> list[Standing]:
-    """Return the candidates all of whose seeds completed, the best first."""
-    by_name: dict[str, list[Trial]] = {}
-    for trial in trials:
-        by_name.setdefault(trial.candidate, []).append(trial)
+def standings(trials: Sequence[Trial], target_loss: float | None = None) -> list[Standing]:
+    """Return the candidates all of whose seeds completed, the best first.
+
+    target_loss: where it is given, the score is the seconds of training until it is reached; else the validation loss.
+    """
     finished = [
-        Standing(name, tuple(seeds), _score(seeds, objective, target_loss), _mean_loss(seeds))
-        for name, seeds in by_name.items()
+        _standing(name, seeds, target_loss)
+        for name, seeds in by_candidate(trials).items()
         if all(t.state is TrialState.COMPLETE and t.metric("val_loss") is not None for t in seeds)
     ]
-    return sorted(finished, key=lambda standing: standing.score)
+    return sorted(finished, key=lambda standing: (not standing.reached, standing.score))
+
+
+def _standing(name: str, seeds: list[Trial], target_loss: float | None) -> Standing:
+    loss = _mean_loss(seeds)
+    if target_loss is None:
+        return Standing(name, tuple(seeds), loss, loss)
+    seconds = [seconds_to(trial, target_loss) for trial in seeds]
+    projected = [
+        projected_seconds_to(trial, target_loss) if math.isinf(known) else known
+        for trial, known in zip(seeds, seconds, strict=True)
+    ]
+    return Standing(name, tuple(seeds), statistics.fmean(projected), loss, reached=not any(map(math.isinf, seconds)))
+
+
+def by_candidate(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return the trials of each candidate, in the order in which they were proposed."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.candidate, []).append(trial)
+    return found
 
 
 def settle(ranking: Sequence[Standing]) -> Standing:
     """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
     memory."""
-    best = ranking[0]
-    equals = [one for one in ranking if tied(one.score, best.score)]
+    width = tie_width(ranking)
+    equals = [one for one in ranking if one.score <= ranking[0].score + width]
     return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
 
 
-def _score(seeds: Sequence[Trial], objective: str, target_loss: float | None) -> float:
-    if objective == "val_loss" or target_loss is None:
-        return _mean_loss(seeds)
-    seconds = seconds_to(seeds, target_loss)
-    return seconds * (seeds[0].config.world_size / 3600 if objective == "gpu_hours" else 1)
+def tie_width(ranking: Sequence[Standing]) -> float:
+    """Return the difference of two scores that the seeds alone may make: the deviation of a difference of two means.
 
-
-def seconds_to(seeds: Sequence[Trial], target_loss: float) -> float:
-    """Return the training seconds, without compiling, evaluating and waiting, until the seeds' mean loss reaches the
-    target.
-
-    Infinity if it never does.
+    It is measured where candidates ran with several seeds; with one seed each it is the share of the loss that runs of
+    the recorded worlds deviate by (see `surface.NOISE`).
     """
-    # The seeds of one candidate evaluate at the same samples.
-    for points in zip(*map(_evaluations, seeds), strict=False):
-        if statistics.fmean(loss for loss, _ in points) <= target_loss:
-            return statistics.fmean(seconds for _, seconds in points)
+    spreads = [statistics.variance(_losses(one)) for one in ranking if len(one.trials) > 1]
+    typical = statistics.median(abs(one.val_loss) for one in ranking)
+    deviation = math.sqrt(statistics.fmean(spreads)) if spreads else NOISE * typical
+    num_seeds = min(len(one.trials) for one in ranking)
+    per_loss = elasticity(ranking) * ranking[0].score / ranking[0].val_loss if ranking[0].val_loss else 1.0
+    return math.sqrt(2 / num_seeds) * deviation * per_loss
+
+
+def _losses(standing: Standing) -> list[float]:
+    return [trial.measured("val_loss") for trial in standing.trials]
+
+
+def seconds_to(trial: Trial, target_loss: float) -> float:
+    """Return the training seconds, without compiling, evaluating and waiting, until the trial reaches the target.
+
+    They are interpolated between evaluations. Infinity if it never does.
+    """
+    before: tuple[float, float] | None = None
+    for loss, seconds in _evaluations(trial):
+        if loss <= target_loss:
+            return seconds if before is None else _crossing(before, (loss, seconds), target_loss)
+        before = (loss, seconds)
     return math.inf
+
+
+def projected_seconds_to(trial: Trial, target_loss: float) -> float:
+    """Return the training seconds at which the trial would reach the target if its loss went on as between its last two
+    evaluations, linearly in the log of the seconds. Infinity if it did not fall."""
+    points = [point for point in _evaluations(trial) if point[1] > 0][-2:]
+    if len(points) < 2 or points[1][0] >= points[0][0]:
+        return math.inf
+    (first, early), (last, late) = points
+    return late * math.exp(min(50.0, (last - target_loss) / (first - last) * math.log(late / early)))
+
+
+def elasticity(ranking: Sequence[Standing]) -> float:
+    """Return by how many percent the score of the best changes where its loss changes by one: 1 where they are the
+    same."""
+    best = ranking[0]
+    if best.score == best.val_loss:
+        return 1.0
+    points = [point for point in _evaluations(best.trials[0]) if point[1] > 0]
+    steps = [
+        abs(math.log(b[1] / a[1]) / math.log(a[0] / b[0])) for a, b in itertools.pairwise(points) if a[0] > b[0] > 0
+    ]
+    return statistics.median(steps) if steps else 1.0
+
+
+def _crossing(before: tuple[float, float], after: tuple[float, float], loss: float) -> float:
+    share = (before[0] - loss) / (before[0] - after[0])
+    return before[1] + share * (after[1] - before[1])
 
 
 def _evaluations(trial: Trial) -> list[tuple[float, float]]:
     """Return (validation loss, training seconds) of every evaluation that has both."""
     points = [(point.get("val_loss"), point.get("train_seconds")) for point in trial.history]
     return [(loss, seconds) for loss, seconds in points if loss is not None and seconds is not None]
-
-
-def tied(a: float, b: float) -> bool:
-    """True if two scores differ by no more than a seed's order of samples may cause."""
-    return a == b or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= LOSS_TIE * max(abs(a), abs(b)))
 
 
 def _mean_loss(seeds: Sequence[Trial]) -> float:

@@ -1,25 +1,36 @@
-"""Which candidate reaches the loss first? Full training runs of the candidates that are left, pruned on the way."""
+"""Which batch ends best at equal cost, each at its own learning rate? Full training runs, asked for one after the other.
+
+The first runs are the baseline's and those of a few batches far apart, at the scaling rule's rates. From then on the
+surface over batch and rate says which run would tell most, until the best batch is found with enough probability.
+"""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from orchestrator.config.stages import Frontier, Train
-from orchestrator.stages.candidates import Candidate, candidates, merged, seeded
+from orchestrator.config.trial import scaled_learning_rate
+from orchestrator.stages.candidates import Candidate, Field, field_of, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.ranking import Standing, settle, standings, tied
+from orchestrator.stages.observed import observations, point_of, surface_through
+from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.stage import Stage
+from orchestrator.stages.surface import Array, Point, Surface, next_point, runs_to_decide
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal, Trial, TrialState
-from orchestrator.units import seconds_text
+from orchestrator.units import number_text, seconds_text
 
-# Baseline, largest, second largest, best tokens/s, best goodput, and the contrast.
-MOST_CANDIDATES = 6
+ENOUGH = 0.9
+"""The probability of having found the best batch at which no further run is asked for."""
+FIRST_RUNS = 3
+SAME_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -34,87 +45,214 @@ class Ranked:
 
 
 @dataclass(frozen=True)
+class BatchFindings:
+    """What is known of a batch at its best learning rate, whether or not it was run at just that."""
+
+    effective_batch_size: int
+    sample_budget: int
+    learning_rate: float
+    learning_rate_low: float
+    learning_rate_high: float
+    """Where its best rate lies, with the ends of the 90 % interval."""
+    score: float
+    score_low: float
+    score_high: float
+    """What it would come to with that rate, with the ends of the 90 % interval."""
+    p_best: float
+    """The probability that no batch is better by more than the seeds' deviation."""
+    num_runs: int
+    num_runs_to_decide: float = 0.0
+    """About how many more runs would tell whether it or its strongest rival is better."""
+
+
+@dataclass(frozen=True)
 class TrainFindings:
     STAGE: ClassVar[str] = "train"
 
     winner: str
-    """A trial: the first seed of the best candidate."""
+    """A trial: the first seed of the best run of the best batch."""
     val_loss: float
     ranking: tuple[Ranked, ...] = ()
     """The best first."""
+    batches: tuple[BatchFindings, ...] = ()
+    """The smallest first. Empty in a study of version 0.2."""
+    seed_deviation: float | None = None
+    """The deviation of a score from seed to seed."""
+    seconds: float | None = None
+    """The training time that each could take; None where all trained on the same samples."""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The best rate for the winning batch by the surface; None in a study of version 0.2."""
+        best = max(self.batches, key=lambda one: one.p_best, default=None)
+        return best.learning_rate if best else None
 
 
 def propose(context: StageContext[Train]) -> list[Proposal]:
-    """Return all candidates at once, each once for every seed."""
-    return [proposal for candidate in merged(candidates(context)) for proposal in _runs_of(context, candidate)]
+    """Return the first runs, those proposed before, and the runs that would tell most now, one for each free lane."""
+    field = field_of(context)
+    asked = _asked(context, field)
+    proposals = [proposal for point in asked for proposal in _runs_of(context, field, point)]
+    trials = context.study.trials
+    if any(proposal.id not in trials for proposal in proposals):
+        return proposals
+    num_busy = len({t.candidate for t in context.trials() if not t.state.ended})
+    for _ in range(min(context.num_lanes - num_busy, context.stage.max_runs - len(asked))):
+        point = _next(context, field, asked)
+        if point is None:
+            break
+        asked.append(point)
+        proposals += _runs_of(context, field, point)
+    return proposals
 
 
-def _runs_of(context: StageContext[Train], candidate: Candidate) -> list[Proposal]:
-    """Return the candidate's trials; none for a batch that is larger than the budget."""
-    config, split = context.config, candidate.split
-    if split.effective_batch_size > config.sample_budget:
-        return []
-    changes: dict[str, object] = {"rungs": context.stage.pruner.rungs(config.sample_budget)}
-    if candidate.unscaled:
-        changes["learning_rate"] = config.optimizer.lr
-    contrast = "-unscaled" if candidate.unscaled else ""
-    name = f"train-{split}{contrast}"
-    return seeded(context, name, candidate, **changes)
+def _asked(context: StageContext[Train], field: Field) -> list[Point]:
+    """Return the first points, and those that were asked for since."""
+    asked = [_at_rule(context, one) for one in _first(field)][: context.stage.max_runs]
+    for trial in context.trials():
+        point = point_of(trial)
+        if not any(_same(point, other) for other in asked):
+            asked.append(point)
+    return asked
+
+
+def _first(field: Field) -> list[Candidate]:
+    """Return the baseline and the batches furthest from each other."""
+    ordered = list(field.candidates)
+    picked = [field.baseline, ordered[0], ordered[-1], ordered[len(ordered) // 2], *ordered]
+    distinct = list({one.split.effective_batch_size: one for one in picked}.values())
+    return distinct[:FIRST_RUNS]
+
+
+def _at_rule(context: StageContext[Train], candidate: Candidate) -> Point:
+    batch = candidate.split.effective_batch_size
+    return Point(batch, scaled_learning_rate(context.config.optimizer, batch))
+
+
+def _same(a: Point, b: Point) -> bool:
+    return a.effective_batch_size == b.effective_batch_size and abs(a.learning_rate / b.learning_rate - 1) < SAME_RATE
+
+
+def _runs_of(context: StageContext[Train], field: Field, point: Point) -> list[Proposal]:
+    batch = point.effective_batch_size
+    candidate = next(one for one in field.candidates if one.split.effective_batch_size == batch)
+    rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
+    name = f"train-{candidate.split}"
+    if not _same(point, _at_rule(context, candidate)):
+        name += f"-lr{point.learning_rate:.3g}"
+        candidate = replace(candidate, protected=False)
+    return seeded(context, name, candidate, learning_rate=point.learning_rate, rungs=rungs)
+
+
+def _next(context: StageContext[Train], field: Field, asked: Sequence[Point]) -> Point | None:
+    """Return the run that would tell most about which batch is best; None where that is known well enough."""
+    surface = _surface(context, field)
+    if surface is None:
+        return None
+    choice = _choice(context, surface)
+    return None if surface.p_best[choice] >= ENOUGH else next_point(surface, asked, choice)
+
+
+def _surface(context: StageContext[Train], field: Field) -> Surface | None:
+    """Return the surface through what has ended so far; None before anything has completed."""
+    trials = context.trials()
+    lost = {t.config.effective_batch_size for t in trials if _cannot_run(t)}
+    known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
+    batches = [one.split.effective_batch_size for one in field.candidates]
+    kept = [batch for batch in batches if batch in known or batch not in lost]
+    return surface_through(trials, context.config, kept)
+
+
+def _cannot_run(trial: Trial) -> bool:
+    return trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+
+
+def _choice(context: StageContext[Train], surface: Surface) -> int:
+    """Return the batch to choose by now: the baseline where it is good enough, else the likeliest of those that were
+    run."""
+    complete = {t.config.effective_batch_size for t in context.trials() if t.state is TrialState.COMPLETE}
+    baseline = field_of(context).baseline.split.effective_batch_size
+    run = [batch for batch in surface.grid.batches if batch in complete]
+    if surface.p_best.get(baseline, 0.0) >= ENOUGH and baseline in run:
+        return baseline
+    return max(run, key=lambda batch: surface.p_best[batch])
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
-    """Conclude with the best candidate under the study's objective; a tie goes to the baseline, then to the smaller
-    batch."""
-    trials = context.trials()
-    ranking = standings(trials, context.config.objective, _target(trials))
-    if not ranking:
+    """Conclude with the batch that is likeliest to be the best, and its best run."""
+    field, trials = field_of(context), context.trials()
+    ranking = standings(trials, context.config.target_loss)
+    surface = _surface(context, field)
+    if not ranking or surface is None:
         reason = "undetermined: no candidate finished its run; see the reasons of the trials"
         return Conclusion("train", ok=False, reason=reason)
-    winner = settle(ranking)
+    choice = _choice(context, surface)
+    winner = next(one for one in ranking if one.trials[0].config.effective_batch_size == choice)
     findings = TrainFindings(
         winner=winner.trials[0].id,
         val_loss=winner.val_loss,
         ranking=tuple(Ranked(one.name, one.val_loss, one.score) for one in ranking),
+        batches=tuple(_batch_findings(context, field, surface, batch) for batch in surface.grid.batches),
+        seed_deviation=surface.seed_deviation,
+        seconds=field.seconds,
     )
-    return concluded(findings, _sentence(winner, ranking, trials), _skipped(context))
+    return concluded(findings, _sentence(context, winner, findings), field.left_out)
 
 
-def _target(trials: list[Trial]) -> float | None:
-    """Return the loss at which the baseline ends, as the mean of its seeds."""
-    ends = [t.measured("val_loss") for t in trials if t.protected and t.state is TrialState.COMPLETE]
-    return statistics.fmean(ends) if ends else None
+def _batch_findings(context: StageContext[Train], field: Field, surface: Surface, batch: int) -> BatchFindings:
+    rates = [surface.grid.rate(batch, u) for u in _interval(surface.best_u(batch))]
+    losses = _interval(surface.best_loss(batch))
+    candidate = next(one for one in field.candidates if one.split.effective_batch_size == batch)
+    runs = {t.candidate for t in context.trials() if t.config.effective_batch_size == batch}
+    return BatchFindings(
+        batch,
+        candidate.sample_budget,
+        learning_rate=rates[1],
+        learning_rate_low=rates[0],
+        learning_rate_high=rates[2],
+        score=losses[1],
+        score_low=losses[0],
+        score_high=losses[2],
+        p_best=surface.p_best[batch],
+        num_runs=len(runs),
+        num_runs_to_decide=runs_to_decide(surface, batch, len({t.candidate for t in context.trials()})),
+    )
 
 
-def _sentence(winner: Standing, ranking: list[Standing], trials: list[Trial]) -> str:
-    config = winner.trials[0].config
-    batch = f"{config.micro_batch_size} x {config.gradient_accumulation_steps}"
-    tie = [one.name for one in ranking if one is not winner and tied(one.score, winner.score)]
+def _interval(draws: Array) -> tuple[float, float, float]:
+    """Return the 5th, 50th and 95th percentile."""
+    low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
+    return float(low), float(middle), float(high)
+
+
+def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFindings) -> str:
+    config, first = winner.trials[0].config, winner.trials[0]
+    mine = next(one for one in findings.batches if one.effective_batch_size == config.effective_batch_size)
+    trials = context.trials()
     cut = sum(trial.state is TrialState.PRUNED for trial in trials)
-    seconds = statistics.fmean(trial.metric("train_seconds") or 0.0 for trial in winner.trials)
+    cost = "the same samples" if findings.seconds is None else f"{seconds_text(findings.seconds)} of training each"
     return (
-        f"{winner.name} ({winner.trials[0].role}; batch {batch}) ends at val loss {winner.val_loss:.3f} "
-        f"after {seconds_text(seconds)} of training"
-        + (f", tied with {', '.join(tie)}" if tie else "")
-        + f"; {len(ranking)} of {len({t.candidate for t in trials})} candidates finished, {cut} trials were pruned"
-    )
-
-
-def _skipped(context: StageContext[Train]) -> tuple[str, ...]:
-    budget = context.config.sample_budget
-    return tuple(
-        f"{one.role} was left out: its effective batch ({one.split.effective_batch_size}) is larger than sample_budget "
-        f"({budget})"
-        for one in merged(candidates(context))
-        if one.split.effective_batch_size > budget
+        f"effective batch {config.effective_batch_size} ({config.micro_batch_size} x "
+        f"{config.gradient_accumulation_steps}{f'; {first.role}' if first.role else ''}) is the best at equal cost "
+        f"({cost}) with probability {mine.p_best:.2f}: val loss {winner.val_loss:.3f} at learning rate "
+        f"{config.learning_rate:.3g}; {len({t.candidate for t in trials})} runs of "
+        f"{len({t.config.effective_batch_size for t in trials})} batches, {cut} trials were pruned"
     )
 
 
 def describe(context: StageContext[Train]) -> list[str]:
+    most = context.stage.max_runs
     if context.config.keys_of(Frontier):
-        return [
-            "baseline, largest, second largest, best tokens/s, best goodput and an unscaled contrast, duplicates merged"
-        ]
-    return [f"{proposal.id}  {proposal.role}".rstrip() for proposal in propose(context)]
+        return [f"every effective batch in its fastest form, at equal {_cost(context)}; {most} runs at most"]
+    return [_described(one) for one in field_of(context).candidates] + [f"{most} runs at most"]
+
+
+def _cost(context: StageContext[Train]) -> str:
+    return "samples" if context.config.objective == "samples" else "training time"
+
+
+def _described(candidate: Candidate) -> str:
+    return f"train-{candidate.split}  {candidate.role}, {number_text(candidate.sample_budget)} samples"
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
@@ -129,6 +267,5 @@ STAGE = Stage[Train](
     TRAINING_COLUMNS,
     winner=lambda context: winner_of(context.study, TrainFindings),
     precedence=2,
-    num_full_runs=lambda context: MOST_CANDIDATES,
-    proposes_once=True,
+    num_full_runs=lambda context: context.stage.max_runs,
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study, read_yaml
+from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.report.page import render_report
 from orchestrator.output.status import status_values
@@ -26,8 +26,7 @@ RUNS = sorted(path.name for path in GOLDEN.iterdir())
 
 
 def read(run: str) -> tuple[StudyConfig, Study]:
-    file = GOLDEN / run / "study.yaml"
-    config = parse_study(read_yaml(file), str(file))
+    config = load_stored_study(GOLDEN / run / "study.yaml")
     return config, replay(GOLDEN / run / "journal.jsonl", config.name)
 
 

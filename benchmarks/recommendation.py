@@ -1,0 +1,370 @@
+"""How often the study's answer is right, replayed on recorded worlds: its decision code as it is, and what else there is.
+
+    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--show]
+
+A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
+worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch. Every
+candidate may train for as long as the baseline needs; its seconds are those of the hardware, timed with noise. The stages
+`train` and `learning_rate` propose, judge and conclude as in a study; only what a run would measure is looked up.
+
+The peers get the same candidates, learning rates, seconds and total cost: Ray's ASHA draws them at random and stops the
+worse half at each rung; Optuna's TPE proposes them, its successive halving stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from world_table import World, load
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study
+from orchestrator.decisions.decision import Action
+from orchestrator.decisions.director import Director
+from orchestrator.decisions.observer import Observer
+from orchestrator.stages.candidates import FEWEST_STEPS
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import concluded, found
+from orchestrator.stages.mode import Mode
+from orchestrator.stages.rates import Rate
+from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Concluded, RunBegan
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial, TrialState
+from trainers.config import TrialConfig
+
+WORLDS = Path(__file__).parent / "worlds"
+HARDWARE = (0, 16, 128)
+MODE = Mode("none", compile=True, precision="float32")
+# The study's own learning rate is off by up to so many factors of 2: it is what a user brings, not the best.
+RATE_OFF = 1.0
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A world on some hardware, within what was recorded."""
+
+    world: World
+    hardware: int
+    reference: int
+    """The effective batch of the baseline."""
+    budgets: dict[int, int]
+    """The samples of each candidate batch at equal time, by the true speed."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.world.name}, h={self.hardware}"
+
+    def speed(self, batch: int) -> float:
+        return 1000.0 * batch / (batch + self.hardware)
+
+    def mean_loss(self, batch: int, rate: float) -> float:
+        """Return the final loss at equal time, as the mean over the seeds; infinite where a seed diverged."""
+        budget = self.budgets[batch]
+        losses = [self.world.loss(batch, rate, seed, budget, budget) for seed in self.world.seeds()]
+        return math.inf if None in losses else statistics.fmean(loss for loss in losses if loss is not None)
+
+    def table(self) -> dict[tuple[int, float], float]:
+        """Return the final loss of every batch and recorded rate."""
+        return {(batch, rate): self.mean_loss(batch, rate) for batch in self.budgets for rate in rates_of(self, batch)}
+
+    def seed_deviation(self) -> float:
+        """Return the deviation of a run's final loss from seed to seed, pooled over each batch's best rate."""
+        best = {
+            batch: min(rates_of(self, batch), key=lambda rate: self.mean_loss(batch, rate)) for batch in self.budgets
+        }
+        spreads = []
+        for batch, rate in best.items():
+            budget = self.budgets[batch]
+            losses = [self.world.loss(batch, rate, seed, budget, budget) for seed in self.world.seeds()]
+            spreads.append(statistics.variance([loss for loss in losses if loss is not None]))
+        return math.sqrt(statistics.fmean(spreads))
+
+
+def rates_of(case: Case, batch: int) -> list[float]:
+    """Return the recorded rates that the batch can be asked for at its budget."""
+    kept = []
+    for rate in case.world.rates(batch):
+        try:
+            case.world.loss(batch, rate, case.world.seeds()[0], case.budgets[batch], case.budgets[batch])
+        except ValueError:
+            continue
+        kept.append(rate)
+    return kept
+
+
+def case_of(world: World, hardware: int) -> Case:
+    """Return the world on this hardware: the fastest batch trains on the most samples that were recorded, and a batch
+    whose samples in that time were not recorded takes no part. Raises ValueError where fewer than two are left."""
+    batches = world.batches()
+    most = min(world.budgets(batch)[-1] * (1 + hardware / batch) for batch in batches)
+    # `most` is the time, in which batch B trains on most / (1 + h / B) samples, that none outgrows its recorded budgets
+    budgets = {batch: round(most / (1 + hardware / batch) / batch) * batch for batch in batches}
+    within = {b: n for b, n in budgets.items() if world.budgets(b)[0] <= n <= world.budgets(b)[-1]}
+    kept = {b: n for b, n in within.items() if n >= FEWEST_STEPS * b}
+    if len(kept) < 2:
+        raise ValueError(
+            f"world {world.name}, h={hardware}: of the batches {batches} only {list(kept)} have their samples at equal time "
+            "within what was recorded; record more budgets"
+        )
+    ordered = sorted(kept)
+    return Case(world, hardware, ordered[(len(ordered) - 1) // 2], kept)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one side chose in one case."""
+
+    batch: int
+    rate: float
+    p_best: float | None
+    cost: float
+    """In full runs."""
+    cut_best: bool
+    """True if of all runs that it began it cut the one that would have ended best."""
+    refused: tuple[str, ...] = ()
+
+
+def study_of(case: Case, rate: float, pruner: str = "asha") -> StudyConfig:
+    return parse_study(
+        {
+            "name": "replayed",
+            "model": {"target": "gpt"},
+            "data": {"target": "python_stdlib"},
+            "optimizer": {"lr": rate, "reference_batch_size": case.reference},
+            "sample_budget": case.budgets[case.reference],
+            "stages": [
+                {"type": "train", "pruner": {"type": pruner}},
+                {"type": "learning_rate", "pruner": {"type": pruner}},
+            ],
+        },
+        "the replayed study",
+    )
+
+
+def replay(case: Case, seed: int, timing_noise: float) -> Answer:
+    """Return what a study answers in this case. seed: of the user's learning rate, the timing and the runs."""
+    chance = random.Random(f"{case.name} {seed}")
+    best = min(rates_of(case, case.reference), key=lambda rate: case.mean_loss(case.reference, rate))
+    config = study_of(case, best * 2 ** chance.uniform(-RATE_OFF, RATE_OFF))
+    player = Player(case, case.world.seeds()[seed % len(case.world.seeds())])
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl", config.name) as journal:
+        journal.append(RunBegan(token="replay"))
+        journal.append(Concluded(**asdict(concluded(_timed(case, chance, timing_noise), ""))))
+        for keys in config.stages:
+            player.play(Director(StageContext(keys, config, journal.study, folder), journal, Observer(), 1))
+        return _answer(case, journal.study, player)
+
+
+def _timed(case: Case, chance: random.Random, timing_noise: float) -> ThroughputFindings:
+    """Return what the throughput stage would find: every batch's rate as the mean of some noisy rounds."""
+    rates = []
+    for batch in case.budgets:
+        error = chance.gauss(0, timing_noise / math.sqrt(ROUNDS))
+        speed = case.speed(batch) * math.exp(error)
+        width = 1 + 2 * timing_noise / math.sqrt(ROUNDS)
+        rates.append(Rate(batch, 1, batch, MODE, speed, speed / width, speed * width, ROUNDS))
+    fastest = max(rates, key=lambda rate: rate.samples_per_second)
+    batch = RankBatch(fastest.micro_batch_size, 1)
+    return ThroughputFindings(None, None, None, {}, batch, batch, rates=tuple(rates))
+
+
+class Player:
+    """Plays the runs that a Director wants, one at a time, from the world."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case, self.seed = case, seed
+        self.trained: dict[str, float] = {}
+        """The share of its run that each trial has trained."""
+        self.refused: list[str] = []
+
+    def play(self, director: Director) -> None:
+        running: dict[str, Iterator[Message]] = {}
+        while True:
+            director.advance()
+            trial = director.next_trial()
+            if trial is None:
+                break
+            director.on_started(trial.id)
+            run = running.pop(trial.id, None) or self._run(trial)
+            if self._until_it_waits(director, trial.id, run):
+                running[trial.id] = run
+        assert director.is_finished()
+        director.conclude()
+
+    def _until_it_waits(self, director: Director, trial_id: str, run: Iterator[Message]) -> bool:
+        """Return True if the trial paused, and may go on later."""
+        for message in run:
+            action = director.on_message(trial_id, message).action
+            if action is not Action.GO_ON:
+                return action is Action.PAUSE
+        return False
+
+    def _run(self, trial: Trial) -> Iterator[Message]:
+        config, before = trial.config, 0
+        for samples in sorted({*config.rungs, *config.evaluations, config.sample_budget}):
+            try:
+                loss = self._loss(config, samples)
+            except ValueError as refused:
+                self.refused.append(str(refused))
+                yield Message({}, outcome="failed", reason=str(refused))
+                return
+            self.trained[trial.id] = samples / config.sample_budget
+            metrics = {"samples_seen": samples, "val_loss": math.nan if loss is None else loss}
+            metrics |= {"train_seconds": samples / self.case.speed(config.effective_batch_size)}
+            rungs = tuple(rung for rung in config.rungs if before < rung <= samples)
+            before = samples
+            if samples == config.sample_budget:
+                yield Message(metrics, rungs, outcome="complete")
+            else:
+                yield Message(metrics, rungs, evaluated=True)
+
+    def _loss(self, config: TrialConfig, samples: int) -> float | None:
+        budgets = self.case.world.budgets(config.effective_batch_size)
+        budget = min(max(config.sample_budget, budgets[0]), budgets[-1])  # the timing's noise may lead just beyond
+        seen = budget * samples / config.sample_budget
+        return self.case.world.loss(config.effective_batch_size, config.learning_rate, self.seed, budget, seen)
+
+
+def _answer(case: Case, study: Study, player: Player) -> Answer:
+    trained = found(study, TrainFindings)
+    winner = study.trials[stage_winner(study)]
+    mine = next(
+        one
+        for one in (trained.batches if trained else ())
+        if one.effective_batch_size == winner.config.effective_batch_size
+    )
+    return Answer(
+        winner.config.effective_batch_size,
+        winner.config.learning_rate,
+        mine.p_best,
+        sum(player.trained.values()),
+        _cut_best(case, study, player),
+        tuple(player.refused),
+    )
+
+
+def stage_winner(study: Study) -> str:
+    for stage in ("learning_rate", "train"):
+        findings = study.conclusions[stage].findings if stage in study.conclusions else None
+        if isinstance(findings, dict):
+            return str(findings["winner"])
+    raise AssertionError("no stage has chosen a trial")
+
+
+def _cut_best(case: Case, study: Study, player: Player) -> bool:
+    """True if the run that would have ended best of all that began was cut at a rung."""
+    ends = {}
+    for trial in study.trials.values():
+        loss = player._loss(trial.config, trial.config.sample_budget) if trial.id in player.trained else None
+        if loss is not None:
+            ends[trial.id] = loss
+    best = study.trials[min(ends, key=lambda name: ends[name])]
+    return best.state is TrialState.PRUNED and best.cause is Cause.RUNG
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer held against the world's truth."""
+
+    right: bool
+    regret: float
+    """The excess of the chosen configuration's loss over the best, relative."""
+    batch_right: bool
+    cost_ratio: float
+    """Against running every batch at every recorded rate with every seed once, which is what the truth took."""
+    answer: Answer
+
+
+def judge(case: Case, answer: Answer) -> Judged:
+    table = case.table()
+    best = min(table.values())
+    spread = case.seed_deviation()
+    loss = case.mean_loss(answer.batch, answer.rate)
+    of_batch = min(loss for (batch, _), loss in table.items() if batch == answer.batch)
+    grid = len(table) * len(case.world.seeds())
+    return Judged(
+        loss <= best + spread, (loss - best) / abs(best), of_batch <= best + spread, answer.cost / grid, answer
+    )
+
+
+def main() -> None:
+    arguments = _arguments()
+    cases, refused = _cases([load(path) for path in arguments.tables])
+    repeats = 2 if arguments.quick else 8
+    print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed")
+    judged: dict[str, list[Judged]] = {}
+    for case in cases:
+        judged[case.name] = [judge(case, replay(case, seed, arguments.timing_noise)) for seed in range(repeats)]
+        _print_case(case, judged[case.name])
+    every = [one for of_case in judged.values() for one in of_case]
+    for line in (*refused, *sorted({line for one in every for line in one.answer.refused})):
+        print(f"refused: {line}")
+    print(json.dumps(summary(every)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="nothing is trained: makes no difference"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer draws: to see that it runs, not to quote it")
+    parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
+    parser.add_argument("--timing-noise", type=float, default=0.05, help="deviation of one timing, relative")
+    return parser.parse_args()
+
+
+def _cases(worlds: Sequence[World]) -> tuple[list[Case], list[str]]:
+    cases, refused = [], []
+    for world, hardware in itertools.product(worlds, HARDWARE):
+        try:
+            cases.append(case_of(world, hardware))
+        except ValueError as error:
+            refused.append(str(error))
+    return cases, refused
+
+
+def summary(judged: Sequence[Judged]) -> dict[str, Any]:
+    claimed = [one.answer.p_best or 0.0 for one in judged]
+    batch_right = [float(one.batch_right) for one in judged]
+    return {
+        "p_right": _mean(one.right for one in judged),
+        "p_batch_right": _mean(batch_right),
+        "p_winner_cut": _mean(one.answer.cut_best for one in judged),
+        "regret": _mean(one.regret for one in judged),
+        "cost_ratio": _mean(one.cost_ratio for one in judged),
+        "calibration": round(abs(statistics.fmean(claimed) - statistics.fmean(batch_right)), 4),
+    }
+
+
+def _mean(values: Any) -> float:
+    return round(statistics.fmean(map(float, values)), 4)
+
+
+def _print_case(case: Case, judged: Sequence[Judged]) -> None:
+    table = case.table()
+    (batch, rate), best = min(table.items(), key=lambda item: item[1])
+    chosen = ", ".join(f"{one.answer.batch}@{one.answer.rate:.2g}{'' if one.right else '!'}" for one in judged)
+    print(
+        f"{case.name}: best {batch}@{rate:.2g} ({best:.4f}); chosen {chosen}; {json.dumps(summary(judged))}", flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What full training runs say about batches and learning rates: the observations that a surface goes through."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.trial import scaled_learning_rate
+from orchestrator.stages.ranking import Standing, by_candidate, elasticity, standings
+from orchestrator.stages.surface import Grid, Observation, Point, Surface, fit
+from orchestrator.study.causes import Cause
+from orchestrator.study.trial import Trial
+
+
+def surface_through(trials: Sequence[Trial], config: StudyConfig, batches: Sequence[int]) -> Surface | None:
+    """Return the surface over these batches through what the trials came to; None before one of them has completed."""
+    observed = observations(trials, config.target_loss)
+    if all(one.loss is None for one in observed):
+        return None
+    rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
+    return fit(Grid(rule), observed, elasticity(standings(trials, config.target_loss)))
+
+
+def point_of(trial: Trial) -> Point:
+    return Point(trial.config.effective_batch_size, trial.config.learning_rate)
+
+
+def observations(trials: Sequence[Trial], target_loss: float | None) -> list[Observation]:
+    """Return what each candidate came to, its seeds as one; those that still run, or were lost, are left out."""
+    ranking = {one.name: one for one in standings(trials, target_loss)}
+    to_target = target_loss is not None
+    observed = [_observation(name, seeds, ranking, to_target) for name, seeds in by_candidate(trials).items()]
+    return [one for one in observed if one is not None]
+
+
+def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to_target: bool) -> Observation | None:
+    """Return what a candidate came to; None while it runs, and where it says nothing about its batch.
+
+    to_target: true where scores are seconds, which the loss of one that was cut cannot tell.
+    """
+    point = point_of(seeds[0])
+    if name in ranking:
+        if not math.isfinite(ranking[name].score):
+            return None  # it never reached the target, and was not on its way there
+        return Observation(point.effective_batch_size, point.learning_rate, ranking[name].score, len(seeds))
+    if not all(trial.state.ended for trial in seeds):
+        return None
+    if any(trial.cause is Cause.DIVERGED for trial in seeds):
+        return Observation(point.effective_batch_size, point.learning_rate, None)
+    return None if to_target else _extrapolated(point, seeds, ranking)
+
+
+def _extrapolated(point: Point, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:
+    """Return what a candidate that was cut at a rung would have come to, had it kept its distance to the best that went
+    on; it is uncertain by as much."""
+    for level in reversed(range(len(seeds[0].config.rungs))):
+        ours = _mean_at(seeds, level)
+        rivals = [(one, _mean_at(one.trials, level)) for one in ranking.values()]
+        ahead = next(((one, value) for one, value in rivals if value is not None), None)
+        if ours is not None and ahead is not None:
+            behind = ours - ahead[1]
+            loss = ahead[0].score + behind
+            return Observation(point.effective_batch_size, point.learning_rate, loss, len(seeds), abs(behind))
+    return None
+
+
+def _mean_at(trials: Sequence[Trial], level: int) -> float | None:
+    """Return the mean loss of the trials at their own rung of this level; None where one has none."""
+    values = [t.rungs.get(t.config.rungs[level]) if level < len(t.config.rungs) else None for t in trials]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None

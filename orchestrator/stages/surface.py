@@ -1,0 +1,317 @@
+"""One surface over batch and learning rate: what every batch would end at, at its own best rate, and how sure that is.
+
+With x = log2(batch) and u = log2(rate / the rule's rate for that batch), the loss at equal cost is taken to be
+
+    loss(x, u) = level(x) + curvature * (u - offset - slope * x)^2 + noise
+
+Near its minimum the loss is convex in the log of the rate, and the best rate follows a power law of the batch: 'offset'
+and 'slope' say how the rule errs (arXiv 2503.04715 finds both for language models). 'level' is a parabola in x with
+deviations that grow with the distance between batches, as every batch's best loss resembles its neighbours'.
+For a given curvature and noise the model is linear, so its posterior is exact; the two are averaged over a grid, weighted
+by the evidence. Everything is a share of the typical loss, so the same priors serve every model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+NUM_DRAWS = 2000
+
+# Priors, as shares of the loss. Their centres and spreads are those of the recorded worlds in benchmarks/worlds.
+NOISE, NOISE_SPREAD = 0.004, 0.5
+"""The deviation of a run's loss from seed to seed, and the spread of its logarithm."""
+CURVATURE, CURVATURE_SPREAD = 0.012, 0.9
+"""What a rate that is off by a factor of 2 costs, and the spread of its logarithm."""
+OFFSET_SPREAD, SLOPE_SPREAD = 1.0, 0.25
+"""How far, in factors of 2, the rule may be off at the reference batch; and how far its exponent may be off."""
+LEVEL_SPREADS = (1.0, 0.1, 0.02)
+"""Of the parabola's three coefficients."""
+DEVIATION = 0.006
+"""How far the levels of two batches a factor of 2 apart deviate from the parabola."""
+FAR = 0.3
+"""The parabola in u holds near the minimum only: a run that lies above its batch's best by so much counts as this share
+of that less exact."""
+BELOW_DIVERGED = 0.5
+"""Rates within so many factors of 2 below one that diverged are not counted on."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a batch came to at a learning rate, at equal cost."""
+
+    effective_batch_size: int
+    learning_rate: float
+    loss: float | None
+    """The mean over its seeds; None if it diverged."""
+    num_seeds: int = 1
+    extra_deviation: float = 0.0
+    """What the loss is uncertain by beside the seeds, in its own unit: that of a run that was cut is extrapolated."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run could be made."""
+
+    effective_batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The batches that are candidates, and the learning rate that the scaling rule gives each."""
+
+    rule: dict[int, float]
+
+    @cached_property
+    def batches(self) -> list[int]:
+        return sorted(self.rule)
+
+    def x(self, batch: int) -> float:
+        """Return log2 of the batch, from the middle of the candidates."""
+        middle = (math.log2(self.batches[0]) + math.log2(self.batches[-1])) / 2
+        return math.log2(batch) - middle
+
+    def u(self, batch: int, learning_rate: float) -> float:
+        """Return by how many factors of 2 a rate lies above the rule's."""
+        return math.log2(learning_rate / self.rule[batch])
+
+    def rate(self, batch: int, u: float) -> float:
+        return self.rule[batch] * 2**u
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Draws of the surface that agree with what was observed: each is equally likely."""
+
+    grid: Grid
+    unit: float
+    """The loss that 1 stands for."""
+    levels: Array
+    """[draw, batch]: what the surface has instead of 'level' once it is written as a linear model."""
+    linear: Array
+    """[draw, (offset term, slope term)]."""
+    curvature: Array
+    """[draw]"""
+    noise: Array
+    """[draw]: the deviation from seed to seed."""
+    highest: dict[int, float] = field(default_factory=dict)
+    """For each batch at which a rate diverged, the highest u that is counted on."""
+
+    def best_u(self, batch: int) -> Array:
+        """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
+        u = -self._tilt(batch) / (2 * self.curvature)
+        return np.minimum(u, self.highest.get(batch, math.inf))
+
+    def best_loss(self, batch: int) -> Array:
+        """Return what the batch ends at with its best rate: [draw], in units of the loss."""
+        return self.loss(batch, self.best_u(batch))
+
+    def loss(self, batch: int, u: Array | float) -> Array:
+        """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
+        level = self.levels[:, self.grid.batches.index(batch)]
+        return self.unit * (level + self._tilt(batch) * u + self.curvature * u**2)
+
+    def _tilt(self, batch: int) -> Array:
+        return self.linear[:, 0] + self.linear[:, 1] * self.grid.x(batch)
+
+    @cached_property
+    def seed_deviation(self) -> float:
+        """The deviation of one run's loss from seed to seed, in units of the loss."""
+        return self.unit * float(np.median(self.noise))
+
+    @cached_property
+    def p_best(self) -> dict[int, float]:
+        """For each batch, the probability that none ends lower by more than the seeds' deviation."""
+        losses = np.stack([self.best_loss(batch) for batch in self.grid.batches], axis=1)
+        good = losses <= losses.min(axis=1, keepdims=True) + self.seed_deviation
+        return {batch: float(share) for batch, share in zip(self.grid.batches, good.mean(axis=0), strict=True)}
+
+
+def fit(grid: Grid, observations: Sequence[Observation], elasticity: float = 1.0, seed: int = 0) -> Surface:
+    """Return the surface given what was observed, of which at least one must be finite.
+
+    elasticity: by how many percent what is observed changes where the loss changes by one; 1 where it is the loss.
+    seed: of the draws. The same observations in the same order give the same surface.
+    """
+    finite = [one for one in observations if one.loss is not None]
+    assert finite, "a surface takes at least one finite loss"
+    losses = np.array([one.loss for one in finite], dtype=float)
+    unit = max(float(np.median(np.abs(losses))), 1e-12) * elasticity
+    typical = float(np.median(losses)) / unit
+    cells = [_solve(grid, finite, losses / unit - typical, unit, *cell) for cell in _cells()]
+    evidence = np.array([cell.log_evidence for cell in cells])
+    weights = np.exp(evidence - evidence.max())
+    random = np.random.default_rng(seed)
+    chosen = random.choice(len(cells), size=NUM_DRAWS, p=weights / weights.sum())
+    draws = np.empty((NUM_DRAWS, cells[0].mean.size))
+    for number in np.unique(chosen):
+        here = np.flatnonzero(chosen == number)
+        draws[here] = random.multivariate_normal(cells[number].mean, cells[number].covariance, here.size, method="eigh")
+    basis = np.array([_level_row(grid, batch) for batch in grid.batches])
+    return Surface(
+        grid,
+        unit,
+        levels=typical + draws[:, :-2] @ basis.T,
+        linear=draws[:, -2:],
+        curvature=np.array([cells[number].curvature for number in chosen]),
+        noise=np.array([cells[number].noise for number in chosen]),
+        highest=_highest(grid, observations),
+    )
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The posterior for one curvature and noise."""
+
+    curvature: float
+    noise: float
+    mean: Array
+    covariance: Array
+    log_evidence: float
+
+
+def _cells() -> list[tuple[float, float, float]]:
+    """Return (curvature, noise, log prior) on a grid of both."""
+    steps = np.linspace(-2, 2, 9)
+    return [
+        (CURVATURE * math.exp(CURVATURE_SPREAD * i), NOISE * math.exp(NOISE_SPREAD * j), -(i * i + j * j) / 2)
+        for i in steps
+        for j in steps
+    ]
+
+
+def _solve(
+    grid: Grid,
+    runs: Sequence[Observation],
+    losses: Array,
+    unit: float,
+    curvature: float,
+    noise: float,
+    log_prior: float,
+) -> _Cell:
+    """Return the exact posterior of the linear model that is left once curvature and noise are given.
+
+    losses: in the unit, from the typical loss.
+    """
+    u = np.array([grid.u(run.effective_batch_size, run.learning_rate) for run in runs])
+    rows = np.array([_row(grid, run.effective_batch_size, v) for run, v in zip(runs, u, strict=True)])
+    variance = _variances(runs, losses, unit, noise)
+    prior = _prior_variances(grid, curvature)
+    target = losses - curvature * u**2
+    of_data = (rows * prior) @ rows.T + np.diag(variance)
+    gain = np.linalg.solve(of_data, rows * prior).T
+    covariance = np.diag(prior) - gain @ (rows * prior)
+    _, log_determinant = np.linalg.slogdet(of_data)
+    log_evidence = log_prior - (log_determinant + target @ np.linalg.solve(of_data, target)) / 2
+    return _Cell(curvature, noise, gain @ target, (covariance + covariance.T) / 2, float(log_evidence))
+
+
+def _variances(runs: Sequence[Observation], losses: Array, unit: float, noise: float) -> Array:
+    lowest: dict[int, float] = {}
+    for run, loss in zip(runs, losses, strict=True):
+        lowest[run.effective_batch_size] = min(loss, lowest.get(run.effective_batch_size, math.inf))
+    excess = np.array([loss - lowest[run.effective_batch_size] for run, loss in zip(runs, losses, strict=True)])
+    seeds = np.array([run.num_seeds for run in runs])
+    extra = np.array([run.extra_deviation for run in runs]) / unit
+    return noise**2 / seeds + (FAR * excess) ** 2 + extra**2
+
+
+def _row(grid: Grid, batch: int, u: float) -> list[float]:
+    return [*_level_row(grid, batch), u, u * grid.x(batch)]
+
+
+def _level_row(grid: Grid, batch: int) -> list[float]:
+    """Return what a batch's level is made of: the parabola, and its own deviation."""
+    x = grid.x(batch)
+    return [1.0, x, x * x, *(float(batch == other) for other in grid.batches)]
+
+
+def _prior_variances(grid: Grid, curvature: float) -> Array:
+    deviations = [DEVIATION**2] * len(grid.batches)
+    tilt = [(2 * curvature * OFFSET_SPREAD) ** 2, (2 * curvature * SLOPE_SPREAD) ** 2]
+    return np.array([*(spread**2 for spread in LEVEL_SPREADS), *deviations, *tilt])
+
+
+def _highest(grid: Grid, observations: Sequence[Observation]) -> dict[int, float]:
+    """Return, for each batch at which a rate diverged, the highest u that is counted on."""
+    highest: dict[int, float] = {}
+    for one in observations:
+        if one.loss is None:
+            batch = one.effective_batch_size
+            below = grid.u(batch, one.learning_rate) - BELOW_DIVERGED
+            highest[batch] = min(below, highest.get(batch, math.inf))
+    return highest
+
+
+REACH = 1.0
+"""How many factors of 2 beyond the rates that were tried the next one may lie."""
+APART = 0.3
+"""A rate within so many factors of 2 of one that was tried at the same batch would say little new."""
+U_STEP = 0.25
+
+
+def next_point(surface: Surface, tried: Sequence[Point], choice: int) -> Point | None:
+    """Return the run that is expected to tell most about whether another batch is better than `choice`.
+
+    That is the run which lowers most the variance of the difference between the choice and its strongest rival, both
+    at their best rates (as in optimal computing-budget allocation). None where no run would say anything new.
+    """
+    rival = _rival(surface, choice)
+    if rival is None:
+        return None
+    difference = surface.best_loss(rival) - surface.best_loss(choice)
+    options = [point for batch in surface.grid.batches for point in _options(surface, batch, tried)]
+    return max(options, key=lambda point: _told(surface, point, difference), default=None)
+
+
+def _rival(surface: Surface, choice: int) -> int | None:
+    """Return the batch that is likeliest to be better than the choice."""
+    ours = surface.best_loss(choice)
+    others = [batch for batch in surface.grid.batches if batch != choice]
+    return max(others, key=lambda batch: float((surface.best_loss(batch) < ours).mean()), default=None)
+
+
+def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float:
+    """Return about how many more runs would tell whether the batch or its strongest rival is better, after so many.
+
+    The variance of their difference falls about as the number of runs grows; it is told where the difference is as large
+    as DECISIVE deviations, or both are known to lie within the seeds' deviation of each other.
+    """
+    rival = _rival(surface, batch)
+    if rival is None:
+        return 0.0
+    difference = surface.best_loss(rival) - surface.best_loss(batch)
+    wanted = max(abs(float(difference.mean())), surface.seed_deviation) / DECISIVE
+    return max(0.0, num_runs * (float(difference.var()) / wanted**2 - 1))
+
+
+DECISIVE = 1.28
+"""The standard normal quantile of 0.9."""
+
+
+def _options(surface: Surface, batch: int, tried: Sequence[Point]) -> list[Point]:
+    """Return the rates at which the batch could be run next."""
+    grid = surface.grid
+    everywhere = [grid.u(one.effective_batch_size, one.learning_rate) for one in tried] or [0.0]
+    here = [grid.u(batch, one.learning_rate) for one in tried if one.effective_batch_size == batch]
+    low, high = min(everywhere) - REACH, min(max(everywhere) + REACH, surface.highest.get(batch, math.inf))
+    steps = np.arange(math.ceil(low / U_STEP), math.floor(high / U_STEP) + 1) * U_STEP
+    return [Point(batch, grid.rate(batch, u)) for u in steps if all(abs(u - before) >= APART for before in here)]
+
+
+def _told(surface: Surface, point: Point, difference: Array) -> float:
+    """Return by how much a run at the point is expected to lower the variance of the difference."""
+    u = surface.grid.u(point.effective_batch_size, point.learning_rate)
+    loss = surface.loss(point.effective_batch_size, u)
+    excess = float((loss - surface.best_loss(point.effective_batch_size)).mean())
+    noise = surface.seed_deviation**2 + (FAR * excess) ** 2
+    covariance = float(np.mean((loss - loss.mean()) * (difference - difference.mean())))
+    return covariance**2 / (float(loss.var()) + noise)
