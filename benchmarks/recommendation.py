@@ -20,11 +20,12 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from peer_searches import Chosen, Space, optuna_tpe, ray_asha
 from world_table import World, load
 
 from orchestrator.config.keys import StudyConfig
@@ -304,19 +305,50 @@ def judge(case: Case, answer: Answer) -> Judged:
     )
 
 
+PEERS: dict[str, Callable[[Space, random.Random], Chosen]] = {"ray_asha": ray_asha, "optuna": optuna_tpe}
+
+
+def of_peer(case: Case, search: Callable[[Space, random.Random], Chosen], answer: Answer, seed: int) -> Answer | None:
+    """Return what a peer chooses at the cost of our answer, with the same seed's runs; None where it ended no run."""
+    run_seed = case.world.seeds()[seed % len(case.world.seeds())]
+
+    def loss(batch: int, rate: float, share: float) -> float:
+        budget = case.budgets[batch]
+        known = case.world.loss(batch, rate, run_seed, budget, share * budget)
+        return math.inf if known is None else known
+
+    space = Space({batch: tuple(rates_of(case, batch)) for batch in case.budgets}, loss, answer.cost)
+    chosen = search(space, random.Random(f"{case.name} {seed}"))
+    return Answer(chosen[0], chosen[1], None, answer.cost, cut_best=False) if chosen else None
+
+
 def main() -> None:
     arguments = _arguments()
     cases, refused = _cases([load(path) for path in arguments.tables])
     repeats = 2 if arguments.quick else 8
     print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed")
-    judged: dict[str, list[Judged]] = {}
+    every: list[Judged] = []
+    peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
     for case in cases:
-        judged[case.name] = [judge(case, replay(case, seed, arguments.timing_noise)) for seed in range(repeats)]
-        _print_case(case, judged[case.name])
-    every = [one for of_case in judged.values() for one in of_case]
+        judged = [judge(case, replay(case, seed, arguments.timing_noise)) for seed in range(repeats)]
+        _print_case(case, judged)
+        every += judged
+        for name, search in PEERS.items():
+            answers = [of_peer(case, search, one.answer, seed) for seed, one in enumerate(judged)]
+            peers[name] += [judge(case, answer) if answer else None for answer in answers]
     for line in (*refused, *sorted({line for one in every for line in one.answer.refused})):
         print(f"refused: {line}")
-    print(json.dumps(summary(every)))
+    print(json.dumps(summary(every) | {name: _of_peer(found) for name, found in peers.items()}))
+
+
+def _of_peer(judged: Sequence[Judged | None]) -> dict[str, float]:
+    """Return how often a peer is right; a search that ended no run is wrong, and has no regret to average."""
+    known = [one for one in judged if one is not None]
+    return {
+        "p_right": round(sum(one.right for one in known) / len(judged), 4),
+        "p_batch_right": round(sum(one.batch_right for one in known) / len(judged), 4),
+        "regret": _mean(one.regret for one in known),
+    }
 
 
 def _arguments() -> argparse.Namespace:

@@ -71,6 +71,18 @@ def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min
     )
 
 
+def judge_plan(samples_per_second: float, planned: float, min_share: float | None) -> Decision:
+    """Return stop for a trial so slow that its sample budget, which was made for another speed, takes far more time
+    than every candidate has: what it would end at is of no use at equal cost."""
+    if min_share is None or samples_per_second >= min_share * planned:
+        return GO_ON
+    return stop(
+        Cause.LOW_THROUGHPUT,
+        f"{samples_per_second:.4g} samples/s is below {min_share:g} x the {planned:.4g} samples/s that its sample budget was "
+        f"made for: it would take {planned / samples_per_second:.1f} x the training time that every candidate has",
+    )
+
+
 def judge_probe(metrics: Mapping[str, float | None], max_step_seconds: float) -> Decision:
     """Return stop for a size that fits and is of no use: it lives on the allocator's retries, or its steps take too
     long."""

@@ -7,11 +7,11 @@ import math
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_of
 from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
-from orchestrator.decisions.kill_rules import judge_losses, judge_throughput
+from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, Trial, TrialState
+from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
 
 # Candidates of different batches are compared from this share of their budgets on, and one that trails the leader by
 # less than this share of what the leader gained in the second half of its run so far is not cut. benchmarks/
@@ -143,7 +143,15 @@ def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
         return GO_ON
     rates = [rival.metric("tokens_per_second") for rival in study.speed_rivals(trial)]
     best = max((known for known in rates if known is not None), default=None)
-    return judge_throughput(rate, best, rules.min_relative_throughput)
+    decision = judge_throughput(rate, best, rules.min_relative_throughput)
+    return decision if decision.action is Action.STOP else _on_plan(rules, trial, metrics)
+
+
+def _on_plan(rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
+    planned, step_seconds = trial.proposal.expected.get(PLANNED_RATE), metrics.get("step_seconds")
+    if planned is None or not step_seconds:
+        return GO_ON
+    return judge_plan(trial.config.effective_batch_size / step_seconds, planned, rules.min_relative_throughput)
 
 
 def on_short_run(losses: list[float]) -> Decision:

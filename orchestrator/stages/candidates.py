@@ -10,7 +10,7 @@ from orchestrator.stages.chosen import chosen_mode
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.rates import Rate, rates
-from orchestrator.study.trial import Proposal
+from orchestrator.study.trial import PLANNED_RATE, Proposal
 from trainers.config import Split
 
 # A run of fewer optimizer steps says nothing about a batch: a fifth of it would be warm-up, another the final decay.
@@ -28,6 +28,8 @@ class Candidate:
     """None for the mode of the study file."""
     sample_budget: int
     """The samples that it may train on."""
+    samples_per_second: float | None = None
+    """How fast it is expected to train; None where that is not known."""
     protected: bool = False
     """True if it is never cut before the end."""
 
@@ -85,7 +87,8 @@ def _candidate(
     if seconds is not None and rate is not baseline:
         budget = max(1, round(seconds * rate.samples_per_second / batch)) * batch
     split = context.split(rate.micro_batch_size, rate.gradient_accumulation_steps)
-    return Candidate(_role(rate, baseline, known), split, rate.mode, budget, protected=rate is baseline)
+    role = _role(rate, baseline, known)
+    return Candidate(role, split, rate.mode, budget, rate.samples_per_second, protected=rate is baseline)
 
 
 def _role(rate: Rate, baseline: Rate, known: tuple[Rate, ...]) -> str:
@@ -115,6 +118,8 @@ def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **
     """
     seeds = context.config.seeds
     settings = {"sample_budget": candidate.sample_budget, **changes}
+    planned = candidate.samples_per_second
+    expected = {} if planned is None else {PLANNED_RATE: planned}
     return [
         Proposal(
             f"{name}-s{seed}" if len(seeds) > 1 else name,
@@ -123,6 +128,7 @@ def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **
             candidate=name,
             role=candidate.role,
             protected=candidate.protected,
+            expected=expected,
         )
         for seed in seeds
     ]

@@ -12,6 +12,10 @@ Metrics = dict[str, float | None]
 """Figures by their names. None stands for one that is not finite, which JSON cannot express otherwise."""
 
 
+PLANNED_RATE = "planned_samples_per_second"
+"""The metric that says how fast a trial is expected to train: its sample budget was made for that."""
+
+
 class TrialState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"

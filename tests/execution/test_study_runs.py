@@ -226,7 +226,7 @@ def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(
 # A study whose trials fail in every way
 
 RAISES, DIES_ONCE, DIES_TWICE, HANGS, WELL = 8, 4, 2, 1, 16
-MAX_SILENT_SECONDS = 12
+MAX_SILENT_SECONDS = 20
 """Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two."""
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.stages.ranking import best_noise_scale, goodput, seconds_to, settle, standings, tie_width, token_efficiency
+from orchestrator.stages.ranking import (
+    best_noise_scale,
+    goodput,
+    seconds_to,
+    settle,
+    standings,
+    token_efficiency,
+)
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 
