@@ -17,8 +17,8 @@ from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.candidates import Candidate, Field, field_of, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
-from orchestrator.stages.figures import Figure
-from orchestrator.stages.findings import concluded, winner_of
+from orchestrator.stages.figures import Axis, Figure, Mark, Series
+from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.observed import observations, point_of, surface_through
 from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.stage import Stage
@@ -256,7 +256,36 @@ def _described(candidate: Candidate) -> str:
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
-    return loss_curves(context.trials(), winner_of(context.study, TrainFindings))
+    """Return what each batch would come to, then the loss curves of all runs."""
+    findings = found(context.study, TrainFindings)
+    curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings))
+    return [_of_batches(context, findings), *curves] if findings and len(findings.batches) > 1 else curves
+
+
+def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure:
+    """Return the score of every batch at its best rate, with its interval."""
+    best = max(findings.batches, key=lambda one: one.p_best)
+    marks = tuple(
+        Mark(
+            one.effective_batch_size,
+            one.score,
+            f"P {one.p_best:.2f}",
+            "chosen" if one is best else "point",
+            low=one.score_low,
+            high=one.score_high,
+        )
+        for one in findings.batches
+    )
+    what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
+    return Figure(
+        Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
+        Axis(f"{what} at equal cost"),
+        (Series("", marks),),
+        "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
+        "P: the probability that it is the best, or within the seeds' deviation of it.",
+        width=640,
+        height=290,
+    )
 
 
 STAGE = Stage[Train](
