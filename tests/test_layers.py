@@ -83,6 +83,11 @@ def test_the_training_loop_loads_torch_alone() -> None:
     assert loaded_with("trainers.loop") == {"torch"}
 
 
+@pytest.mark.parametrize("module", ["config", "report", "step_log"])
+def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
+    assert loaded_with(f"trainers.{module}") == set()
+
+
 def test_the_trainers_know_neither_ray_nor_a_tracker_nor_a_study() -> None:
     assert loaded_with("trainers") == {"torch"}
     files = Path(trainers.__path__[0]).rglob("*.py")

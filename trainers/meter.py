@@ -39,8 +39,8 @@ class Meter:
         self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
         self.clock.end_of_step()
 
-    def read(self) -> list[float]:
-        """Bring the steps since the last read to the host. Return the mean loss of each."""
+    def read(self) -> list[tuple[float, float]]:
+        """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm) of each."""
         seconds = self.clock.read()
         self.noise.read()
         steps = torch.stack(self._unread).tolist() if self._unread else []
@@ -55,7 +55,7 @@ class Meter:
                 f"one of the last {len(steps)} steps had no targets: every label of its "
                 f"{self.config.effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
             )
-        return [loss_sum / num_targets for loss_sum, num_targets, _ in steps]
+        return [(loss_sum / num_targets, gradient_norm) for loss_sum, num_targets, gradient_norm in steps]
 
     def observe(self, found: dict[str, float]) -> None:
         """Take in figures of the last step alone; they stand until there are newer ones."""

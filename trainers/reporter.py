@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainers import step_log
 from trainers.checkpoint import save_checkpoint
 from trainers.config import TrialConfig
 from trainers.device import pick_device
@@ -16,6 +17,7 @@ from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
+from trainers.step_log import Step
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
@@ -27,13 +29,14 @@ class Reporter:
     def __init__(self, run: Run, report: ReportFunction, directory: Path, token: str) -> None:
         self._run, self._report, self._directory, self._token = run, report, directory, token
         self._unreported_losses: list[float] = []
+        self._unwritten_lines: list[str] = []
         self._rungs_reported_to = run.samples_seen
         self._last_report = self._last_checkpoint = time.monotonic()
 
     def progress(self) -> Answer:
         """Read the interval that ends here, report it where a report is due, and save where that is due or the run
         stops."""
-        self._unreported_losses += self._run.read()
+        self._read()
         report_due = self._is_main and time.monotonic() - self._last_report >= SECONDS_BETWEEN_PROGRESS_REPORTS
         answer = self._tell("progress", self._run.metrics()) if report_due else Answer.GO_ON
         save_due = time.monotonic() - self._last_checkpoint >= SECONDS_BETWEEN_CHECKPOINTS
@@ -45,7 +48,7 @@ class Reporter:
 
     def milestone(self) -> Answer:
         """Evaluate, save, report, and wait for the answer."""
-        self._unreported_losses += self._run.read()
+        self._read()
         metrics = self._run.metrics() | self._evaluation()
         rungs = rungs_crossed(self._run.config, self._rungs_reported_to, self._run.samples_seen)
         self._rungs_reported_to = self._run.samples_seen
@@ -59,9 +62,8 @@ class Reporter:
     def last_metrics(self) -> dict[str, float]:
         """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last
         report."""
-        losses = self._run.read()
-        self._unreported_losses += losses
-        final = {"final_loss": losses[-1]} if losses else {}
+        steps = self._read()
+        final = {"final_loss": steps[-1].loss} if steps else {}
         return self._run.metrics() | final | self._evaluation()
 
     def end(self, metrics: dict[str, float]) -> None:
@@ -70,6 +72,15 @@ class Reporter:
         if self._run.config.evaluations:  # a short measurement is cheaper to repeat than to save
             self._save(None)
         self._tell("end", metrics)
+
+    def _read(self) -> list[Step]:
+        """Read the interval that ends here. Its steps are kept for the next report and, by a full run, in a file."""
+        steps = self._run.read()
+        if self._is_main:
+            self._unreported_losses += [step.loss for step in steps]
+        if self._is_main and steps and self._run.config.evaluations:
+            self._unwritten_lines.append(step_log.line_of(steps))
+        return steps
 
     def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Answer:
         answer = self._tell("milestone", metrics, rungs)
@@ -80,6 +91,7 @@ class Reporter:
     def _tell(self, kind: ReportKind, metrics: dict[str, float], rungs: tuple[int, ...] = ()) -> Answer:
         if not self._is_main:
             return Answer.GO_ON
+        self._write_steps()
         losses, self._unreported_losses = tuple(self._unreported_losses), []
         answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, losses))
         self._last_report = time.monotonic()
@@ -99,10 +111,18 @@ class Reporter:
             return {"rho": rho_to_file(final, Path(config.reference_weights))}
         return {}
 
+    def _write_steps(self) -> None:
+        """Write what was read, before the report or the checkpoint that would make it the past."""
+        lines, self._unwritten_lines = self._unwritten_lines, []
+        if lines:
+            step_log.append(self._directory / step_log.FILE_NAME, lines)
+
     def _save(self, report: dict[str, Any] | None) -> None:
         """Save a checkpoint, with the report that is still to be answered where there is one."""
         state = self._run.state(report)
         if self._is_main:
+            self._write_steps()
+            step_log.settle(self._directory / step_log.FILE_NAME)
             keep = self._run.config.keep_checkpoints
             save_checkpoint(self._directory / "checkpoints", self._token, self._run.samples_seen, state, keep)
         self._last_checkpoint = time.monotonic()

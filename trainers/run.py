@@ -26,6 +26,7 @@ from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_at
 from trainers.parallel import distribute, leaves_of, load_state, state_of
+from trainers.step_log import Step
 from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
 
@@ -73,6 +74,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = 0
+        self._unread: list[tuple[int, int, float]] = []  # (number, samples seen, learning rate) of each step
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.meter.clock.start()
 
@@ -88,8 +90,9 @@ class Run:
             ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
             self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
         self.optimizer.zero_grad(set_to_none=True)
+        learning_rate = learning_rate_at(config, self.samples_seen)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(config, self.samples_seen)
+            group["lr"] = learning_rate
         scale = self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets
         loss_sum, num_targets = accumulate_gradient(
             self.model,
@@ -108,17 +111,21 @@ class Run:
         if self.average is not None:
             self.average.update()
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
+        self._unread.append((self.num_steps, self.samples_seen, learning_rate))
 
-    def read(self) -> list[float]:
-        """Bring the steps since the last read to the host. Return the mean loss of each. The last gradient is let
-        go."""
-        losses = self.meter.read()
-        if losses and len(losses) == self.num_steps:
-            check_first_loss(losses[0])
+    def read(self) -> list[Step]:
+        """Bring the steps since the last read to the host, and return them. The last gradient is let go."""
+        unread, self._unread = self._unread, []
+        steps = [
+            Step(number, samples_seen, loss, norm, learning_rate)
+            for (number, samples_seen, learning_rate), (loss, norm) in zip(unread, self.meter.read(), strict=True)
+        ]
+        if steps and steps[0].number == 1:
+            check_first_loss(steps[0].loss)
         if self.config.statistics and self._looks_closely():
             self.meter.observe(read_step(self.optimizer) | (self.norms.read_cosine() if self.norms else {}))
         self.optimizer.zero_grad(set_to_none=True)
-        return losses
+        return steps
 
     def _looks_closely(self) -> bool:
         """True if this interval also measures what costs passes over the parameters."""

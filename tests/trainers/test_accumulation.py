@@ -54,7 +54,7 @@ def two_ranks() -> dict[str, Any]:
     for micro_batch_size, accumulation in TWO_RANKS:
         run = cpu_run(split(micro_batch_size, accumulation, world_size=2))
         found["gradients"][micro_batch_size, accumulation] = gradient_of_step(run)
-        found["loss"] = run.read()[0]
+        found["loss"] = run.read()[0].loss
         found["parameter_bytes"] = sum(p.numel() * p.element_size() for p in run.parameters)
         found["noise"][micro_batch_size, accumulation] = run.meter.noise.steps
         found["bytes"][accumulation] = bytes_per_step(split(micro_batch_size, accumulation, world_size=2))

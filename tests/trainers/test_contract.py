@@ -128,4 +128,4 @@ def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not() -> 
     run = cpu_run(config(learning_rate=1e30, optimizer={"max_gradient_norm": None}))
     for _ in range(4):
         run.step()
-    assert not math.isfinite(run.read()[-1])
+    assert not math.isfinite(run.read()[-1].loss)

@@ -31,7 +31,7 @@ def gpt(cross_entropy: str) -> dict:
 def step_with(cross_entropy: str, **changes: Any) -> tuple[torch.Tensor, float]:
     """(the gradient of the first step, its loss)"""
     run = cpu_run(config(model=gpt(cross_entropy), **(SPLIT | changes)))
-    return gradient_of_step(run), run.read()[0]
+    return gradient_of_step(run), run.read()[0].loss
 
 
 @needs_torch_2_13

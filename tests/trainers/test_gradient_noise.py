@@ -231,7 +231,7 @@ def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many() -> No
 def test_a_step_with_a_micro_batch_without_targets_does_not_count() -> None:
     run = cpu_run(config(padded=True, micro_batch_size=1, gradient_accumulation_steps=32))
     run.step()
-    (loss,) = run.read()
+    loss = run.read()[0].loss
     assert math.isfinite(loss)
     assert not math.isfinite(run.meter.noise.steps[0][0])
     assert run.meter.noise.estimate() == NOT_AVAILABLE

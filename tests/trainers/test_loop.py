@@ -20,6 +20,7 @@ from trainers.evaluation import evaluate
 from trainers.loop import milestones, train
 from trainers.report import Answer, Report
 from trainers.reporter import rungs_crossed
+from trainers.step_log import read_steps
 
 Told = tuple[str, int, tuple[int, ...]]
 """(kind, samples seen, rungs) of a report"""
@@ -107,7 +108,7 @@ def test_every_step_has_its_loss_in_exactly_one_report(tmp_path: Path, every_int
     run = cpu_run(trial)
     for _ in range(32):
         run.step()
-        losses += run.read()
+        losses.append(run.read()[0].loss)
     assert [loss for report in listener.reports for loss in report.step_losses] == losses
     assert listener.reports[-1].metrics["final_loss"] == losses[-1]
 
@@ -243,7 +244,7 @@ def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch: pyt
     run = cpu_run(trial)
     for _ in range(12):
         run.step()
-    assert all(map(math.isfinite, run.read()))
+    assert all(math.isfinite(step.loss) for step in run.read())
 
 
 def no_targets() -> tuple[Samples, Samples]:
@@ -347,6 +348,9 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Pa
     parts, whole = (newest_state(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
+    steps = read_steps(tmp_path / "parts" / "steps.jsonl")
+    assert [step.number for step in steps] == list(range(1, 17))
+    assert steps == read_steps(tmp_path / "whole" / "steps.jsonl")
 
 
 def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path: Path) -> None:
