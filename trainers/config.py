@@ -134,8 +134,8 @@ class TrialConfig(Strict):
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
     """Validation samples of each evaluation: the first so many, or all if there are fewer. 0: it never evaluates."""
     ema_half_life_samples: PositiveInt | None = None
-    """The half-life of a moving average of the weights, in samples. Evaluations use the average. null: there is
-    none."""
+    """The half-life of a moving average of the weights, in samples. Evaluations use the average, in which the initial
+    weights do not count. null: there is none."""
     sync_batch_norm: bool = False
     """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs."""
     statistics: bool = True

@@ -151,8 +151,8 @@ def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None
     loss = autocasting(loss_function(config.loss), config, torch.device("cpu"))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = build_optimizer(model, config)
-    half_life, batch = config.ema_half_life_samples, config.effective_batch_size
-    average = WeightAverage(parameters, half_life, batch) if half_life else None
+    half_life = config.ema_half_life_samples
+    average = WeightAverage(parameters, half_life) if half_life else None
     norms = MicroGradientNorms(parameters) if config.statistics else None
     one = torch.ones(())
     for _ in range(2):
@@ -163,7 +163,7 @@ def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None
         normalise_and_clip(parameters, one, config.optimizer.max_gradient_norm)
         optimizer.step()
         if average is not None:
-            average.update()
+            average.update(config.effective_batch_size)
     if config.statistics:
         sums_of_step(optimizer, parameters_moved(optimizer))
 

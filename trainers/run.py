@@ -66,8 +66,8 @@ class Run:
         self.loss_function = autocasting(loss_function(config.loss), config, device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.module, config)
-        half_life, batch = config.ema_half_life_samples, config.effective_batch_size
-        self.average = WeightAverage(self.parameters, half_life, batch) if half_life else None
+        half_life = config.ema_half_life_samples
+        self.average = WeightAverage(self.parameters, half_life) if half_life else None
         # The targets of one micro-batch at most. Divided by them, even a summed loss stays within float16's range.
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
         self.nominal_targets = config.micro_batch_size * longest
@@ -109,7 +109,7 @@ class Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
-            self.average.update()
+            self.average.update(config.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
         self._unread.append((self.num_steps, self.samples_seen, learning_rate))
 

@@ -165,7 +165,8 @@ class StudyConfig(Strict):
     """How many checkpoints of each trial are kept: the newest so many."""
     ema_half_life_samples: PositiveInt | None = None
     """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count
-    half. Evaluations use the average. null: there is none, and evaluations use the weights as they are."""
+    half, and the initial ones do not count. Evaluations use the average. null: there is none, and evaluations use the
+    weights as they are."""
     sync_batch_norm: bool = False
     """true: BatchNorm layers take the statistics of a micro-batch over all ranks (SyncBatchNorm), which needs GPUs. The
     statistics of different micro-batches stay apart all the same."""

@@ -14,17 +14,56 @@ from trainers.report import Answer
 from trainers.weight_average import WeightAverage
 
 
+def averaged(steps: list[tuple[int, float]], half_life_samples: int = 64) -> float:
+    """The average over a weight that begins at 1,000 and then has these values, each after a step of so many samples."""
+    weight = torch.nn.Parameter(torch.tensor([1000.0]))
+    average = WeightAverage([weight], half_life_samples)
+    for effective_batch_size, value in steps:
+        with torch.no_grad():
+            weight.fill_(value)
+        average.update(effective_batch_size)
+    with average.in_place():
+        found = weight.item()
+    assert weight.item() == steps[-1][1]
+    return found
+
+
+def weighted_mean(steps: list[tuple[int, float]], half_life_samples: int = 64) -> float:
+    """What a step of B samples weighs that ended s samples ago: the integral of 0.5^(s / half-life) over its samples."""
+    total = weights = ended = 0.0
+    for effective_batch_size, value in reversed(steps):
+        began = ended + effective_batch_size
+        weight = 0.5 ** (ended / half_life_samples) - 0.5 ** (began / half_life_samples)
+        total, weights, ended = total + weight * value, weights + weight, began
+    return total / weights
+
+
 @pytest.mark.parametrize("effective_batch_size", [1, 8, 64])
 def test_after_the_half_life_the_weights_of_then_count_half(effective_batch_size: int) -> None:
+    num_steps = 64 // effective_batch_size
+    steps = [(effective_batch_size, 1.0)] * (20 * num_steps) + [(effective_batch_size, 0.0)] * num_steps
+    assert averaged(steps) == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 50])
+def test_the_initial_weights_do_not_count(num_steps: int) -> None:
+    assert averaged([(8, 3.0)] * num_steps) == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("batches", [[8], [1], [200], [4, 4, 8, 16, 32]])
+def test_the_average_of_a_line_is_its_exact_weighted_mean_also_where_the_batch_grows(batches: list[int]) -> None:
+    steps = [(batches[i * len(batches) // 60], float(i)) for i in range(60)]
+    for count in (2, 5, 60):
+        assert averaged(steps[:count]) == pytest.approx(weighted_mean(steps[:count]), rel=1e-5)
+
+
+def test_the_average_of_an_earlier_version_goes_on_with_its_initial_weights_in_it() -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0]))
-    average = WeightAverage([weight], half_life_samples=64, effective_batch_size=effective_batch_size)
-    with torch.no_grad():
-        weight.zero_()
-    for _ in range(64 // effective_batch_size):
-        average.update()
+    average = WeightAverage([weight], half_life_samples=64)
+    average.load([torch.tensor([5.0])])
+    average.update(64)
     with average.in_place():
-        assert weight.item() == pytest.approx(0.5, rel=1e-5)
-    assert weight.item() == 0.0
+        assert weight.item() == pytest.approx((5.0 + 1.0) / 2, rel=1e-6)
 
 
 def test_the_average_is_what_is_evaluated_and_the_run_trains_on_as_without_it() -> None:
