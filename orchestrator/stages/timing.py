@@ -1,0 +1,156 @@
+"""Which of several is the fastest, from timings in turns, each compared with the others of its round alone.
+
+Pure: rates in, ratios with intervals out. A log rate is taken to be that of what is timed, plus that of its round, plus
+noise (a two-way layout): a round that is slow for all of them says nothing about their order. With two of them this is
+Student's interval of the paired log ratios; with more, all of them tell how much timings scatter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from trainers.student_t import t_quantile
+
+# The intervals of all pairs that are compared hold together with this probability (Bonferroni): the fastest of several
+# equals seems faster than it is.
+CONFIDENCE = 0.95
+# Whether a rival is faster by less than this share is not worth another round.
+MARGIN = 0.05
+# Of those that are this close to the fastest, one may be preferred for another reason.
+TIE = 0.02
+# A round is disturbed if a rate in it, beside another, is off its usual by this factor and by so many robust standard
+# deviations: on a machine that is noisy all the time no round stands out, and intervals are wide instead.
+DISAGREEMENT = 1.5
+OUTLYING = 6.0
+# The median absolute deviation of normal values, as a share of their standard deviation.
+_MAD_SHARE = 0.6745
+# A machine on which single timings scatter by more than this share is busy with something else.
+BUSY = 0.1
+
+Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one is as another within the same rounds, with its interval."""
+
+    point: float
+    low: float
+    high: float | None
+    """None if a single round was timed, which says nothing about how much timings scatter."""
+    num_rounds: int
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"{self.point:.2f} x in a single round"
+        return f"{self.point:.2f} x [{self.low:.2f}, {self.high:.2f}] in {self.num_rounds} rounds"
+
+    def exceeds(self, limit: float) -> bool:
+        """True if the ratio may be above the limit."""
+        return self.high is None or self.high > limit
+
+
+@dataclass(frozen=True)
+class Timings(Generic[Name]):
+    """The rates of what is timed in turns, by round: all were timed in the same rounds, of which there is at least
+    one."""
+
+    rates: Mapping[Name, Mapping[int, float]]
+
+    @cached_property
+    def disturbed(self) -> tuple[int, ...]:
+        """The rounds in which something took the machine from some of them and not from others: they do not count."""
+        usual = {name: statistics.median(logs.values()) for name, logs in self._logs.items()}
+        off = {number: [self._logs[name][number] - usual[name] for name in usual] for number in self._timed_rounds}
+        residuals = [abs(one - statistics.median(round)) for round in off.values() for one in round]
+        limit = max(math.log(DISAGREEMENT), OUTLYING * statistics.median(residuals) / _MAD_SHARE)
+        return tuple(number for number, round in off.items() if max(round) - min(round) > limit)
+
+    @cached_property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that count: those that are not disturbed, or all of them where every one is."""
+        return tuple(number for number in self._timed_rounds if number not in self.disturbed) or self._timed_rounds
+
+    @cached_property
+    def spread(self) -> float | None:
+        """The standard deviation of a single timing, as a share of its rate; None where one round, or one name, cannot
+        tell."""
+        degrees = self._degrees_of_freedom
+        if not degrees:
+            return None
+        means = {name: self._mean(name) for name in self.rates}
+        squares = 0.0
+        for number in self.rounds:
+            off = [self._logs[name][number] - mean for name, mean in means.items()]
+            squares += sum((one - statistics.fmean(off)) ** 2 for one in off)
+        return math.sqrt(squares / degrees)
+
+    @property
+    def busy(self) -> bool:
+        """True if the rounds disagree, or timings scatter, by more than on a machine that does nothing else."""
+        return bool(self.disturbed) or (self.spread or 0.0) > BUSY
+
+    def rate(self, name: Name) -> float:
+        """Return the geometric mean of its rates: two such means have the ratio that was found within the rounds."""
+        return math.exp(self._mean(name))
+
+    def interval(self, name: Name) -> tuple[float, float] | None:
+        """Return the ends of the rate's 95 % interval within its rounds; None where nothing tells it.
+
+        What moves all of a round alike is left out, so that two of these intervals say how well a ratio is known.
+        """
+        error = self._error(num_pairs=1)
+        return None if error is None else (self.rate(name) * math.exp(-error), self.rate(name) * math.exp(error))
+
+    def ratio(self, one: Name, other: Name, num_compared: int | None = None) -> Ratio:
+        """Return how many times as fast `one` is as `other`.
+
+        num_compared: among how many one of them was picked by these timings; None for all that are timed.
+        """
+        log_ratio = self._mean(one) - self._mean(other)
+        error = self._error(math.comb(num_compared or len(self.rates), 2))
+        if error is None:
+            return Ratio(math.exp(log_ratio), 0.0, None, len(self.rounds))
+        both = math.sqrt(2) * error
+        return Ratio(math.exp(log_ratio), math.exp(log_ratio - both), math.exp(log_ratio + both), len(self.rounds))
+
+    def fastest_first(self, names: Iterable[Name] | None = None) -> list[Name]:
+        return sorted(self.rates if names is None else names, key=self._mean, reverse=True)
+
+    def tied(self) -> list[Name]:
+        """Return the fastest, and those that are close to it and certainly not much slower."""
+        best, *rivals = self.fastest_first()
+        near = [name for name in rivals if self.rate(name) >= (1 - TIE) * self.rate(best)]
+        return [best, *(name for name in near if self.ratio(name, best).low >= 1 / (1 + MARGIN))]
+
+    def is_clear(self, names: Collection[Name] | None = None) -> bool:
+        """True if none of these can be much faster than the one that seems the fastest."""
+        best, *rivals = self.fastest_first(names)
+        return not any(self.ratio(name, best, 1 + len(rivals)).exceeds(1 + MARGIN) for name in rivals)
+
+    @cached_property
+    def _logs(self) -> dict[Name, dict[int, float]]:
+        return {name: {n: math.log(rate) for n, rate in rounds.items()} for name, rounds in self.rates.items()}
+
+    @property
+    def _timed_rounds(self) -> tuple[int, ...]:
+        return tuple(sorted(next(iter(self.rates.values()))))
+
+    @property
+    def _degrees_of_freedom(self) -> int:
+        return (len(self.rates) - 1) * (len(self.rounds) - 1)
+
+    def _mean(self, name: Name) -> float:
+        return statistics.fmean(self._logs[name][number] for number in self.rounds)
+
+    def _error(self, num_pairs: int) -> float | None:
+        """Return half the interval of a mean log rate; that of a ratio of two is longer by the square root of 2."""
+        if self.spread is None:
+            return None
+        probability = 1 - (1 - CONFIDENCE) / 2 / num_pairs
+        return t_quantile(self._degrees_of_freedom, probability) * self.spread / math.sqrt(len(self.rounds))
