@@ -1,29 +1,20 @@
-"""How much of the gradient is signal: pairwise coherence, and the gradient noise scale with its interval.
+"""What the gradients of micro-batches say: their norms, measured while a step accumulates them, and kept over steps.
 
-With g_k the mean gradient of one micro-batch of b samples, A of them in a step, gbar their mean and B = bA samples:
-
-    S     = (mean |g_k|^2 - |gbar|^2) / (1/b - 1/B)          trace of the per-sample gradient covariance
-    |G|^2 = (B |gbar|^2 - b mean |g_k|^2) / (B - b)           squared norm of the true gradient
-    B_simple = S / |G|^2      McCandlish et al. 2018, arXiv 1812.06162, appendix A.1
-
-Both are unbiased; their ratio per step is not, so S and |G|^2 are averaged apart and divided once.
-Where the numbers of targets differ, the mean of |g_k|^2 is weighted by them: only then are both still unbiased.
-Only norms are needed: no gradient is stored. Everything stays on the device until an interval is read.
+Only norms are needed: no gradient is stored. Everything stays on the device until an interval is read. What they mean
+is in `trainers.noise_estimate`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Z_95 = 1.96
+from trainers.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
+
 # To measure a micro-gradient is a pass over it, which slows a small model's step. A long run has more steps than the
 # estimate needs: after the first ones it measures one in so many.
 FIRST_STEPS, THEN_ONE_IN = 100, 5
@@ -92,32 +83,19 @@ def _cosine_with_sum(_: Tensor, sum_before: Tensor, gradient: Tensor, sum_now: T
     return (sum_now**2 - sum_before**2 - gradient**2) / (2 * gradient * sum_before)
 
 
-@dataclass(frozen=True)
-class NoiseEstimate:
-    """In samples. None where the run cannot tell: one micro-batch and one rank, or too few steps."""
-
-    coherence: float | None
-    coherence_floor: float | None
-    noise_scale: float | None
-    noise_scale_low: float | None
-    noise_scale_high: float | None
-    gradient_snr: float | None
-    """Of the whole step's gradient: |G|^2 over the variance of its estimate, effective batch / noise scale."""
-
-
 class NoiseLog:
-    """(mean |g_k|^2, |gbar|^2) of the last RECENT_STEPS steps, and the estimate made from them."""
+    """The squared norms of the last RECENT_STEPS steps, and the estimate made from them."""
 
     def __init__(self, micro_batch_size: int, num_micro_batches: int) -> None:
         """num_micro_batches: per optimizer step, over all ranks."""
         self.micro_batch_size = micro_batch_size
         self.num_micro_batches = num_micro_batches
         self._pending: list[Tensor] = []
-        self.steps: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+        self.steps: deque[SquaredNorms] = deque(maxlen=RECENT_STEPS)
 
-    def add(self, mean_square: Tensor, gradient_norm: Tensor) -> None:
-        """mean_square: of this rank, such that its mean over the ranks is the step's."""
-        self._pending.append(torch.stack([mean_square.double(), gradient_norm.double() ** 2]))
+    def add(self, mean_square: Tensor, gradient_norm: Tensor, num_targets: Tensor) -> None:
+        """mean_square: of this rank, such that its mean over the ranks is the step's. num_targets: over all ranks."""
+        self._pending.append(torch.stack([mean_square.double(), gradient_norm.double() ** 2, num_targets.double()]))
 
     def read(self) -> None:
         """Bring the pending steps to the host; all ranks call it together."""
@@ -125,75 +103,11 @@ class NoiseLog:
             return
         pending = torch.stack(self._pending)
         if dist.is_initialized():
-            # |gbar|^2 is equal on all ranks, so the mean over ranks leaves it and averages mean |g_k|^2.
+            # The other two are equal on all ranks, so the mean over ranks leaves them and averages mean |g_k|^2.
             dist.all_reduce(pending)
             pending = pending / dist.get_world_size()
         self._pending = []
-        self.steps.extend((small, big) for small, big in pending.tolist())
+        self.steps.extend(SquaredNorms(*step) for step in pending.tolist())
 
     def estimate(self) -> NoiseEstimate:
         return estimate_noise(self.steps, self.micro_batch_size, self.num_micro_batches)
-
-
-def estimate_noise(
-    steps: Iterable[tuple[float, float]], micro_batch_size: int, num_micro_batches: int
-) -> NoiseEstimate:
-    """Estimate from (mean |g_k|^2, |gbar|^2) of each step. It needs two micro-batches a step, and for intervals two
-    steps."""
-    steps = [pair for pair in steps if math.isfinite(pair[0]) and math.isfinite(pair[1])]
-    if num_micro_batches < 2 or not steps:
-        return NoiseEstimate(None, None, None, None, None, None)
-    coherences = [_coherence(small, big, num_micro_batches) for small, big in steps]
-    small, big = _mean([s for s, _ in steps]), _mean([b for _, b in steps])
-    scale, low, high = _noise_scale(steps, micro_batch_size, num_micro_batches)
-    effective_batch_size = micro_batch_size * num_micro_batches
-    return NoiseEstimate(
-        coherence=_coherence(small, big, num_micro_batches),
-        # Pairs of pure noise are uncorrelated on average: what they would still show is the error of the mean.
-        coherence_floor=Z_95 * _standard_error(coherences) if len(coherences) > 1 else None,
-        noise_scale=scale,
-        noise_scale_low=low,
-        noise_scale_high=high,
-        gradient_snr=effective_batch_size / scale if scale else None,
-    )
-
-
-def _coherence(mean_square: float, square_of_mean: float, count: int) -> float:
-    """Return how far pairs of micro-gradients agree on average, from norms alone (a U-statistic): 1 if equal, 0 for
-    noise."""
-    if mean_square == 0:
-        return 0.0
-    return (count * square_of_mean - mean_square) / ((count - 1) * mean_square)
-
-
-def _noise_scale(
-    steps: list[tuple[float, float]], micro_batch_size: int, count: int
-) -> tuple[float | None, float | None, float | None]:
-    """Return (B_simple, low, high) in samples. The interval is a jackknife over steps of the inverse |G|^2 / S, then
-    inverted: on the ratio itself it covers far less where the noise is large. high is None where it is unbounded."""
-    b, big_b = micro_batch_size, micro_batch_size * count
-    noise = [(small - big) / (1 / b - 1 / big_b) for small, big in steps]
-    signal = [(big_b * big - b * small) / (big_b - b) for small, big in steps]
-    n, total_noise, total_signal = len(steps), sum(noise), sum(signal)
-    if total_noise <= 0:
-        return (0.0, None, None)
-    inverse = total_signal / total_noise
-    point = 1 / inverse if inverse > 0 else None
-    if n < 2:
-        return (point, None, None)
-    left_out = [(total_signal - g) / (total_noise - s) for g, s in zip(signal, noise, strict=True) if total_noise > s]
-    if len(left_out) < n:
-        return (point, None, None)
-    mean = _mean(left_out)
-    error = math.sqrt((n - 1) / n * sum((value - mean) ** 2 for value in left_out))
-    upper, lower = inverse + Z_95 * error, inverse - Z_95 * error
-    return (point, 1 / upper if upper > 0 else None, 1 / lower if lower > 0 else None)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _standard_error(values: list[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))

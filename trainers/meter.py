@@ -12,6 +12,7 @@ from trainers import memory, throughput
 from trainers.config import TrialConfig
 from trainers.gradient_noise import NoiseLog
 from trainers.models import num_batch_norms
+from trainers.noise_estimate import SquaredNorms
 
 
 class Meter:
@@ -35,7 +36,7 @@ class Meter:
     def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
         """squares: the sum of num_targets x |g_k|^2 over this rank's micro-batches, where it is known."""
         if squares is not None:
-            self.noise.add(squares * self.config.world_size / num_targets, gradient_norm)
+            self.noise.add(squares * self.config.world_size / num_targets, gradient_norm, num_targets)
         self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
         self.clock.end_of_step()
 
@@ -100,7 +101,7 @@ class Meter:
         """Return what a later process must know to continue the counts."""
         return {
             **self._seconds(),
-            "noise_steps": list(self.noise.steps),
+            "noise_steps": [tuple(step) for step in self.noise.steps],
             "observed": self._observed,
             "micro_batch_size": self.config.micro_batch_size,
         }
@@ -110,4 +111,5 @@ class Meter:
         self._compile_seconds_before += state["compile_seconds"]
         self._observed = state.get("observed", {})  # which earlier checkpoints did not have
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
-            self.noise.steps.extend(tuple(pair) for pair in state["noise_steps"])
+            # Earlier versions kept no number of targets: what cannot be weighed is left out.
+            self.noise.steps.extend(SquaredNorms(*step) for step in state["noise_steps"] if len(step) == 3)
