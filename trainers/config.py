@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -87,6 +88,17 @@ class Schedule(Strict):
     """The share of the sample budget over which warmup_stable_decay falls: 0.2 or 20%."""
 
 
+class Phase(Strict):
+    """A part of a run with an accumulation, and so an effective batch, of its own."""
+
+    from_samples: NonNegativeInt
+    """The sample count at which it begins: its first step is the first one that begins there or later."""
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per optimizer step on one rank."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    """The learning rate after warm-up, before the schedule lowers it."""
+
+
 class TrialConfig(Strict):
     """One training run, complete. All sizes are in samples (sequences) unless the name says otherwise."""
 
@@ -124,6 +136,10 @@ class TrialConfig(Strict):
     """The samples over which the learning rate rises from zero. 0: there is no warm-up."""
     schedule: Schedule = Schedule()
     """How the learning rate changes after warm-up."""
+    ramp: tuple[Phase, ...] = ()
+    """Later phases of the run, in their order, whose effective batches differ by accumulation: the micro-batch stays, so
+    nothing is compiled again. The first phase, up to them, has the accumulation and the learning rate given above, and
+    `effective_batch_size` is its. Warm-up and schedule run on over all phases. (): there is no other phase."""
     sample_budget: PositiveInt
     """The samples that the run trains on. It ends with the first step that reaches them, and evaluates there."""
     rungs: tuple[PositiveInt, ...] = ()
@@ -159,17 +175,51 @@ class TrialConfig(Strict):
 
     @property
     def split(self) -> Split:
-        """How a step's samples are split into micro-batches."""
+        """How a step's samples are split into micro-batches, in the first phase."""
         return Split(self.micro_batch_size, self.gradient_accumulation_steps, self.world_size)
 
     @property
     def effective_batch_size(self) -> int:
-        """Samples per optimizer step over all ranks."""
+        """Samples per optimizer step over all ranks, in the first phase."""
         return self.split.effective_batch_size
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases of the run: the first, which the ramp does not list, and those of the ramp."""
+        first = Phase(
+            from_samples=0,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            learning_rate=self.learning_rate,
+        )
+        return (first, *self.ramp)
+
+    def phase_at(self, first_sample: int) -> Phase:
+        """Return the phase of the step whose first sample has this number, from 0."""
+        return [phase for phase in self.phases if phase.from_samples <= first_sample][-1]
+
+    def split_in(self, phase: Phase) -> Split:
+        """Return how a step's samples are split in that phase."""
+        return Split(self.micro_batch_size, phase.gradient_accumulation_steps, self.world_size)
 
     @model_validator(mode="after")
     def _shards_need_ranks(self) -> TrialConfig:
         check_shards(self.parallel, self.world_size)
+        return self
+
+    @model_validator(mode="after")
+    def _phases_follow_each_other(self) -> TrialConfig:
+        begin = [phase.from_samples for phase in self.phases]
+        for before, after in itertools.pairwise(begin):
+            if after <= before:
+                raise ValueError(
+                    f"ramp has a phase from {after} samples after one from {before}; let each phase begin later than the "
+                    "one before it (the first, which is not listed, begins at 0)"
+                )
+        if begin[-1] >= self.sample_budget:
+            raise ValueError(
+                f"ramp has a phase from {begin[-1]} samples, which the run never begins: its sample_budget is "
+                f"{self.sample_budget}; leave the phase out, or raise sample_budget"
+            )
         return self
 
     @model_validator(mode="after")

@@ -35,9 +35,9 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         while ahead := milestones(config, run.samples_seen):
             while run.samples_seen < ahead[0]:
                 run.step()
+                ends_interval = run.num_steps % STEPS_PER_INTERVAL == 0 or run.ends_phase()
                 # Not at the milestone itself: a run that resumed from a checkpoint saved there would skip its report.
-                due = run.num_steps % STEPS_PER_INTERVAL == 0 and run.samples_seen < ahead[0]
-                if due and reporter.progress() is Answer.STOP:
+                if ends_interval and run.samples_seen < ahead[0] and reporter.progress() is Answer.STOP:
                     return Answer.STOP
             if run.samples_seen < config.sample_budget and reporter.milestone() is Answer.STOP:
                 return Answer.STOP

@@ -25,13 +25,25 @@ class Meter:
         self._peak_flops = throughput.peak_flops(device, config.precision)
         self.peak = memory.PeakMeter(device)
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace(device)
-        self.noise = NoiseLog(config.micro_batch_size, config.split.num_micro_batches)
+        self.num_micro_batches = config.split.num_micro_batches
+        """Of each step since the phase began, over all ranks."""
+        self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
         self._unread: list[Tensor] = []
         self._loss_sum = self._num_targets = 0.0
         self._gradient_norm = 0.0
         self._loss: float | None = None
         self._observed: dict[str, float] = {}
         self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        """Where a phase of more or fewer micro-batches begins, begin anew: its steps are of another length, and the
+        estimates of the noise need a fixed number. What was not read by then is not told apart, so read before it."""
+        if num_micro_batches == self.num_micro_batches:
+            return
+        self._train_seconds_before, self._compile_seconds_before = self._seconds().values()
+        self.num_micro_batches = num_micro_batches
+        self.noise = NoiseLog(self.config.micro_batch_size, num_micro_batches)
+        self.pace = throughput.Pace(self.device)
 
     def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
         """squares: the sum of num_targets x |g_k|^2 over this rank's micro-batches, where it is known."""
@@ -54,7 +66,7 @@ class Meter:
         if not all(num_targets for _, num_targets, _ in steps):
             raise ValueError(
                 f"one of the last {len(steps)} steps had no targets: every label of its "
-                f"{self.config.effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
+                f"{self._effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
             )
         return [(loss_sum / num_targets, gradient_norm) for loss_sum, num_targets, gradient_norm in steps]
 
@@ -92,10 +104,14 @@ class Meter:
             return {}
         return {
             "step_seconds": step_seconds,
-            "epoch_seconds": step_seconds * num_train_samples / self.config.effective_batch_size,
+            "epoch_seconds": step_seconds * num_train_samples / self._effective_batch_size,
             "tokens_per_second": tokens_per_second,
             **throughput.utilisation(module, self.config, self._peak_flops, tokens_per_second),
         }
+
+    @property
+    def _effective_batch_size(self) -> int:
+        return self.config.micro_batch_size * self.num_micro_batches
 
     def state(self) -> dict[str, Any]:
         """Return what a later process must know to continue the counts."""
@@ -104,6 +120,7 @@ class Meter:
             "noise_steps": [tuple(step) for step in self.noise.steps],
             "observed": self._observed,
             "micro_batch_size": self.config.micro_batch_size,
+            "num_micro_batches": self.num_micro_batches,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -111,5 +128,6 @@ class Meter:
         self._compile_seconds_before += state["compile_seconds"]
         self._observed = state.get("observed", {})  # which earlier checkpoints did not have
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
+            self.begin_step(state.get("num_micro_batches", self.num_micro_batches))
             # Earlier versions kept no number of targets: what cannot be weighed is left out.
             self.noise.steps.extend(SquaredNorms(*step) for step in state["noise_steps"] if len(step) == 3)

@@ -28,9 +28,12 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def learning_rate_at(config: TrialConfig, samples_seen: int) -> float:
-    """Return the learning rate of the step that ends at `samples_seen`."""
-    return config.learning_rate * min(_warmup(config, samples_seen), _after_warmup(config, samples_seen))
+def learning_rate_of_step(config: TrialConfig, first_sample: int) -> float:
+    """Return the learning rate of the step whose first sample has this number, from 0: that of its phase, as warm-up and
+    schedule have it when the step ends."""
+    phase = config.phase_at(first_sample)
+    samples_seen = first_sample + config.split_in(phase).effective_batch_size
+    return phase.learning_rate * min(_warmup(config, samples_seen), _after_warmup(config, samples_seen))
 
 
 def _warmup(config: TrialConfig, samples_seen: int) -> float:
@@ -39,14 +42,13 @@ def _warmup(config: TrialConfig, samples_seen: int) -> float:
 
 def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
     budget, schedule = config.sample_budget, config.schedule
+    last_batch = config.split_in(config.phases[-1]).effective_batch_size
     if schedule.type == "cosine":
         # As below: spread over one step more than the budget, or the last step would not move.
-        progress = (samples_seen - config.warmup_samples) / (
-            budget + config.effective_batch_size - config.warmup_samples
-        )
+        progress = (samples_seen - config.warmup_samples) / (budget + last_batch - config.warmup_samples)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
     if schedule.type == "warmup_stable_decay" and schedule.decay > 0:
         # The step that reaches the budget still moves: the anneal ends one step's share above zero.
-        remaining = budget + config.effective_batch_size - samples_seen
-        return min(1.0, max(0.0, remaining / (schedule.decay * budget + config.effective_batch_size)))
+        remaining = budget + last_batch - samples_seen
+        return min(1.0, max(0.0, remaining / (schedule.decay * budget + last_batch)))
     return 1.0

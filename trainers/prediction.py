@@ -171,7 +171,7 @@ def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None
 def _holds_its_gradient(config: TrialConfig) -> bool:
     """True if a gradient is alive beside the activations: from a step's second micro-batch on, and with DDP's buckets
     always."""
-    return config.gradient_accumulation_steps > 1 or config.world_size > 1
+    return config.world_size > 1 or any(phase.gradient_accumulation_steps > 1 for phase in config.phases)
 
 
 class LiveBytes(TorchDispatchMode):

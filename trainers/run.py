@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import load, load_newest, random_state, set_random_state
-from trainers.config import DataConfig, TrialConfig
+from trainers.config import DataConfig, Split, TrialConfig
 from trainers.contract import check_first_loss
 from trainers.data.batches import fetch, move
 from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers
@@ -24,7 +24,7 @@ from trainers.equivalence import Weights, weights_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
-from trainers.optim import build_optimizer, learning_rate_at
+from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.step_log import Step
 from trainers.step_statistics import read_step
@@ -73,45 +73,58 @@ class Run:
         self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
-        self.num_steps = 0
+        self.num_steps = self.samples_seen = 0
         self._unread: list[tuple[int, int, float]] = []  # (number, samples seen, learning rate) of each step
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.meter.clock.start()
 
-    @property
-    def samples_seen(self) -> int:
-        return self.num_steps * self.config.effective_batch_size
-
     def step(self) -> None:
         """One optimizer update from one effective batch."""
-        config = self.config
+        config, split, first_sample = self.config, self._next_split(), self.samples_seen
         self.num_steps += 1
+        self.samples_seen += split.effective_batch_size
+        self.meter.begin_step(split.num_micro_batches)
         if self.norms is not None:
             ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
             self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
         self.optimizer.zero_grad(set_to_none=True)
-        learning_rate = learning_rate_at(config, self.samples_seen)
+        learning_rate = learning_rate_of_step(config, first_sample)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        scale = self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets
-        loss_sum, num_targets = accumulate_gradient(
-            self.model,
-            self.loss_function,
-            self._micro_batches(self.num_steps - 1),
-            num_micro_batches=config.gradient_accumulation_steps,
-            scale=scale,
-            norms=self.norms,
-        )
-        loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
+        loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, split))
         self.scaler.unscale_(self.optimizer)
         factor = self.nominal_targets * config.world_size / num_targets
         gradient_norm = normalise_and_clip(self.parameters, factor, config.optimizer.max_gradient_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
-            self.average.update(config.effective_batch_size)
+            self.average.update(split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
         self._unread.append((self.num_steps, self.samples_seen, learning_rate))
+
+    def _accumulate(self, first_sample: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Put the gradient of a step into .grad, scaled and not yet divided; return this rank's (loss_sum,
+        num_targets)."""
+        return accumulate_gradient(
+            self.model,
+            self.loss_function,
+            self._micro_batches(first_sample, split),
+            num_micro_batches=split.gradient_accumulation_steps,
+            scale=self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets,
+            norms=self.norms,
+        )
+
+    def _micro_batches(self, first_sample: int, split: Split) -> Iterator[Any]:
+        for micro_step in range(split.gradient_accumulation_steps):
+            numbers = micro_batch_numbers(first_sample, micro_step, self.rank, split)
+            yield move(fetch(self.train_set, self.order.indices(numbers)), self.device)
+
+    def _next_split(self) -> Split:
+        return self.config.split_in(self.config.phase_at(self.samples_seen))
+
+    def ends_phase(self) -> bool:
+        """True if the next step has more or fewer micro-batches than the one just taken."""
+        return self._next_split().num_micro_batches != self.meter.num_micro_batches
 
     def read(self) -> list[Step]:
         """Bring the steps since the last read to the host, and return them. The last gradient is let go."""
@@ -135,7 +148,7 @@ class Run:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         place = {
             "samples_seen": self.samples_seen,
-            "learning_rate": learning_rate_at(self.config, self.samples_seen),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
@@ -147,9 +160,9 @@ class Run:
         return {
             "report": report,
             "num_steps": self.num_steps,
+            "samples_seen": self.samples_seen,
             **self.meter.state(),
-            "effective_batch_size": self.config.effective_batch_size,
-            "parallel": self.config.parallel,
+            **_made_with(self.config),
             **state_of(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
@@ -161,15 +174,10 @@ class Run:
         state = _newest_of_rank_0(directory / "checkpoints", self.rank)
         if state is None:
             return None
-        for key, what in (("effective_batch_size", "an effective batch of"), ("parallel", "parallel:")):
-            now = getattr(self.config, key)
-            before = state.get(key, now)
-            if before != now:
-                raise ValueError(
-                    f"the checkpoint in {directory} was made with {what} {before}, and this run has {now}; "
-                    "go on with what it was made with, or start in another directory"
-                )
+        _check_made_with(state, self.config, directory)
         self.num_steps = state["num_steps"]
+        # Earlier checkpoints do not have it: in them all steps were of one size.
+        self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
         self.meter.load(state)
         load_state(self.module, self.optimizer, state)
         self.scaler.load_state_dict(state["scaler"])
@@ -183,11 +191,6 @@ class Run:
         """Return the weights this run began with, made again from its seed."""
         return weights_of(initial_module(self.config, self.train_set))
 
-    def _micro_batches(self, step: int) -> Iterator[Any]:
-        for micro_step in range(self.config.gradient_accumulation_steps):
-            numbers = micro_batch_numbers(step, micro_step, self.rank, self.config.split)
-            yield move(fetch(self.train_set, self.order.indices(numbers)), self.device)
-
 
 @functools.lru_cache(maxsize=1)
 def _open_data(config: str) -> tuple[SampleSet, SampleSet]:
@@ -200,6 +203,28 @@ def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
     """Build the model as its seed makes it. It is drawn on the host, so it is the same for every rank and device."""
     torch.manual_seed(config.seed)
     return build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+
+
+def _made_with(config: TrialConfig) -> dict[str, Any]:
+    """Return what a checkpoint must have in common with the run that goes on from it."""
+    return {
+        "effective_batch_size": config.effective_batch_size,
+        "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
+        "parallel": config.parallel,
+    }
+
+
+def _check_made_with(state: dict[str, Any], config: TrialConfig, directory: Path) -> None:
+    """Raise ValueError where a run cannot go on from this state. Keys that an earlier version did not save are passed
+    over, but a ramp: it had none."""
+    told = {"effective_batch_size": "an effective batch of", "ramp": "the ramp", "parallel": "parallel:"}
+    for key, now in _made_with(config).items():
+        before = state.get(key, [] if key == "ramp" else now)
+        if before != now:
+            raise ValueError(
+                f"the checkpoint in {directory} was made with {told[key]} {before}, and this run has {now}; "
+                "go on with what it was made with, or start in another directory"
+            )
 
 
 def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from orchestrator.output.export import export
 from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
 from trainers.config import TrialConfig
-from trainers.optim import learning_rate_at
+from trainers.optim import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
@@ -180,7 +180,7 @@ def ours(r: Recommendation, steps: int) -> list[float]:
     keys = ("micro_batch_size", "gradient_accumulation_steps", "world_size", "learning_rate", "warmup_samples")
     shared = {key: getattr(r, key) for key in (*keys, "sample_budget", "schedule")}
     config = TrialConfig.model_validate({"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}} | shared)
-    return [learning_rate_at(config, r.effective_batch_size * (step + 1)) for step in range(steps)]
+    return [learning_rate_of_step(config, r.effective_batch_size * step) for step in range(steps)]
 
 
 def test_hf_sgd_keeps_momentum_and_decay() -> None:

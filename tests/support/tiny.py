@@ -17,6 +17,7 @@ from trainers.checkpoint import load_newest
 from trainers.config import TrialConfig
 from trainers.memory import MALLOC_ENVIRONMENT
 from trainers.parallel import whole
+from trainers.report import Answer, Report
 from trainers.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,28 @@ def newest_state(folder: Path) -> dict[str, Any]:
     found = load_newest(folder)
     assert found is not None
     return found[1]
+
+
+def assert_equal_bit_by_bit(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Two states of runs are one: weights, optimizer, noise, and what is drawn next."""
+    assert a["model"].keys() == b["model"].keys()
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    for first, second in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
+        assert all(torch.equal(first[key], second[key]) for key in first)
+    assert a["noise_steps"] == b["noise_steps"]
+    assert torch.equal(a["random"][0]["cpu"], b["random"][0]["cpu"])
+
+
+def stop_at(*rungs: int) -> Callable[[Report], Answer]:
+    """A listener that stops the run at each of these rungs, once."""
+    left = set(rungs)
+
+    def report(said: Report) -> Answer:
+        stopped = left & set(said.rungs)
+        left.difference_update(stopped)
+        return Answer.STOP if stopped else Answer.GO_ON
+
+    return report
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:

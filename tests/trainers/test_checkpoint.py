@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import config, cpu_run, in_fresh_process, newest_state
+from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
@@ -35,27 +34,6 @@ def final_state(directory: Path) -> dict:
     state = newest_state(directory / "checkpoints")
     assert state["num_steps"] * state["effective_batch_size"] == BUDGET
     return state
-
-
-def assert_equal_bit_by_bit(a: dict, b: dict) -> None:
-    assert a["model"].keys() == b["model"].keys()
-    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
-    for first, second in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
-        assert all(torch.equal(first[key], second[key]) for key in first)
-    assert a["noise_steps"] == b["noise_steps"]
-    assert torch.equal(a["random"][0]["cpu"], b["random"][0]["cpu"])
-
-
-def stop_at(*rungs: int) -> Callable[[Report], Answer]:
-    """A listener that stops the run at each of these rungs, once."""
-    left = set(rungs)
-
-    def report(said: Report) -> Answer:
-        stopped = left & set(said.rungs)
-        left.difference_update(stopped)
-        return Answer.STOP if stopped else Answer.GO_ON
-
-    return report
 
 
 @pytest.fixture(scope="module")

@@ -74,22 +74,22 @@ SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6,
 
 
 @pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
-@pytest.mark.parametrize("step", [0, 1, 7])
-def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split: Split, step: int) -> None:
+@pytest.mark.parametrize("first_sample", [0, 24, 7])
+def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split: Split, first_sample: int) -> None:
     micro_batches = [
-        micro_batch_numbers(step, micro_step, rank, split)
+        micro_batch_numbers(first_sample, micro_step, rank, split)
         for micro_step in range(split.gradient_accumulation_steps)
         for rank in range(split.world_size)
     ]
     assert split.effective_batch_size == 24
     assert [len(numbers) for numbers in micro_batches] == [split.micro_batch_size] * split.num_micro_batches
-    assert sorted(n for numbers in micro_batches for n in numbers) == list(range(step * 24, (step + 1) * 24))
+    assert sorted(n for numbers in micro_batches for n in numbers) == list(range(first_sample, first_sample + 24))
 
 
 def test_micro_batches_are_strided_not_contiguous() -> None:
     split = Split(micro_batch_size=3, gradient_accumulation_steps=2, world_size=2)
-    assert list(micro_batch_numbers(1, 0, 1, split)) == [13, 17, 21]
-    assert list(micro_batch_numbers(1, 1, 0, split)) == [14, 18, 22]
+    assert list(micro_batch_numbers(12, 0, 1, split)) == [13, 17, 21]
+    assert list(micro_batch_numbers(12, 1, 0, split)) == [14, 18, 22]
 
 
 def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.tiny import config, cpu_run
-from trainers.optim import learning_rate_at
+from trainers.optim import learning_rate_of_step
 
 PEAK = 0.5
 BUDGET = 1024
@@ -18,6 +18,7 @@ SHAPES = ["warmup_stable_decay", "cosine", "constant"]
 
 
 def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: int = BUDGET, **schedule: Any) -> float:
+    """The rate of the step that ends at so many samples."""
     trial = config(
         learning_rate=PEAK,
         warmup_samples=warmup,
@@ -25,7 +26,7 @@ def rate(samples: int, *, micro_batch_size: int = 8, warmup: int = 0, budget: in
         micro_batch_size=micro_batch_size,
         schedule=schedule,
     )
-    return learning_rate_at(trial, samples)
+    return learning_rate_of_step(trial, samples - trial.effective_batch_size)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

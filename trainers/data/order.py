@@ -62,8 +62,8 @@ def longest(samples: SampleSet, count: int) -> list[int]:
     return sorted(range(len(samples)), key=lambda index: -int(lengths[index]))[:count]
 
 
-def micro_batch_numbers(step: int, micro_step: int, rank: int, split: Split) -> range:
-    """Return the sample numbers of one micro-batch: a strided slice of the step's, so that every split sees the same
-    set."""
-    first = step * split.effective_batch_size + micro_step * split.world_size + rank
-    return range(first, (step + 1) * split.effective_batch_size, split.num_micro_batches)
+def micro_batch_numbers(first_sample: int, micro_step: int, rank: int, split: Split) -> range:
+    """Return the sample numbers of one micro-batch of the step that begins at `first_sample`: a strided slice of the
+    step's, so that every split sees the same set."""
+    first = first_sample + micro_step * split.world_size + rank
+    return range(first, first_sample + split.effective_batch_size, split.num_micro_batches)
