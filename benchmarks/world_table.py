@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn
 
 SAME = 1e-9
@@ -73,6 +74,12 @@ class World:
     def seeds(self) -> list[int]:
         """Return every seed of any run. `loss` answers for each of them everywhere."""
         return sorted({run.seed for run in self.runs})
+
+    def final_losses(self, effective_batch_size: int, sample_budget: int) -> dict[float, float]:
+        """Return {learning rate: mean loss over seeds at the end}, infinite where any seed has diverged."""
+        runs = self._of_batch(effective_batch_size)[sample_budget]
+        ends = {rate: [run.final_loss for run in of.values()] for rate, of in runs.items()}
+        return {rate: fmean(math.inf if loss is None else loss for loss in losses) for rate, losses in ends.items()}
 
     def loss(
         self, effective_batch_size: int, learning_rate: float, seed: int, sample_budget: int, samples_seen: float

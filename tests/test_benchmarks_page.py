@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TOOLS = {"record", "record_worlds", "side_by_side", "world_table", "write_page"}
+TOOLS = {"ensemble", "record", "record_worlds", "side_by_side", "world_table", "world_tasks", "write_page"}
 REMEDY = "run: python benchmarks/write_page.py benchmarks/results"
 
 

@@ -1,0 +1,398 @@
+"""Record the worlds in which the decision code is judged: real training runs over batch, learning rate, seed and budget.
+
+    python benchmarks/record_worlds.py [NAME ...] [--wikitext DIR] [--threads N]
+
+Each world is a tiny model, trained on the CPU and judged on held-out samples, whose runs have the product's warm-up and
+schedule, and apart from one world its default optimizer:
+
+    noisy_regression  a network of 3 layers on labels that are mostly noise: large batches pay
+    sgd_momentum      a convolutional network on images of noisy gratings, by SGD with momentum
+    vit_images        a vision transformer on such images
+    sequences         a transformer that sorts 2 to 8 digits; only the sorted ones are targets, so samples differ in length
+    gpt_stdlib        a byte-level GPT on the source of Python's standard library
+    gpt_wikitext2     a GPT over byte pairs on WikiText-2
+
+All learning rates and seeds of a batch are trained at once (ensemble.py). A seed decides the initial weights and the order
+of the samples. The warm-up of a batch is 30 steps, or a fifth of its shortest budget: since it does not depend on the
+budget, all budgets share one trunk of which each anneals a copy. Where the best learning rate of a budget lies at the
+edge, two more are recorded beyond it.
+
+A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
+anew, remove the file. NAME.OPTION records the same grid with a setting that follows the batch, to worlds/options/, and
+prints it beside the world. world_table.py says what the files hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from ensemble import AdamW, Ensemble, Sgd, ensemble
+from torch import Generator, Tensor
+from world_table import World, load
+from world_tasks import (
+    Samples,
+    Task,
+    gpt_stdlib,
+    gpt_wikitext2,
+    initial_weights,
+    noisy_regression,
+    sequences,
+    sgd_momentum,
+    vit_images,
+)
+
+from trainers.config import TrialConfig
+from trainers.optim import learning_rate_at
+
+WORLDS = Path(__file__).parent / "worlds"
+POINTS = 8
+"""Every run is evaluated so many times, at equal distances."""
+MIN_STEPS = 40
+"""The fewest optimizer steps of a recorded run."""
+WARMUP_STEPS = 30
+DECAY_START = 0.8
+"""The share of the budget after which the learning rate falls, as in the product's default schedule."""
+STEP = 2.0
+"""The ratio of neighbouring learning rates."""
+EXTENSIONS = 3
+"""How often a grid is made wider where a best rate lies at its edge."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """AdamW's settings are the same at every batch."""
+
+    def betas(self, batch: int, betas: tuple[float, float]) -> tuple[float, float]:
+        return betas
+
+    def decay(self, batch: int, rate: float, decay: float) -> float:
+        return decay
+
+
+@dataclass(frozen=True)
+class Beta2InSamples(Fixed):
+    """The second moment's half-life is held in samples: beta2 ** (B / B_ref), within 0.9 (the first moment's) and 0.9999."""
+
+    reference_batch: int
+
+    def betas(self, batch: int, betas: tuple[float, float]) -> tuple[float, float]:
+        return betas[0], min(max(betas[1] ** (batch / self.reference_batch), 0.9), 0.9999)
+
+
+@dataclass(frozen=True)
+class DecayInSamples(Fixed):
+    """The timescale of weight decay, B / (rate x decay), is held in samples at that of the reference, within 0.001 and 1."""
+
+    reference_batch: int
+    reference_rate: float
+
+    def decay(self, batch: int, rate: float, decay: float) -> float:
+        scaled = decay * batch / self.reference_batch * self.reference_rate / rate
+        return min(max(scaled, 0.001), 1.0)
+
+
+ADAMW = AdamW()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a world is made of."""
+
+    task: Callable[..., Task]
+    centres: Mapping[int, float]
+    """{effective batch size: the middle of its learning rates}"""
+    optimizer: AdamW | Sgd = ADAMW
+    weight_decay: float = 0.1
+    max_budget: int = 16384
+    num_horizons: int = 6
+    num_seeds: int = 3
+    num_rates: int = 7
+    follow: Fixed = Fixed()
+
+    def horizons(self, batch: int) -> list[int]:
+        """Return the sample budgets that hold enough steps of a batch, each twice the one before."""
+        budgets = [self.max_budget >> halved for halved in reversed(range(self.num_horizons))]
+        return [budget for budget in budgets if budget >= MIN_STEPS * batch]
+
+    def rates(self, batch: int) -> list[float]:
+        half = self.num_rates // 2
+        return [self.centres[batch] * STEP**place for place in range(-half, half + 1)]
+
+
+def by_base(base: float, exponents: Mapping[int, int]) -> dict[int, float]:
+    """Return {batch: base x 2 ** exponent}: the rates of all batches are then of one ladder."""
+    return {batch: base * 2.0**exponent for batch, exponent in exponents.items()}
+
+
+def without(centres: Mapping[int, float], batch: int) -> dict[int, float]:
+    return {other: centre for other, centre in centres.items() if other != batch}
+
+
+RECIPES: dict[str, Recipe] = {
+    "noisy_regression": Recipe(
+        noisy_regression, by_base(0.001, {4: 1, 16: 2, 64: 3, 128: 3, 256: 4}), max_budget=32768
+    ),
+    "sgd_momentum": Recipe(
+        sgd_momentum,
+        by_base(0.01, {2: -1, 8: 1, 32: 3, 128: 4}),
+        optimizer=Sgd(),
+        weight_decay=5e-4,
+    ),
+    "vit_images": Recipe(vit_images, by_base(0.001, {4: 0, 16: 1, 64: 3, 256: 4}), max_budget=20480, num_seeds=2),
+    "sequences": Recipe(sequences, by_base(0.001, {2: 0, 8: 2, 32: 3, 128: 4}), num_seeds=2),
+    "gpt_stdlib": Recipe(gpt_stdlib, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
+    "gpt_wikitext2": Recipe(gpt_wikitext2, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
+}
+
+
+OPTIONS: dict[str, Recipe] = {
+    f"{name}.{option}": replace(
+        RECIPES[name], follow=follow, num_rates=5, centres=without(RECIPES[name].centres, reference)
+    )
+    for name, reference, rate in (("noisy_regression", 16, 0.002), ("gpt_stdlib", 4, 0.002))
+    for option, follow in (
+        ("beta2_samples", Beta2InSamples(reference)),
+        ("decay_samples", DecayInSamples(reference, rate)),
+    )
+}
+"""The same grids with a setting that follows the batch. At the reference batch it would be the same run again, so that is
+left out; the reference rate is the best one there at the longest budget."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """Every rate with every seed: member r x num_seeds + s has rate r and seed s."""
+
+    rates: Sequence[float]
+    num_seeds: int
+
+    def __iter__(self) -> Iterator[tuple[float, int]]:
+        return ((rate, seed) for rate in self.rates for seed in range(self.num_seeds))
+
+    def spread(self, by_seed: Tensor) -> Tensor:
+        """(S, ...) to (M, ...): what a seed decides is the same at every rate."""
+        return by_seed.expand(len(self.rates), *by_seed.shape).flatten(0, 1)
+
+
+def starting(recipe: Recipe, task: Task, batch: int, members: Members) -> Ensemble:
+    """Return the ensemble before its first step."""
+    weights = torch.stack([initial_weights(task.shapes, seed) for seed in range(members.num_seeds)])
+    optimizer = recipe.optimizer
+    if isinstance(optimizer, AdamW):
+        optimizer = replace(optimizer, betas=recipe.follow.betas(batch, optimizer.betas))
+    rates = torch.tensor([rate for rate, _ in members])
+    decays = torch.tensor([recipe.follow.decay(batch, rate, recipe.weight_decay) for rate, _ in members])
+    return ensemble(task.shapes, task.loss, optimizer, members.spread(weights), rates, decays)
+
+
+def sample_order(num_samples: int, num_wanted: int, seed: int) -> Tensor:
+    """Return which samples a seed sees: the whole set in a new order each time."""
+    generator = Generator().manual_seed(1000 + seed)
+    epochs = [torch.randperm(num_samples, generator=generator) for _ in range(-(-num_wanted // num_samples))]
+    return torch.cat(epochs)[:num_wanted]
+
+
+class Batches:
+    """The samples of each optimizer step, for all members."""
+
+    def __init__(self, samples: Samples, batch: int, num_wanted: int, members: Members) -> None:
+        orders = [sample_order(len(samples), num_wanted, seed) for seed in range(members.num_seeds)]
+        self._samples, self._batch, self._members, self._orders = samples, batch, members, torch.stack(orders)
+
+    def of_step(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a step, which are numbered from 1."""
+        chosen = self._orders[:, (step - 1) * self._batch : step * self._batch]
+        spread = self._members.spread
+        return spread(self._samples.inputs[chosen]), spread(self._samples.targets[chosen])
+
+
+def schedule_of(batch: int, budget: int, warmup_steps: int) -> TrialConfig:
+    """Return a trial that has the product's schedule, at a learning rate of 1."""
+    return TrialConfig.model_validate({
+        "model": {"target": "gpt"}, "data": {"target": "text"}, "learning_rate": 1.0, "micro_batch_size": batch,
+        "sample_budget": budget, "warmup_samples": warmup_steps * batch,
+    })  # fmt: skip
+
+
+Points = list[tuple[int, Tensor]]
+"""[(samples seen, the loss of each member)]"""
+
+
+def recorded(recipe: Recipe, task: Task, batch: int, members: Members) -> Iterator[tuple[int, Points]]:
+    """Yield (sample budget, points) for every horizon of a batch.
+
+    One trunk runs at the full learning rate, and a copy of it anneals at each horizon. That is the run with that budget,
+    from its first step on, since the warm-up depends on the batch alone.
+    """
+    horizons = recipe.horizons(batch)
+    trunk, data = starting(recipe, task, batch, members), Batches(task.train, batch, horizons[-1], members)
+    warmup_steps = min(WARMUP_STEPS, horizons[0] // batch // 5)
+    evaluated = {place for budget in horizons for place in places(budget) if place <= DECAY_START * budget}
+    leaves = {math.floor(DECAY_START * budget / batch): budget for budget in horizons}
+    points: Points = []
+    shared = schedule_of(batch, 10 * horizons[-1], warmup_steps)
+    for step in range(1, max(leaves) + 1):
+        trunk = trunk.step(*data.of_step(step), learning_rate_at(shared, step * batch))
+        if step * batch in evaluated:
+            points.append((step * batch, trunk.losses(task.val.inputs, task.val.targets)))
+        if step in leaves:
+            budget = leaves[step]
+            before = [point for point in points if point[0] in places(budget)]
+            yield budget, before + annealed(trunk.copy(), task, data, schedule_of(batch, budget, warmup_steps))
+
+
+def annealed(branch: Ensemble, task: Task, data: Batches, schedule: TrialConfig) -> Points:
+    """Train to the end of the schedule and return the points on the way."""
+    batch, budget = schedule.effective_batch_size, schedule.sample_budget
+    points: Points = []
+    for step in range(branch.num_steps + 1, budget // batch + 1):
+        branch = branch.step(*data.of_step(step), learning_rate_at(schedule, step * batch))
+        if step * batch in places(budget):
+            points.append((step * batch, branch.losses(task.val.inputs, task.val.targets)))
+    return points
+
+
+def places(budget: int) -> range:
+    """Return the samples at which a run is evaluated."""
+    return range(budget // POINTS, budget + 1, budget // POINTS)
+
+
+def lines(recipe: Recipe, batch: int, members: Members, budget: int, points: Points) -> Iterator[dict[str, Any]]:
+    """Yield a line for each member."""
+    for number, (rate, seed) in enumerate(members):
+        losses = [(samples, float(found[number])) for samples, found in points]
+        yield {
+            "effective_batch_size": batch,
+            "learning_rate": rate,
+            "seed": seed,
+            "sample_budget": budget,
+            "points": [[samples, rounded(loss)] for samples, loss in losses],
+        } | followed(recipe, batch, rate)
+
+
+def followed(recipe: Recipe, batch: int, rate: float) -> dict[str, Any]:
+    """Return what follows the batch, where anything does."""
+    if recipe.follow == Fixed() or not isinstance(recipe.optimizer, AdamW):
+        return {}
+    betas, decay = (
+        recipe.follow.betas(batch, recipe.optimizer.betas),
+        recipe.follow.decay(batch, rate, recipe.weight_decay),
+    )
+    return {"betas": [round(beta, 6) for beta in betas], "weight_decay": round(decay, 6)}
+
+
+def rounded(loss: float) -> float | None:
+    return float(f"{loss:.5g}") if math.isfinite(loss) else None
+
+
+def rates_to_add(recipe: Recipe, world: World | None, batch: int) -> list[float]:
+    """Return the rates that a batch still lacks: all of them at first, then two more beyond an edge that is best."""
+    if world is None or batch not in world.batches():
+        return recipe.rates(batch)
+    rates = world.rates(batch)
+    if len(rates) >= recipe.num_rates + 2 * EXTENSIONS:
+        return []
+    finals = [world.final_losses(batch, budget) for budget in world.budgets(batch)]
+    best = {min(final, key=lambda rate: final[rate]) for final in finals}
+    below = [rates[0] / STEP**2, rates[0] / STEP] if rates[0] in best else []
+    return below + ([rates[-1] * STEP, rates[-1] * STEP**2] if rates[-1] in best else [])
+
+
+def record(name: str, recipe: Recipe, file: Path) -> None:
+    """Append what the file still lacks, all horizons of a batch at a time, and say how it goes."""
+    task = recipe.task(recipe.max_budget)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for batch in recipe.centres:
+        while rates := rates_to_add(recipe, load(file) if file.exists() else None, batch):
+            started, members = time.perf_counter(), Members(rates, recipe.num_seeds)
+            found = [
+                line
+                for budget, points in recorded(recipe, task, batch, members)
+                for line in lines(recipe, batch, members, budget, points)
+            ]
+            with file.open("a") as out:
+                out.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in found))
+            seconds = time.perf_counter() - started
+            print(f"{name}: batch {batch}, {len(rates)} rates from {rates[0]:g}, {seconds:.0f} s", flush=True)
+
+
+def table(world: World) -> Iterator[str]:
+    """Yield the best loss of each batch and budget, with its rate and its seeds' standard deviation."""
+    for batch in world.batches():
+        cells = [f"{budget}: {best_of(world, batch, budget)}" for budget in world.budgets(batch)]
+        yield f"{world.name:<30} {batch:>4} | " + " | ".join(cells)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best learning rate of a batch and a budget, by the mean over seeds."""
+
+    rate: float
+    mean: float
+    deviation: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} +- {self.deviation:.4f} @ {self.rate:.3g}"
+
+
+def best_of(world: World, batch: int, budget: int) -> Best:
+    finals = world.final_losses(batch, budget)
+    rate = min(finals, key=lambda rate: finals[rate])
+    losses = [world.loss(batch, rate, seed, budget, budget) or math.inf for seed in world.seeds()]
+    return Best(rate, finals[rate], statistics.stdev(losses) if len(losses) > 1 else math.nan)
+
+
+def comparison(option: World) -> Iterator[str]:
+    """Yield the best loss of each batch and budget without and with an option, over the seeds that both have."""
+    base = load(file_of(option.name.partition(".")[0]))
+    base = World(base.name, tuple(run for run in base.runs if run.seed in option.seeds()))
+    for batch in option.batches():
+        for budget in option.budgets(batch):
+            without, with_it = best_of(base, batch, budget), best_of(option, batch, budget)
+            yield f"{option.name:<32} {batch:>4} {budget:>6} | {without} | {with_it} | {with_it.mean / without.mean - 1:+.1%}"
+
+
+def file_of(name: str) -> Path:
+    return (WORLDS / "options" if name in OPTIONS else WORLDS) / f"{name}.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which worlds or options; none: all")
+    parser.add_argument(
+        "--wikitext", type=Path, metavar="DIR", help="the directory with WikiText-2's test.txt and valid.txt"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="more than one pays on an idle machine only")
+    parser.add_argument(
+        "--table", action="store_true", help="print the best losses of what is recorded, and record nothing"
+    )
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    torch.set_flush_denormal(True)
+    for name in chosen.names or [*RECIPES, *OPTIONS]:
+        if not chosen.table:
+            record(name, with_text(name, (RECIPES | OPTIONS)[name], chosen.wikitext), file_of(name))
+        world = load(file_of(name))
+        print("\n".join(comparison(world) if name in OPTIONS else table(world)), flush=True)
+
+
+def with_text(name: str, recipe: Recipe, wikitext: Path | None) -> Recipe:
+    if recipe.task is not gpt_wikitext2:
+        return recipe
+    if wikitext is None:
+        raise ValueError(f"world {name} trains on WikiText-2; say where its test.txt and valid.txt lie: --wikitext DIR")
+    return replace(recipe, task=partial(gpt_wikitext2, wikitext))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What is recorded of a world is what runs of their own would have shown, and the recorded worlds can be judged in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from record_worlds import (
+    DECAY_START,
+    RECIPES,
+    Batches,
+    Beta2InSamples,
+    DecayInSamples,
+    Members,
+    Recipe,
+    followed,
+    places,
+    rates_to_add,
+    record,
+    recorded,
+    schedule_of,
+    starting,
+)
+from world_table import Run, World, load
+from world_tasks import IGNORED, noisy_regression, sequences
+
+from trainers.optim import learning_rate_at
+
+WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
+FILES = sorted(WORLDS.rglob("*.jsonl"))
+TINY = Recipe(noisy_regression, {8: 0.004}, max_budget=1280, num_horizons=2, num_seeds=2, num_rates=3)
+BATCH, WARMUP_STEPS = 8, 16
+
+
+def test_a_branch_of_the_trunk_is_the_run_that_has_its_budget() -> None:
+    task, members = TINY.task(TINY.max_budget), Members([0.004, 0.008], TINY.num_seeds)
+    assert TINY.horizons(BATCH) == [640, 1280]
+    for budget, points in recorded(TINY, task, BATCH, members):
+        state, data = starting(TINY, task, BATCH, members), Batches(task.train, BATCH, TINY.max_budget, members)
+        schedule, alone = schedule_of(BATCH, budget, WARMUP_STEPS), []
+        for step in range(1, budget // BATCH + 1):
+            state = state.step(*data.of_step(step), learning_rate_at(schedule, step * BATCH))
+            if step * BATCH in places(budget):
+                alone.append((step * BATCH, state.losses(task.val.inputs, task.val.targets)))
+        assert [samples for samples, _ in points] == [samples for samples, _ in alone]
+        torch.testing.assert_close([losses for _, losses in points], [losses for _, losses in alone], rtol=0, atol=0)
+
+
+def test_the_trunk_ends_where_the_rate_begins_to_fall() -> None:
+    schedule = schedule_of(8, 1280, 10)
+    assert learning_rate_at(schedule, int(DECAY_START * 1280)) == 1
+    assert learning_rate_at(schedule, int(DECAY_START * 1280) + 8) < 1
+
+
+def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file, recipe = tmp_path / "tiny.jsonl", replace(TINY, centres={8: 0.004, 16: 0.004})
+    record("tiny", recipe, file)
+    whole = file.read_text().splitlines(keepends=True)
+    kept = [line for line in whole if '"effective_batch_size":8,' in line]
+    assert 0 < len(kept) < len(whole)
+    file.write_text("".join(kept))
+    record("tiny", recipe, file)
+    assert file.read_text() == "".join(whole)
+
+
+def world_with_best(rate: float) -> World:
+    rates = TINY.rates(BATCH)
+    return World("w", tuple(Run(BATCH, r, 0, 640, ((640, abs(math.log(r / rate))),)) for r in rates))
+
+
+def test_a_grid_grows_beyond_the_edge_that_is_best() -> None:
+    assert rates_to_add(TINY, None, BATCH) == [0.002, 0.004, 0.008]
+    assert rates_to_add(TINY, world_with_best(0.004), BATCH) == []
+    assert rates_to_add(TINY, world_with_best(0.001), BATCH) == [0.0005, 0.001]
+    assert rates_to_add(TINY, world_with_best(0.016), BATCH) == [0.016, 0.032]
+
+
+@pytest.mark.parametrize(("batch", "beta2"), [(4, 0.95**0.5), (8, 0.95), (16, 0.95**2), (128, 0.9)])
+def test_the_second_moments_half_life_is_held_in_samples(batch: int, beta2: float) -> None:
+    betas = followed(replace(TINY, follow=Beta2InSamples(8)), batch, 0.004)["betas"]
+    assert betas == [0.9, pytest.approx(beta2, abs=1e-6)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "decay"), [(8, 0.004, 0.1), (32, 0.008, 0.2), (8, 0.001, 0.4), (128, 0.001, 1.0)]
+)
+def test_the_timescale_of_weight_decay_is_held_in_samples(batch: int, rate: float, decay: float) -> None:
+    found = followed(replace(TINY, follow=DecayInSamples(8, 0.004)), batch, rate)
+    assert found["weight_decay"] == pytest.approx(decay)
+
+
+def test_sequences_ask_for_their_digits_in_order() -> None:
+    train = sequences(200).train
+    for inputs, targets in zip(train.inputs.tolist(), train.targets.tolist(), strict=True):
+        asked = [target for target in targets if target != IGNORED]
+        assert asked == sorted(inputs[: len(asked)])
+        assert 2 <= len(asked) <= 8
+    assert len({(row != IGNORED).sum().item() for row in train.targets}) == 7
+
+
+def test_every_world_has_its_recipe() -> None:
+    assert {file.stem for file in WORLDS.glob("*.jsonl")} <= RECIPES.keys()
+
+
+def test_the_worlds_are_small() -> None:
+    assert 0 < sum(file.stat().st_size for file in FILES) < 1.5e6
+
+
+@pytest.mark.parametrize("file", sorted(WORLDS.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_a_recorded_world_can_be_judged_in(file: Path) -> None:
+    world = load(file)
+    batches = world.batches()
+    assert len(batches) >= 4
+    assert batches[-1] >= 64 * batches[0]
+    assert len(world.seeds()) >= 2
+    for batch in batches:
+        assert len(world.rates(batch)) >= 5
+        assert len(world.budgets(batch)) >= 2
+    assert {(run.effective_batch_size, run.learning_rate, run.seed, run.sample_budget) for run in world.runs} == {
+        (batch, rate, seed, budget)
+        for batch in batches for rate in world.rates(batch) for seed in world.seeds() for budget in world.budgets(batch)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_best_rate_lies_inside_those_of_its_batch(file: Path) -> None:
+    world = load(file)
+    for batch in world.batches():
+        for budget in world.budgets(batch):
+            finals = world.final_losses(batch, budget)
+            best = min(finals, key=lambda rate: finals[rate])
+            assert min(finals) < best < max(finals), (batch, budget)
