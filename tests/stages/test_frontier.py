@@ -15,6 +15,7 @@ import pytest
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.forms import forms, measured_sizes
 from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
 from orchestrator.stages.frontier.pareto import Point, fastest, knee, pareto_front
 from orchestrator.stages.frontier.propose import ladder
@@ -24,7 +25,7 @@ from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measurements
 from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import know, next_trial, study_of
 from tests.support.worlds import NONE
@@ -79,10 +80,15 @@ class World:
         )
 
 
-def played(world: World, facts: Facts | None = None, **stage: Any) -> tuple[Known, Conclusion]:
-    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom."""
+def played(
+    world: World, facts: Facts | None = None, *, then: tuple[str, ...] = (), **stage: Any
+) -> tuple[Known, Conclusion]:
+    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom.
+
+    then: the stages that the study has after it.
+    """
     modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
-    known = Known(modes | stage, facts, memory_limit=f"{LIMIT}MiB")
+    known = Known(modes | stage, facts, then=then, memory_limit=f"{LIMIT}MiB")
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         world.end(known, waiting[0])
     return known, known.conclude()
@@ -205,6 +211,46 @@ def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> No
     _, found = played(nothing)
     assert not found.ok
     assert "of 4 sizes that fitted, none did so again when it was timed or in a fresh process" in found.reason
+
+
+def fresh(known: Known) -> list[str]:
+    return [name for name, trial in known.study.trials.items() if trial.proposal.fresh_process]
+
+
+def test_the_large_sizes_that_are_trained_are_verified_as_the_chosen_one_is() -> None:
+    known, found = played(World(), then=("train",))
+    findings = known.found(FrontierFindings)
+    assert fresh(known) == ["frontier-none-m18-verified", f"frontier-{findings.largest.point}-verified"]
+    assert not [note for note in found.notes if "fresh process" in note]
+    assert findings.largest.point == played(World())[0].found(FrontierFindings).largest.point
+
+
+def test_no_point_is_verified_twice_and_none_in_a_mode_that_is_nowhere_the_fastest() -> None:
+    """Both modes hold the same sizes, and `none` runs all of them faster."""
+    alike = World(half_rate_size=1000.0, slope={"none": 30.0, "full": 30.0}, base={"none": 20.0, "full": 20.0})
+    known, _ = played(alike, then=("train",))
+    assert known.found(FrontierFindings).chosen.point == known.found(FrontierFindings).largest.point
+    assert fresh(known) == ["frontier-none-m2-verified"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_trained_is_no_larger_than_what_fitted_in_a_fresh_process_in_its_mode(seed: int) -> None:
+    draw = random.Random(seed)
+    bound = {"none": draw.randrange(8, 25), "full": draw.randrange(30, 90)}
+
+    def more(proposal: Proposal) -> float:
+        beyond = proposal.config.micro_batch_size > bound[str(proposal.config.activation_checkpointing)]
+        return 200.0 if proposal.fresh_process and beyond else 0.0
+
+    known, found = played(World(more_memory=more, rate={"none": 1000.0, "full": 900.0}), then=("train",))
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.micro_batch_size <= bound[str(findings.chosen.mode)]
+    trained = [forms(findings, size, 1)[0] for size in measured_sizes(findings)]
+    assert all(form.split.micro_batch_size <= bound[str(form.mode)] for form in trained)
+    assert findings.largest.micro_batch_size == max(form.split.micro_batch_size for form in trained)
+    refuted = [name for name in fresh(known) if known.study.trials[name].state is not TrialState.COMPLETE]
+    said = [note for note in found.notes if "fitted when it was probed, and not again in a fresh process" in note]
+    assert len(said) == len(refuted)
 
 
 def test_a_size_whose_step_would_take_too_long_is_not_tried_and_the_evidence_says_so() -> None:

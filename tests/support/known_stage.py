@@ -20,9 +20,15 @@ class Known:
     """Trials end when told to, with the metrics told."""
 
     def __init__(
-        self, stage: dict[str, Any], facts: Facts | None = None, study: Study | None = None, **changes: Any
+        self,
+        stage: dict[str, Any],
+        facts: Facts | None = None,
+        study: Study | None = None,
+        then: tuple[str, ...] = (),
+        **changes: Any,
     ) -> None:
-        self.config = study_of(stages=[stage], **changes)
+        """then: the stages that come after it."""
+        self.config = study_of(stages=[stage, *({"type": name} for name in then)], **changes)
         self.study = study or Study("played", facts=facts or Facts())
         keys = self.config.stages[0]
         self.context: StageContext[Any] = StageContext(keys, self.config, self.study, "/run")

@@ -1,12 +1,12 @@
 """How much fits, and what is fast?
 
 Every mode gets a search for the largest micro-batch and a ladder of sizes below it. The fastest points are timed again
-in turns, and the one that is chosen must fit once more in a fresh process.
+in turns. The one that is chosen must fit once more in a fresh process, and so must the large ones that will be trained.
 
     probes (one dynamic compile a mode) -> timings of the finalists (static shapes, in rounds) -> verification
 """
 
-from orchestrator.config.stages import Frontier
+from orchestrator.config.stages import Frontier, Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import winner_of
 from orchestrator.stages.frontier.conclude import conclude
@@ -20,7 +20,17 @@ def describe(context: StageContext[Frontier]) -> list[str]:
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
+        f"{context.stage.finalists} finalists in {context.stage.rounds} rounds; then, in a fresh process each, {_verified(context)}",
     ]
+
+
+def _verified(context: StageContext[Frontier]) -> str:
+    one_more = "and one more for each that does not fit there"
+    if not context.config.keys_of(Train):
+        return f"the fastest: 1 trial, {one_more}"
+    return (
+        f"the fastest, and each mode's largest size that is trained: 1 to {1 + len(modes(context))} trials, {one_more}"
+    )
 
 
 COLUMNS = ("tokens_per_second", "step_seconds", "peak_memory_bytes", "predicted_memory_bytes", "mfu", "hfu")

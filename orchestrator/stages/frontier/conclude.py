@@ -31,7 +31,8 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     notes = [_edge(known, mode) for mode in modes(context)]
-    notes += _on_the_front(findings) + _on_chunks(known, chosen) + _on_lengths(findings) + _on_earlier_studies(known)
+    notes += _on_verifications(known) + _on_the_front(findings) + _on_chunks(known, chosen)
+    notes += _on_lengths(findings) + _on_earlier_studies(known)
     return concluded(findings, _sentence(findings), tuple(notes))
 
 
@@ -46,7 +47,7 @@ def _sentence(findings: FrontierFindings) -> str:
 
 
 def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindings:
-    fitting = known.fitting()
+    fitting = [*known.standing()] or [chosen]
     measured = _measured(known, [*fitting, chosen])
     baseline = min(fitting, key=lambda point: point.micro_batch_size)
     by_size = sorted(
@@ -164,6 +165,12 @@ def _on_the_front(findings: FrontierFindings) -> list[str]:
         f"more memory stops paying at {point.name}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
         f"most tokens/s at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory"
     ]
+
+
+def _on_verifications(known: FrontierProgress) -> list[str]:
+    """Return which points fitted in a warm process alone: others stand in for them."""
+    refuted = [point for point in known.fitting() if known.is_refuted(point)]
+    return [f"{_describe(point)} fitted when it was probed, and not again in a fresh process" for point in refuted]
 
 
 def _on_chunks(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:

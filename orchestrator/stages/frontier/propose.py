@@ -7,7 +7,7 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
-from orchestrator.config.stages import Frontier
+from orchestrator.config.stages import Frontier, Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.pareto import fastest
@@ -203,18 +203,47 @@ class FrontierProgress:
     # Verification
 
     def verifications(self) -> list[Proposal]:
-        """Return a trial of the best point in a fresh process, and of the next best where that does not fit there."""
-        proposals: list[Proposal] = []
-        for point in self._by_preference():
-            proposals.append(self._static(point, "verified", role="once more, in a fresh process", fresh_process=True))
-            trial = self.study.trials.get(proposals[-1].id)
-            if trial is None or not trial.state.ended or self.fits(trial):
-                break
-        return proposals
+        """Return trials in a fresh process: of the best point, and of the largest that are to be trained. Where one does
+        not fit there, the next one follows."""
+        points = [*self._until_one_fits(), *(self._edges() if self._trains() else [])]
+        return [
+            self._static(point, "verified", role="once more, in a fresh process", fresh_process=True)
+            for point in dict.fromkeys(points)
+        ]
+
+    def _until_one_fits(self) -> list[OperatingPoint]:
+        points = self._by_preference()
+        waited_for = next((place for place, point in enumerate(points) if not self.is_refuted(point)), len(points))
+        return points[: waited_for + 1]
+
+    def _trains(self) -> bool:
+        """True if a later stage trains other sizes than the chosen one."""
+        return self.context.config.keys_of(Train) is not None
+
+    def _edges(self) -> list[OperatingPoint]:
+        """Return each mode's largest size of those at which it is the fastest: that is how they are trained.
+
+        Where the largest size fits the mode's smaller ones do, too, so they are not run in a process of their own.
+        """
+        standing = self.standing()
+        by_rate = sorted(standing, key=lambda point: rate_of(standing[point]))
+        fastest = {point.micro_batch_size: point for point in by_rate}
+        return list({fastest[size].mode: fastest[size] for size in sorted(fastest)}.values())
+
+    def standing(self) -> dict[OperatingPoint, Trial]:
+        """Return the probes that fit, without those that did not do so again in a fresh process."""
+        return {point: trial for point, trial in self.fitting().items() if not self.is_refuted(point)}
+
+    def is_refuted(self, point: OperatingPoint) -> bool:
+        trial = self._verification(point)
+        return trial is not None and trial.state.ended and not self.fits(trial)
+
+    def _verification(self, point: OperatingPoint) -> Trial | None:
+        return self.study.trials.get(self._name(point, "verified"))
 
     def verified(self) -> OperatingPoint | None:
-        """Return the point that fitted in a fresh process; None if none has."""
-        verifications = {point: self.study.trials.get(self._name(point, "verified")) for point in self._by_preference()}
+        """Return the best point that fitted in a fresh process; None if none has."""
+        verifications = {point: self._verification(point) for point in self._by_preference()}
         return next((point for point, trial in verifications.items() if trial and self.fits(trial)), None)
 
     def _by_preference(self) -> list[OperatingPoint]:
