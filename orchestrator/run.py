@@ -11,9 +11,10 @@ from pathlib import Path
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import uses_compile
+from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observers
+from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
 from orchestrator.execution.session import ray_cluster, wait_for_a_node
@@ -93,6 +94,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         wait_for_a_node(say)
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
+        _read_device_peaks(driver, shape, is_local=address is None)
         with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             for stage in config.stages:
@@ -137,6 +139,16 @@ def _share_host_memory(driver: Driver, shape: LaneShape) -> None:
     if driver.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
         share = preflight.available_memory_bytes() // shape.num_ranks
         driver.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
+
+
+def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> None:
+    """Journal once what a rank's device can compute: each lane would measure something else."""
+    if driver.journal.study.facts.device_peaks is None:
+        driver.progress.say("reading what the device can compute")
+        peaks = device_peaks(shape, precisions(driver.config), is_local=is_local)
+        if peaks is None:
+            driver.progress.say("the cluster did not tell what its devices can compute: each trial measures its own")
+        driver.journal.append(FactsRead(facts=Facts(device_peaks=peaks)))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:

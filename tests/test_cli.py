@@ -280,7 +280,7 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
 def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
     from orchestrator.config.load import load_study
     from orchestrator.config.trial import base_trial
-    from trainers.prediction import flops_per_sample
+    from trainers.flops import flops_per_sample
 
     config = base_trial(load_study(home / "tiny.yaml", []), None)
     weights = 256 * 16 + 12 * 16 * 16  # the head, tied to the embedding, and one block

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -99,6 +108,15 @@ class Phase(Strict):
     """The learning rate after warm-up, before the schedule lowers it."""
 
 
+class DevicePeak(Strict):
+    """What a device can compute at most, in one precision."""
+
+    flops_per_second: PositiveFloat
+    """Dense matrix products, without sparsity."""
+    source: Literal["data sheet", "measured"]
+    """Whether a data sheet says so, or large matrix products reached it."""
+
+
 class TrialConfig(Strict):
     """One training run, complete. All sizes are in samples (sequences) unless the name says otherwise."""
 
@@ -167,6 +185,9 @@ class TrialConfig(Strict):
     memory_limit_bytes: PositiveInt | None = None
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
     allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
+    device_peaks: dict[Precision, DevicePeak] = {}
+    """What the device can compute at most, for each precision: `mfu` is told against it. A precision that is not here:
+    the run looks its device up, and measures one that it does not know."""
     reference_weights: str | None = None
     """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that
     one. null: it is compared with none."""

@@ -18,15 +18,20 @@ from trainers.models import LossFunction, build_model, loss_function
 SUM_OR_MEAN = 1.5
 
 
+class NoLossAndCount(ValueError):
+    """The model returned something else than (loss_sum, num_targets); the message says what."""
+
+
 def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
-    """Return (loss_sum, num_targets) as two scalar tensors. Raises ValueError that says what was returned instead."""
+    """Return (loss_sum, num_targets) as two scalar tensors. Raises NoLossAndCount."""
     fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
     if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise ValueError(f"the model returned a {type(returned).__name__}; {fix}")
+        what = "Tensor" if isinstance(returned, Tensor) else type(returned).__name__  # a fake one, too
+        raise NoLossAndCount(f"the model returned a {what}; {fix}")
     for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
         if not isinstance(value, Tensor) or value.dim() != 0:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
+            raise NoLossAndCount(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
     loss_sum, num_targets = returned
     return loss_sum, num_targets.to(loss_sum.device)  # a count made on the host
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from trainers import memory, throughput
 from trainers.config import TrialConfig
+from trainers.device_peak import device_peak
+from trainers.flops import Work
 from trainers.gradient_noise import NoiseLog
 from trainers.models import num_batch_norms
 from trainers.noise_estimate import SquaredNorms
@@ -22,7 +24,7 @@ class Meter:
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
         """compile_seconds: the seconds already spent on compiling the run's code."""
         self.config, self.device = config, device
-        self._peak_flops = throughput.peak_flops(device, config.precision)
+        self._device_peak = config.device_peaks.get(config.precision) or device_peak(device, config.precision)
         self.peak = memory.PeakMeter(device)
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace(device)
         self.num_micro_batches = config.split.num_micro_batches
@@ -74,7 +76,7 @@ class Meter:
         """Take in figures of the last step alone; they stand until there are newer ones."""
         self._observed |= found
 
-    def metrics(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
+    def metrics(self, module: nn.Module, num_train_samples: int, work: Work | None) -> dict[str, float]:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         if self._num_targets:
             self._loss = self._loss_sum / self._num_targets
@@ -88,7 +90,7 @@ class Meter:
             **self._seconds(),
             **asdict(self.noise.estimate()),
             **self._observed,
-            **self._rates(module, num_train_samples),
+            **self._rates(num_train_samples, work),
         }
         return {key: value for key, value in found.items() if value is not None}
 
@@ -98,15 +100,16 @@ class Meter:
             "compile_seconds": self._compile_seconds_before + self.pace.compile_seconds(),
         }
 
-    def _rates(self, module: nn.Module, num_train_samples: int) -> dict[str, float]:
+    def _rates(self, num_train_samples: int, work: Work | None) -> dict[str, float]:
         step_seconds, tokens_per_second = self.pace.median_step_seconds(), self.pace.median_rate()
         if step_seconds is None or tokens_per_second is None:
             return {}
+        samples_per_second = self._effective_batch_size / step_seconds
         return {
             "step_seconds": step_seconds,
-            "epoch_seconds": step_seconds * num_train_samples / self._effective_batch_size,
+            "epoch_seconds": num_train_samples / samples_per_second,
             "tokens_per_second": tokens_per_second,
-            **throughput.utilisation(module, self.config, self._peak_flops, tokens_per_second),
+            **throughput.utilisation(work, self._device_peak, samples_per_second / self.config.world_size),
         }
 
     @property

@@ -1,5 +1,4 @@
-"""Peak memory and FLOPs of a training step without taking it: fake tensors on the CPU, their bytes and products
-counted.
+"""Peak memory of a training step without taking it: fake tensors on the CPU, and their bytes counted.
 
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. Until
 `trainers.peak_memory.calibrated` has one measurement of it, the eager prediction is the estimate of a compiled mode.
@@ -25,10 +24,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.accumulation import accumulate_gradient, normalise_and_clip
 from trainers.activation_checkpointing import apply_to_blocks
@@ -209,22 +206,6 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def flops_per_sample(config: TrialConfig) -> float:
-    """Count the FLOPs of forward and backward, without recomputation: matrix products, convolutions and attention.
-
-    Causal attention counts in full: its fused kernels on a CPU are not counted at all, so it is taken apart into
-    products.
-    """
-    train_set, _ = load_data(config.data)
-    sample = fetch(train_set, [0])
-    with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
-        model = build_model(config.model, train_set)
-        with FlopCounterMode(display=False) as counter:
-            loss_sum, _ = loss_function(config.loss)(model, fake_batch(sample, 1))
-            loss_sum.backward()
-    return float(counter.get_total_flops())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from trainers.data.batches import fetch, move
 from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers
 from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
+from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
@@ -57,6 +58,7 @@ class Run:
             else SampleOrder(len(self.train_set), config.seed)
         )
         self.module = initial_module(config, self.train_set)
+        self.work = work_of(config, self.module, self.train_set)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
         lengths = getattr(self.train_set, "lengths", None)
@@ -152,7 +154,7 @@ class Run:
         }
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
-        return place | self.meter.metrics(self.module, len(self.train_set))
+        return place | self.meter.metrics(self.module, len(self.train_set), self.work)
 
     def state(self, report: dict[str, Any] | None) -> dict[str, Any]:
         """Return all that a bitwise continuation needs, and the report that is about to be made. Every rank calls

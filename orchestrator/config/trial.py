@@ -3,9 +3,11 @@ rungs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
 from orchestrator.config.stages import Frontier, Grid
-from trainers.config import OptimizerConfig, TrialConfig
+from trainers.config import DevicePeak, OptimizerConfig, Precision, TrialConfig
 
 WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
@@ -17,7 +19,15 @@ def uses_compile(config: StudyConfig) -> bool:
     return any(any(choice) for choice in asked) if asked else config.compile is not False
 
 
-def base_trial(config: StudyConfig, memory_limit_bytes: int | None) -> TrialConfig:
+def precisions(config: StudyConfig) -> set[Precision]:
+    """Return every precision in which a trial of the study may run: float32 is what lower ones are held against."""
+    always: set[Precision] = {"float32", config.precision}
+    return always.union(*(stage.precision for stage in config.stages if isinstance(stage, Frontier)))
+
+
+def base_trial(
+    config: StudyConfig, memory_limit_bytes: int | None, device_peaks: Mapping[Precision, DevicePeak] | None = None
+) -> TrialConfig:
     """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
     split = given_batch(config.batch, config.world_size)
     shared = StudyOptimizer.model_fields.keys() - OptimizerConfig.model_fields.keys()
@@ -45,6 +55,7 @@ def base_trial(config: StudyConfig, memory_limit_bytes: int | None) -> TrialConf
         seed=config.seeds[0],
         keep_checkpoints=config.keep_checkpoints,
         memory_limit_bytes=memory_limit_bytes,
+        device_peaks=dict(device_peaks or {}),
     )
 
 

@@ -55,8 +55,8 @@ ASSUMED_UTILISATION = 0.5
 def _estimate(config: StudyConfig, full_runs: int) -> str:
     """Return how long the full runs take, from FLOPs counted on fake tensors and this machine's rate of them."""
     from trainers.device import pick_device
-    from trainers.prediction import flops_per_sample
-    from trainers.throughput import matmul_flops_per_second
+    from trainers.device_peak import matmul_flops_per_second
+    from trainers.flops import flops_per_sample
 
     trial = base_trial(config, None)
     try:

@@ -207,7 +207,11 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
         memory_margin_bytes=margin,
         memory=_memory_text(peak, limit),
         stages={stage: conclusion.reason for stage, conclusion in study.conclusions.items()},
-        notes=(*_model_notes(study), *(note for one in study.conclusions.values() for note in one.notes)),
+        notes=(
+            *_model_notes(study),
+            *_peak_notes(study, winner),
+            *(note for one in study.conclusions.values() for note in one.notes),
+        ),
     )
 
 
@@ -228,6 +232,18 @@ def _model_notes(study: Study) -> list[str]:
     return [
         f"the model has {layers} BatchNorm layers: their statistics are a micro-batch's, so accumulation changes them"
     ]
+
+
+def _peak_notes(study: Study, winner: Trial) -> list[str]:
+    """Return against what the winner's utilisation is told."""
+    precision = winner.config.precision
+    peak = (study.facts.device_peaks or {}).get(precision)
+    if peak is None or winner.metric("mfu") is None:
+        return []
+    source = (
+        "that matrix products reached on this device" if peak.source == "measured" else "of the device's data sheet"
+    )
+    return [f"MFU is told against the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"]
 
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:

@@ -47,7 +47,7 @@ def _trial_values(trial: Trial) -> dict[str, JsonValue]:
         "stage": trial.stage,
         "state": trial.state,
         "reason": trial.explanation,
-        "config": trial.config.model_dump(mode="json"),
+        "config": trial.config.model_dump(mode="json", exclude={"device_peaks"}),  # the machine's, not the trial's
         "metrics": dict(trial.metrics),
     }
 

@@ -65,7 +65,7 @@ class StageContext(Generic[Keys]):
             raise ValueError(
                 f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
             )
-        base = base_trial(self.config, self.limit_bytes())
+        base = base_trial(self.config, self.limit_bytes(), self.study.facts.device_peaks)
         batch = {
             "micro_batch_size": split.micro_batch_size,
             "gradient_accumulation_steps": split.gradient_accumulation_steps,

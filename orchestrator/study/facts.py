@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from trainers.config import DevicePeak, Precision
 from trainers.peak_memory import PeakMemory
 
 
@@ -21,6 +22,8 @@ class Facts:
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
     memory_limit_bytes: int | None = None
     """What one rank may take of the host, where the study file names no limit."""
+    device_peaks: dict[Precision, DevicePeak] | None = None
+    """What a rank's device can compute at most, for each precision of the study."""
 
     def updated(self, other: Facts) -> Facts:
         """Return these facts with what `other` has read put over them."""

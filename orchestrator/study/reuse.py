@@ -27,9 +27,10 @@ from orchestrator.config.stages import Frontier
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
+from trainers.config import DevicePeak
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
-WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints"}
+WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints", "device_peaks"}
 
 
 Identity = Mapping[str, JsonValue]
@@ -86,7 +87,8 @@ class Measurements:
         if record is None:
             return None
         reused = Reuse(time.strftime("%Y-%m-%d", time.localtime(record.time)), record.run_dir)
-        return Measured(record.state, record.cause, record.reason, record.metrics, reused)
+        metrics = against_peak(record.metrics, wanted.config.device_peaks.get(wanted.config.precision))
+        return Measured(record.state, record.cause, record.reason, metrics, reused)
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
@@ -114,6 +116,16 @@ class Measurements:
         config = trial.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def against_peak(metrics: Metrics, peak: DevicePeak | None) -> Metrics:
+    """Return the metrics with the utilisation told against this peak, as a study's own trials tell theirs."""
+    before = metrics.get("assumed_peak_flops")
+    if peak is None or before is None:
+        return metrics
+    ratio = before / peak.flops_per_second
+    told = {key: value * ratio for key in ("mfu", "hfu") if (value := metrics.get(key)) is not None}
+    return metrics | told | {"assumed_peak_flops": peak.flops_per_second}
 
 
 def _is_of_the_trial(trial: Trial) -> bool:

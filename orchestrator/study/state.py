@@ -158,7 +158,7 @@ class Study:
         Most trials of a grid differ in a number or two, and each would take 6 kB.
         """
         config = proposal.config
-        parts = {name: getattr(config, name) for name in ("model", "data", "optimizer", "schedule")}
+        parts = {name: getattr(config, name) for name in _SHARED_PARTS}
         shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
         return replace(proposal, config=config.model_copy(update=shared))
 
@@ -178,6 +178,10 @@ class Study:
 
     def _rank(self, trial: Trial) -> tuple[int, int, str]:
         return -len(trial.promoted), self._numbers[trial.id], trial.id
+
+
+# Parts of a configuration that most trials of a study have in common.
+_SHARED_PARTS = ("model", "data", "optimizer", "schedule", "device_peaks")
 
 
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ import yaml
 from orchestrator.config.keys import Batch, StudyConfig, given_batch
 from orchestrator.config.load import load_study, parse_study
 from orchestrator.config.stages import Frontier, Grid, StageKeys
-from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
+from orchestrator.config.trial import base_trial, evenly_spaced, precisions, scaled_learning_rate, warmup_samples
 from tests.support.lane_player import study_of
 from trainers.config import Split, Strict
 
@@ -324,6 +324,12 @@ def test_evaluations_are_evenly_spaced_and_the_budget_is_the_last(total: int, co
     assert len(points) == min(total, count)
     gaps = [b - a for a, b in zip((0, *points), points, strict=False)]
     assert max(gaps) - min(gaps) <= 1
+
+
+def test_the_precisions_of_a_study_are_all_that_a_trial_may_have_and_float32() -> None:
+    assert precisions(study_of()) == {"float32"}
+    tries = {"type": "frontier", "precision": ["float32", "float16"]}
+    assert precisions(study_of(precision="bfloat16", stages=[tries])) == {"float32", "bfloat16", "float16"}
 
 
 def test_a_study_without_compile_has_no_trial_that_compiles() -> None:

@@ -15,12 +15,13 @@ from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.events import RunBegan
+from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.state import Study
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.worlds import FRONTIER, THROUGHPUT, World, curves, with_accidents
-from trainers.config import TrialConfig
+from trainers.config import DevicePeak, TrialConfig
 
 STAGES = [{"type": "train", "pruner": {"type": "asha", "min_samples": 64}}, {"type": "learning_rate"}]
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/recommendation.json"))
@@ -80,6 +81,21 @@ def test_evidence_names_the_trial_the_memory_left_and_what_every_stage_found(tmp
     assert evidence.memory_margin_bytes == 9 * 2**20
     assert evidence.memory == "1 MiB of 10 MiB, 9 MiB left"
     assert set(evidence.stages) == {"frontier", "throughput", "train", "learning_rate"}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("measured", "that matrix products reached on this device"), ("data sheet", "of the device's data sheet")],
+)
+def test_the_utilisation_names_its_peak(tmp_path: Path, source: Any, words: str) -> None:
+    def used(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return {**curves(config, samples), "mfu": 0.5}
+
+    config, study = whole_study(tmp_path / "journal.jsonl", used)
+    study.facts = Facts(device_peaks={"float32": DevicePeak(flops_per_second=1.58e11, source=source)})
+    found = recommend(config, study)
+    assert found is not None
+    assert f"MFU is told against the 1.58e+11 FLOP/s in float32 {words}" in found.evidence.notes
 
 
 def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) -> None:

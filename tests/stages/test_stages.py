@@ -20,6 +20,7 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, KNOWN, NONE, THROUGHPUT
+from trainers.config import DevicePeak, Precision
 
 # Throughput
 
@@ -106,6 +107,16 @@ def test_the_splits_are_the_chosen_micro_batch_and_two_divisors_of_it_against_th
     assert {p.config.effective_batch_size for p in proposals} == {16}
     assert proposals[0].config.save_weights
     assert proposals[1].config.reference_weights == "/run/trials/equivalence-m8k2/weights.pt"
+
+
+def test_a_run_in_another_precision_is_told_that_precisions_peak() -> None:
+    peaks: dict[Precision, DevicePeak] = {
+        "float32": DevicePeak(flops_per_second=1e12, source="measured"),
+        "bfloat16": DevicePeak(flops_per_second=4e12, source="data sheet"),
+    }
+    found = equivalence_of(7e-6, precision="bfloat16", facts=Facts(device_peaks=peaks))
+    told = {p.config.precision: p.config.device_peaks[p.config.precision] for p in found.propose()}
+    assert told == peaks
 
 
 def test_float32_passes_within_its_tolerance() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
-from orchestrator.study.reuse import Measurements, identity, source_digest
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from orchestrator.study.reuse import Measurements, against_peak, identity, source_digest
+from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
-from trainers.config import TrialConfig
+from trainers.config import DevicePeak, TrialConfig
 
 IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
-METRICS = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_memory_bytes": 4e6}
+METRICS: Metrics = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_memory_bytes": 4e6}
 
 
 def proposal(trial_id: str = "frontier-none-m4", predicted: float = 4e6, **changes: Any) -> Proposal:
@@ -50,6 +51,18 @@ def test_another_study_finds_it_and_says_where_it_comes_from(file: Path) -> None
     assert found.metrics == METRICS
     assert found.reused.day.startswith("20")
     assert found.reused.run_dir == "/runs/first"
+
+
+def test_its_utilisation_is_told_against_the_peak_of_the_study_that_takes_it(tmp_path: Path) -> None:
+    slow, fast = ({"float32": DevicePeak(flops_per_second=peak, source="measured")} for peak in (1e9, 2e9))
+    first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first")
+    told: Metrics = {**METRICS, "mfu": 0.5, "hfu": 0.6, "assumed_peak_flops": 1e9}
+    first.remember(replace(ended(wanted=proposal(device_peaks=slow)), metrics=told))
+    wanted = proposal(device_peaks=fast)
+    found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([wanted])[wanted.id]
+    assert found.metrics == {**METRICS, "mfu": 0.25, "hfu": 0.3, "assumed_peak_flops": 2e9}
+    assert against_peak(METRICS, fast["float32"]) == METRICS
+    assert against_peak(told, None) == told
 
 
 def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:

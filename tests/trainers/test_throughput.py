@@ -6,59 +6,38 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.tiny import config, cpu_run
-from trainers.gpt import GPT
-from trainers.throughput import (
-    NUM_WARMUP_STEPS,
-    RECENT_STEPS,
-    Pace,
-    model_flops_per_token,
-    peak_flops,
-    recomputed_share,
-    utilisation,
-)
+from tests.support.tiny import config
+from trainers.config import DevicePeak
+from trainers.flops import Work
+from trainers.meter import Meter
+from trainers.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, utilisation
 
 
-def test_a_tied_head_multiplies_and_a_table_that_is_only_looked_up_does_not() -> None:
-    gpt = GPT(vocab_size=64, seq_len=16, num_layers=2, num_heads=2, hidden_dim=32)
-    positions = gpt.position_embedding.weight.numel()
-    assert model_flops_per_token(gpt) == 6 * (sum(p.numel() for p in gpt.parameters()) - positions)
-    assert model_flops_per_token(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3, bias=False))) == 6 * 12
+def test_utilisation_is_the_counted_work_over_the_peak() -> None:
+    peak = DevicePeak(flops_per_second=1e6, source="measured")
+    found = utilisation(Work(model_flops=600.0, hardware_flops=800.0), peak, samples_per_second=1_000.0)
+    told = {"model_flops_per_sample": 600.0, "assumed_peak_flops": 1e6, "peak_is_measured": 1.0}
+    assert found == pytest.approx({"mfu": 0.6, "hfu": 0.8} | told)
+
+
+def test_what_is_not_known_has_no_utilisation() -> None:
+    peak = DevicePeak(flops_per_second=1e6, source="data sheet")
+    assert "hfu" not in utilisation(Work(model_flops=1.0, hardware_flops=None), peak, 1.0)
+    assert utilisation(None, peak, 1.0) == {}
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_utilisation_is_the_work_of_one_rank_over_the_peak(world_size: int) -> None:
-    model, trial = nn.Linear(10, 10, bias=False), config(world_size=world_size)
-    found = utilisation(model, trial, peak=1e6, tokens_per_second=1_000.0 * world_size)
-    assert found == {"mfu": pytest.approx(0.6), "hfu": pytest.approx(0.6), "assumed_peak_flops": 1e6}
-    assert "hfu" not in utilisation(model, config(activation_checkpointing="selective"), 1e6, 1.0)
-
-
-def counted_flops(mode: str) -> int:
-    with FlopCounterMode(display=False) as counter:
-        cpu_run(config(activation_checkpointing=mode)).step()
-    return counter.get_total_flops()
-
-
-def test_full_checkpointing_recomputes_what_the_flop_counter_says() -> None:
-    trial = config(activation_checkpointing="full")
-    share = recomputed_share(cpu_run(trial).module, trial)
-    assert share is not None
-    assert 1 + share == pytest.approx(counted_flops("full") / counted_flops("none"), rel=0.02)
-
-
-def test_a_cpu_is_measured_once_and_every_trial_of_a_process_is_held_against_the_same_peak() -> None:
-    first = peak_flops(torch.device("cpu"), "float32")
-    assert first is not None
-    assert first > 1e8
-    assert peak_flops(torch.device("cpu"), "float32") == first
-
-
-def test_without_a_known_peak_there_is_no_utilisation() -> None:
-    assert utilisation(nn.Linear(1, 1), config(), None, 1_000.0) == {}
+def test_a_run_tells_the_utilisation_of_one_rank_against_the_peak_that_it_is_given(world_size: int) -> None:
+    given = {"float32": {"flops_per_second": 1e9, "source": "data sheet"}}
+    trial = config(world_size=world_size, device_peaks=given)
+    meter = Meter(trial, torch.device("cpu"), 0.0)
+    for _ in range(NUM_WARMUP_STEPS + 1):
+        meter.pace.add(2.0, 1.0)
+    found = meter.metrics(torch.nn.Linear(1, 1), 64, Work(model_flops=1e6, hardware_flops=1e6))
+    per_rank = trial.micro_batch_size / 2.0
+    assert found["mfu"] == pytest.approx(per_rank * 1e6 / 1e9)
+    assert found["peak_is_measured"] == 0.0
 
 
 def pace_of(seconds: Sequence[float], amounts: Sequence[float]) -> Pace:

@@ -1,0 +1,26 @@
+"""A study reads its device's peak once, and its trials are told it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from orchestrator.execution.device_peaks import device_peaks
+from orchestrator.execution.placement import LaneShape
+
+SHAPE = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=1, use_gpu=False)
+
+
+def test_this_hosts_cpus_are_measured_with_the_threads_of_a_rank_and_torch_keeps_its_own() -> None:
+    before = torch.get_num_threads()
+    peaks = device_peaks(SHAPE, ["float32"], is_local=True)
+    assert torch.get_num_threads() == before
+    assert peaks is not None
+    assert peaks["float32"].source == "measured"
+
+
+@pytest.mark.ray
+def test_a_process_of_the_cluster_measures_what_this_host_cannot_know(ray_cluster: None) -> None:
+    peaks = device_peaks(SHAPE, ["float32"], is_local=False)
+    assert peaks is not None
+    assert peaks["float32"].flops_per_second > 1e8
