@@ -87,6 +87,7 @@ class Meter:
             "peak_memory_bytes": self.peak.peak_bytes(),
             "num_batch_norms": num_batch_norms(module),
             **memory.device_metrics(self.device),
+            **self.clock.load.metrics(),
             **self._seconds(),
             **asdict(self.noise.estimate()),
             **self._observed,

@@ -10,6 +10,7 @@ import torch
 
 from trainers.config import DevicePeak
 from trainers.flops import Work
+from trainers.machine_load import LoadMeter
 
 # The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
 NUM_WARMUP_STEPS = 3
@@ -18,17 +19,19 @@ RECENT_STEPS = 1000
 
 
 class StepClock:
-    """Measures how long steps take. On CUDA it uses events, which are read once per interval after one
-    synchronisation."""
+    """Measures how long steps take, and what else the machine did meanwhile. On CUDA it uses events, which are read
+    once per interval after one synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.load = LoadMeter(f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None)
         self._unread: list[float] = []
         self._marks: list[torch.cuda.Event] = []
         self._last = 0.0
 
     def start(self) -> None:
         """Begin a run of back-to-back steps; what lies before it (evaluation, saving, waiting) is not timed."""
+        self.load.start()
         if self.device.type == "cuda":
             self._marks = [self._mark()]
         else:
@@ -48,6 +51,7 @@ class StepClock:
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
             self._unread = [before.elapsed_time(after) / 1000 for before, after in pairs]
+        self.load.stop()
         seconds, self._unread = self._unread, []
         self.start()
         return seconds

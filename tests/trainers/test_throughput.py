@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.tiny import config
 from trainers.config import DevicePeak
 from trainers.flops import Work
 from trainers.meter import Meter
-from trainers.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, utilisation
+from trainers.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, StepClock, utilisation
 
 
 def test_utilisation_is_the_counted_work_over_the_peak() -> None:
@@ -38,6 +39,21 @@ def test_a_run_tells_the_utilisation_of_one_rank_against_the_peak_that_it_is_giv
     per_rank = trial.micro_batch_size / 2.0
     assert found["mfu"] == pytest.approx(per_rank * 1e6 / 1e9)
     assert found["peak_is_measured"] == 0.0
+
+
+def test_the_machines_load_is_that_of_the_timed_steps_and_of_nothing_between_them() -> None:
+    clock = StepClock(torch.device("cpu"))
+    began = time.perf_counter()
+    clock.start()
+    clock.end_of_step()
+    clock.read()
+    timed = time.perf_counter() - began
+    while time.perf_counter() < began + timed + 0.05:  # an evaluation, say
+        pass
+    clock.start()
+    clock.end_of_step()
+    clock.read()
+    assert 0.0 < clock.load.seconds.wall <= time.perf_counter() - began - 0.05
 
 
 def pace_of(seconds: Sequence[float], amounts: Sequence[float]) -> Pace:
