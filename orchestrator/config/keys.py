@@ -45,7 +45,7 @@ def _yaml_off(value: object) -> object:
 Objective = Literal["time", "samples", "target"]
 
 # What the objectives of version 0.2 became.
-_FORMER_OBJECTIVES = {
+FORMER_OBJECTIVES = {
     "val_loss": "it is called samples now (the loss after equal samples); the default is time (the loss after equal "
     "training time)",
     "time_to_target": "it is called target now, and target_loss says the validation loss to reach",
@@ -53,9 +53,17 @@ _FORMER_OBJECTIVES = {
 }
 
 
+def _without_its_other_half(target_loss: float | None) -> str:
+    if target_loss is None:
+        return "objective: target has no target_loss; add target_loss, the validation loss to reach"
+    return (
+        f"target_loss ({target_loss:g}) is only used by objective: target; set objective: target or remove target_loss"
+    )
+
+
 def _objective_of_today(value: object) -> object:
-    if isinstance(value, str) and value in _FORMER_OBJECTIVES:
-        raise ValueError(f"'{value}' was an objective until version 0.2: {_FORMER_OBJECTIVES[value]}")
+    if isinstance(value, str) and value in FORMER_OBJECTIVES:
+        raise ValueError(f"'{value}' was an objective until version 0.2: {FORMER_OBJECTIVES[value]}")
     return value
 
 
@@ -181,7 +189,8 @@ class StudyConfig(Strict):
     `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,
     evaluating and waiting are not training time."""
     target_loss: float | None = None
-    """The validation loss to reach, for `objective: target`."""
+    """The validation loss to reach, for `objective: target`. null: there is none, as for the
+    other objectives."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
@@ -202,10 +211,7 @@ class StudyConfig(Strict):
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
             )
         if (self.objective == "target") != (self.target_loss is not None):
-            raise ValueError(
-                f"objective is {self.objective} and target_loss is {self.target_loss}: objective: target and target_loss go "
-                "together; give both or neither"
-            )
+            raise ValueError(_without_its_other_half(self.target_loss))
         check_shards(self.parallel, self.world_size)
         effective = given_batch(self.batch, self.world_size).effective_batch_size
         if effective > self.sample_budget:

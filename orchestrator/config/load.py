@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.stages import Pruner, StageConfig
 from trainers.config import Strict
 
@@ -51,16 +51,13 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
 def load_stored_study(path: Path) -> StudyConfig:
     """Return the study that a run directory holds, in this version's keys; one of version 0.2 is read as it was meant."""
     tree = read_yaml(path)
-    if isinstance(tree, dict) and tree.get("objective") in _FORMER_OBJECTIVES:
+    if isinstance(tree, dict) and tree.get("objective") in FORMER_OBJECTIVES:
         tree["objective"] = "samples"  # what all of them compared was trained on equal samples
         stages = tree.get("stages")
         for stage in stages if isinstance(stages, list) else []:
             if isinstance(stage, dict):
                 stage.pop("unscaled_contrast", None)
     return parse_study(tree, str(path))
-
-
-_FORMER_OBJECTIVES = ("val_loss", "time_to_target", "gpu_hours")
 
 
 def _make_absolute(tree: dict[str, Yaml]) -> None:

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from orchestrator.config.keys import Batch, StudyConfig, given_batch
-from orchestrator.config.load import load_study, parse_study
-from orchestrator.config.stages import Frontier, Grid, StageKeys
+from orchestrator.config.load import load_stored_study, load_study, parse_study
+from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
 from orchestrator.config.trial import base_trial, evenly_spaced, precisions, scaled_learning_rate, warmup_samples
 from tests.support.lane_player import study_of
 from trainers.config import Split, Strict
@@ -164,6 +164,14 @@ def test_set_changes_one_key(tmp_path: Path, override: str, place: str, value: o
      r"sample_budget \(7\) is smaller than one effective batch \(8\); raise sample_budget or lower the batch$"),
     ("stages: [{type: equivalence, micro_batch_sizes: [4, 3], effective_batch_size: 8}]", r"\(8\).*\(3 x 1 = 3\)"),
     ("stages: [{type: train}, {type: train}]", r"'train' twice; .*split it in two studies$"),
+    ("stages: [{type: train, unscaled_contrast: true}]",
+     r"stages.0.train.unscaled_contrast: no such key; the keys here are: type, pruner, max_runs$"),
+    ("stages: [{type: train, max_runs: 0}]", r"max_runs: .*greater than 0 .*; change it$"),
+    ("objective: speed", r"objective: .*'time', 'samples' or 'target' \(it is 'speed'\); change it$"),
+    ("objective: target", r"objective: target has no target_loss; add target_loss, the validation loss to reach$"),
+    ("target_loss: 2.5", r"target_loss \(2.5\) is only used by objective: target; .* or remove target_loss$"),
+    ("objective: samples\ntarget_loss: 2.5", r"target_loss \(2.5\) is only used by objective: target; "),
+    ("objective: target\ntarget_loss: .nan", r"target_loss: .*finite.*; change it$"),
 ])  # fmt: skip
 def test_a_bad_key_is_one_fault_that_says_where_what_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:
     message = refusal(tmp_path, text)
@@ -171,6 +179,41 @@ def test_a_bad_key_is_one_fault_that_says_where_what_and_the_remedy(tmp_path: Pa
     assert first == f"{tmp_path}/study.yaml does not describe a study:"
     assert len(faults) == 1, message
     assert re.search(said, faults[0]), message
+
+
+@pytest.mark.parametrize(("objective", "today"), [
+    ("val_loss", "it is called samples now (the loss after equal samples); the default is time (the loss after equal "
+                 "training time)"),
+    ("time_to_target", "it is called target now, and target_loss says the validation loss to reach"),
+    ("gpu_hours", "it is gone, as it ranked like time_to_target: choose target and say target_loss"),
+])  # fmt: skip
+def test_an_objective_of_version_0_2_is_refused_with_what_it_became(tmp_path: Path, objective: str, today: str) -> None:
+    first, fault = refusal(tmp_path, f"objective: {objective}").splitlines()
+    assert first.endswith("does not describe a study:")
+    assert fault == f"  objective: '{objective}' was an objective until version 0.2: {today}"
+    assert refusal(tmp_path, "", f"objective={objective}").splitlines()[1] == fault, "--set is answered the same"
+
+
+@pytest.mark.parametrize("objective", ["val_loss", "time_to_target", "gpu_hours"])
+def test_the_run_directory_of_a_study_of_version_0_2_is_read_all_the_same(tmp_path: Path, objective: str) -> None:
+    """Its candidates all trained on the same samples, whatever they were ranked by."""
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        f"name: old\n{MINIMAL}objective: {objective}\nseeds: [3]\nstages: [{{type: frontier}}, {{type: train, unscaled_contrast: true}}]\n"
+    )
+    study = load_stored_study(path)
+    assert (study.objective, study.target_loss, study.seeds) == ("samples", None, (3,))
+    assert [stage.type for stage in study.stages] == ["frontier", "train"]
+
+
+def test_the_run_directory_of_a_study_of_today_is_read_as_its_file_is(tmp_path: Path) -> None:
+    written = load(tmp_path, "objective: target\ntarget_loss: 2.5\n")
+    path = tmp_path / "stored.yaml"
+    path.write_text(yaml.safe_dump(written.model_dump(mode="json"), sort_keys=False))
+    assert load_stored_study(path) == written
+    path.write_text(f"name: new\n{MINIMAL}stages: [{{type: train, unscaled_contrast: true}}]\n")
+    with pytest.raises(ValueError, match="unscaled_contrast: no such key"):
+        load_stored_study(path)
 
 
 def test_several_faults_are_said_at_once(tmp_path: Path) -> None:
@@ -311,10 +354,44 @@ def test_the_learning_rate_scales_from_the_reference_batch() -> None:
         assert scaled_learning_rate(optimizer, 8) == pytest.approx(1e-3)
 
 
-def test_warm_up_is_in_samples_and_grows_with_the_batch() -> None:
+def test_warm_up_is_in_samples_and_lasts_30_steps_but_no_more_than_a_fifth_of_the_run() -> None:
     optimizer = study_of().optimizer
-    assert [warmup_samples(optimizer, batch, 10_000) for batch in (8, 32, 64, 128)] == [100, 100, 200, 500]
-    assert warmup_samples(study_of(optimizer={"warmup": 7}).optimizer, 128, 10_000) == 7
+    by_batch = [(1, 100), (3, 100), (8, 240), (32, 960), (64, 1920), (128, 2000), (5000, 2000)]
+    assert [(batch, warmup_samples(optimizer, batch, 10_000)) for batch, _ in by_batch] == by_batch
+    assert warmup_samples(optimizer, 8, 100_000) == 1000, "1 % of a long run is more than 30 steps"
+    given = study_of(optimizer={"warmup": 7}).optimizer
+    assert [warmup_samples(given, batch, 10_000) for batch in (1, 128)] == [7, 7]
+
+
+@pytest.mark.parametrize("budget", [512, 10_000, 1_000_003])
+def test_the_first_rung_of_every_run_lies_past_its_warm_up(budget: int) -> None:
+    optimizer, pruner = study_of().optimizer, AshaPruner()
+    for batch in (1, 4, 32, 256, 4096):
+        for own in (budget, 3 * budget, budget // 3):
+            first, *others = pruner.rungs(budget, own)
+            assert warmup_samples(optimizer, batch, own) < first < own
+            assert all(first < other < own for other in others)
+
+
+@pytest.mark.parametrize("pruner", [
+    AshaPruner(), AshaPruner(min_samples=64), AshaPruner(min_samples=100, reduction_factor=3),
+])  # fmt: skip
+@pytest.mark.parametrize("own", [100, 511, 512, 640, 5000])
+def test_the_rungs_of_a_run_lie_at_the_same_shares_of_its_budget_as_the_baselines_of_its(
+    pruner: AshaPruner, own: int
+) -> None:
+    baseline = pruner.rungs(512, 512)
+    assert baseline == tuple(baseline[0] * pruner.reduction_factor**level for level in range(len(baseline)))
+    assert baseline[-1] < 512 <= baseline[-1] * pruner.reduction_factor
+    rungs = pruner.rungs(512, own)
+    assert len(rungs) == len(baseline), "a level is the same share of every run"
+    for rung, of_baseline in zip(rungs, baseline, strict=True):
+        assert rung / own == pytest.approx(of_baseline / 512, abs=0.501 / own)
+
+
+def test_there_is_no_rung_where_the_first_lies_past_the_end_or_nobody_is_stopped() -> None:
+    assert AshaPruner(min_samples=512).rungs(512, 512) == ()
+    assert NoPruner().rungs(512, 512) == ()
 
 
 @pytest.mark.parametrize(("total", "count"), [(512, 8), (10, 3), (3, 8), (1, 1)])
