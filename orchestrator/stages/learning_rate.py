@@ -22,7 +22,7 @@ from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.observed import surface_through
-from orchestrator.stages.ranking import Standing, standings, tie_width
+from orchestrator.stages.ranking import Standing, standings, tied_with_best
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
@@ -112,8 +112,9 @@ def _centre(context: StageContext[LearningRate]) -> float:
     trained, winner = found(context.study, TrainFindings), _winner(context.study)
     if winner is None:
         return context.trial(chosen_split(context), chosen_mode(context.study)).learning_rate
-    if trained is not None and trained.learning_rate is not None:
-        return trained.learning_rate
+    of_batch = trained.of_batch(winner.config.effective_batch_size) if trained else None
+    if of_batch is not None:
+        return of_batch.learning_rate
     if winner.stage == "grid":
         return winner.config.learning_rate
     return _rule(context, winner)
@@ -174,9 +175,7 @@ def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:
 
 
 def _settle(ranking: list[Standing], fitted: float) -> Standing:
-    width = tie_width(ranking)
-    equals = [one for one in ranking if one.score <= ranking[0].score + width]
-    return min(equals, key=lambda one: abs(math.log(_rate(one) / fitted)))
+    return min(tied_with_best(ranking), key=lambda one: abs(math.log(_rate(one) / fitted)))
 
 
 def _rate(standing: Standing) -> float:
@@ -184,8 +183,7 @@ def _rate(standing: Standing) -> float:
 
 
 def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:
-    width = tie_width(ranking)
-    ties = [f"{_rate(one):.3g}" for one in ranking if one is not best and abs(one.score - best.score) <= width]
+    ties = [f"{_rate(one):.3g}" for one in tied_with_best(ranking) if one is not best]
     tie = f", tied with {', '.join(ties)}" if ties else ""
     return (
         f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, best of {len(ranking)}{tie}; "

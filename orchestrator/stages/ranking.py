@@ -103,9 +103,17 @@ def by_candidate(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 def settle(ranking: Sequence[Standing]) -> Standing:
     """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
     memory."""
-    width = tie_width(ranking)
-    equals = [one for one in ranking if one.score <= ranking[0].score + width]
+    equals = tied_with_best(ranking)
     return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
+
+
+def tied_with_best(ranking: Sequence[Standing]) -> list[Standing]:
+    """Return the best, and those that the seeds alone may have put behind it.
+
+    Who never reached the target is not tied with who did, however soon its loss is projected to.
+    """
+    best, width = ranking[0], tie_width(ranking)
+    return [one for one in ranking if one.reached == best.reached and one.score <= best.score + width]
 
 
 def tie_width(ranking: Sequence[Standing]) -> float:

@@ -81,11 +81,9 @@ class TrainFindings:
     seconds: float | None = None
     """The training time that each could take; None where all trained on the same samples."""
 
-    @property
-    def learning_rate(self) -> float | None:
-        """The best rate for the winning batch by the surface; None in a study of version 0.2."""
-        best = max(self.batches, key=lambda one: one.p_best, default=None)
-        return best.learning_rate if best else None
+    def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
+        """Return what is known of a batch; None in a study of version 0.2."""
+        return next((one for one in self.batches if one.effective_batch_size == effective_batch_size), None)
 
 
 def propose(context: StageContext[Train]) -> list[Proposal]:
@@ -227,7 +225,8 @@ def _interval(draws: Array) -> tuple[float, float, float]:
 
 def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFindings) -> str:
     config, first = winner.trials[0].config, winner.trials[0]
-    mine = next(one for one in findings.batches if one.effective_batch_size == config.effective_batch_size)
+    mine = findings.of_batch(config.effective_batch_size)
+    assert mine, "the winner is one of the batches"
     trials = context.trials()
     cut = sum(trial.state is TrialState.PRUNED for trial in trials)
     cost = "the same samples" if findings.seconds is None else f"{seconds_text(findings.seconds)} of training each"

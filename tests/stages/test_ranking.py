@@ -10,12 +10,16 @@ import pytest
 from orchestrator.config.trial import base_trial
 from orchestrator.stages.ranking import (
     best_noise_scale,
+    elasticity,
     goodput,
+    projected_seconds_to,
     seconds_to,
     settle,
     standings,
+    tie_width,
     token_efficiency,
 )
+from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 
@@ -82,67 +86,117 @@ def test_the_ranking_is_by_the_mean_over_seeds_and_wants_all_of_them() -> None:
         trial("a-s0", candidate="a", val_loss=3.0), trial("a-s1", candidate="a", val_loss=3.4), trial("b-s0", candidate="b", val_loss=3.1), trial("b-s1", candidate="b", val_loss=3.1),
         trial("c-s0", candidate="c", val_loss=2.0), trial("c-s1", candidate="c", state=TrialState.PRUNED), trial("d-s0", candidate="d", val_loss=3.3), trial("d-s1", candidate="d", val_loss=3.3),
     ]  # fmt: skip
-    found = standings(trials, "val_loss", None)
+    found = standings(trials)
     assert [(one.name, pytest.approx(one.score)) for one in found] == [("b", 3.1), ("a", 3.2), ("d", 3.3)]
+    assert all(one.score == one.val_loss and one.reached for one in found)
 
 
-def test_losses_within_three_thousandths_are_a_tie() -> None:
-    assert tied(3.0, 3.008)
-    assert not tied(3.0, 3.01)
-    assert tied(0.0, 0.0)
-    assert tied(math.inf, math.inf)
-    assert not tied(math.inf, 10.0)
+# Ties
+
+
+def seeds_of(name: str, *losses: float, **changes: Any) -> list[Trial]:
+    return [trial(f"{name}-s{seed}", loss, candidate=name, **changes) for seed, loss in enumerate(losses)]
+
+
+def test_a_tie_is_as_wide_as_the_seeds_make_a_difference_of_two_means() -> None:
+    """The variance of a difference of two means of two runs each is one run's variance."""
+    ranking = standings([*seeds_of("a", 3.0, 3.02), *seeds_of("b", 3.1, 3.14)])
+    one_run = math.sqrt((0.0002 + 0.0008) / 2)
+    assert tie_width(ranking) == pytest.approx(one_run)
+    four = standings([*seeds_of("a", 3.0, 3.02, 3.0, 3.02), *seeds_of("b", 3.1, 3.14, 3.1, 3.14)])
+    assert tie_width(four) < tie_width(ranking), "more seeds tell more"
+
+
+def test_with_one_seed_the_width_is_the_recorded_worlds_share_of_the_loss() -> None:
+    ranking = standings([trial("a", 3.0), trial("b", 3.1), trial("c", 9.0)])
+    assert tie_width(ranking) == pytest.approx(math.sqrt(2) * NOISE * 3.1)
+    thousandfold = standings([trial("a", 3000.0), trial("b", 3100.0), trial("c", 9000.0)])
+    assert tie_width(thousandfold) == pytest.approx(1000 * tie_width(ranking))
+
+
+def test_a_target_is_tied_by_the_seconds_that_the_seeds_difference_in_loss_takes() -> None:
+    """Where the loss falls as seconds^(-1/5), a loss that is off by 1 % is a time that is off by 5 %."""
+    fall = curve(*((seconds, 3.0 * (seconds / 100) ** -0.2) for seconds in (10, 20, 40, 80, 100)))
+    ranking = standings([trial("a", 3.0, history=fall)], target_loss=3.0)
+    assert elasticity(ranking) == pytest.approx(5.0)
+    assert tie_width(ranking) == pytest.approx(math.sqrt(2) * 5 * NOISE * 100)
 
 
 def test_a_tie_is_settled_by_the_smaller_effective_batch_and_a_protected_one_first() -> None:
+    within = math.sqrt(2) * NOISE * 3.0
     trials = [
-        trial("large", 3.000, micro_batch_size=8), trial("small", 3.001, micro_batch_size=2),
+        trial("large", 3.000, micro_batch_size=8), trial("small", 3.0 + 0.5 * within, micro_batch_size=2),
         trial("far", 3.5, micro_batch_size=1),
     ]  # fmt: skip
-    assert settle(standings(trials, "val_loss", None)).name == "small"
-    baseline = trial("baseline", 3.002, micro_batch_size=4, protected=True)
-    assert settle(standings([*trials, baseline], "val_loss", None)).name == "baseline"
+    assert settle(standings(trials)).name == "small"
+    baseline = trial("baseline", 3.0 + 0.9 * within, micro_batch_size=4, protected=True)
+    assert settle(standings([*trials, baseline])).name == "baseline"
+    beaten = trial("baseline", 3.0 + 1.2 * within, micro_batch_size=4, protected=True)
+    assert settle(standings([*trials, beaten])).name == "small"
+
+
+# Time to a target
 
 
 def curve(*points: tuple[float, float]) -> tuple[dict[str, float], ...]:
     return tuple({"train_seconds": seconds, "val_loss": loss} for seconds, loss in points)
 
 
-def test_time_to_target_is_the_first_evaluation_at_or_below_it() -> None:
+def test_time_to_a_target_is_interpolated_to_where_the_loss_first_crosses_it() -> None:
     one = trial("a", 3.0, history=curve((10, 4.0), (20, 3.2), (30, 3.3), (40, 3.0)))
-    assert seconds_to([one], 3.2) == 20
-    assert seconds_to([one], 3.1) == 40
-    assert seconds_to([one], 2.0) == math.inf
+    assert seconds_to(one, 3.2) == 20
+    assert seconds_to(one, 3.6) == pytest.approx(15), "half-way between two evaluations"
+    assert seconds_to(one, 3.1) == pytest.approx(30 + 10 * 2 / 3), "it rose in between"
+    assert seconds_to(one, 4.5) == 10, "the first evaluation is below it already: no sooner is known"
+    assert seconds_to(one, 2.0) == math.inf
 
 
-def test_time_to_target_ranks_by_time_and_gpu_hours_by_time_times_ranks() -> None:
+def test_a_target_that_was_not_reached_is_projected_along_the_log_of_the_seconds() -> None:
+    """A loss that falls by 0.5 with every doubling of the time falls by another 1.0 in two more."""
+    one = trial("a", 3.0, history=curve((0, 9.0), (10, 4.0), (20, 3.5), (40, 3.0)))
+    assert projected_seconds_to(one, 2.0) == pytest.approx(160)
+    assert projected_seconds_to(one, -1e9) < math.inf, "a number that JSON can hold"
+    rising = trial("b", 3.6, history=curve((10, 3.5), (20, 3.6)))
+    assert projected_seconds_to(rising, 3.0) == math.inf
+    assert projected_seconds_to(trial("c", 3.5, history=curve((10, 3.5))), 3.0) == math.inf, "one point has no slope"
+
+
+def test_a_target_ranks_who_reached_it_by_time_and_before_all_who_did_not() -> None:
     fast = trial("fast", 3.1, history=curve((3600, 3.2), (7200, 3.1)), world_size=4)
     slow = trial("slow", 2.9, history=curve((7200, 3.2), (14400, 2.9)), world_size=1)
+    nearly = trial("nearly", 3.3, history=curve((10, 3.5), (20, 3.3)))
     never = trial("never", 3.3, history=curve((100, 3.3)))
-    by_time = standings([slow, fast, never], "time_to_target", 3.2)
-    assert [(one.name, one.score) for one in by_time] == [("fast", 3600), ("slow", 7200), ("never", math.inf)]
-    by_hours = standings([slow, fast, never], "gpu_hours", 3.2)
-    assert [(one.name, one.score) for one in by_hours] == [("slow", 2.0), ("fast", 4.0), ("never", math.inf)]
+    found = standings([never, nearly, slow, fast], target_loss=3.2)
+    projected = 20 * math.exp(0.5 * math.log(2))
+    assert [(one.name, one.score, one.reached) for one in found] == [
+        ("fast", 3600, True), ("slow", 7200, True), ("nearly", pytest.approx(projected), False),
+        ("never", math.inf, False),
+    ]  # fmt: skip
 
 
-def test_the_target_is_reached_by_the_mean_over_the_seeds() -> None:
+def test_the_time_to_a_target_is_the_mean_over_the_seeds_and_all_of_them_must_reach_it() -> None:
     seeds = [
         trial("a-s0", candidate="a", val_loss=2.9, history=curve((10, 3.4), (20, 2.9))),
         trial("a-s1", candidate="a", val_loss=3.1, history=curve((12, 3.2), (22, 3.1))),
     ]
-    assert seconds_to(seeds, 3.0) == 21
-    assert seconds_to(seeds, 3.3) == 11
+    (both,) = standings(seeds, target_loss=3.15)
+    assert (both.score, both.reached) == (pytest.approx((15 + 17) / 2), True)
+    (one,) = standings(seeds, target_loss=3.0)
+    assert (one.score, one.reached) == (pytest.approx((18 + 22 * 22 / 12) / 2), False)
 
 
 def test_who_never_reaches_the_target_does_not_tie_with_who_does() -> None:
     trials = [
         trial("never", 3.5, history=curve((10, 3.5)), micro_batch_size=1),
+        trial("nearly", 3.01, history=curve((5, 3.1), (9, 3.01)), micro_batch_size=1),
         trial("fast", 3.0, history=curve((10, 3.0)), micro_batch_size=32),
         trial("baseline", 3.0, history=curve((40, 3.0)), micro_batch_size=4, protected=True),
     ]
-    assert settle(standings(trials, "time_to_target", 3.0)).name == "fast"
+    ranking = standings(trials, target_loss=3.0)
+    assert next(one.score for one in ranking if one.name == "nearly") < 12, "it is projected to be almost there"
+    assert settle(ranking).name == "fast"
 
 
 def test_where_nobody_reaches_the_target_a_winner_is_still_settled() -> None:
     trials = [trial("a", 3.4, history=curve((10, 3.4))), trial("b", 3.3, history=curve((10, 3.3)))]
-    assert settle(standings(trials, "time_to_target", 3.0)).name in ("a", "b")
+    assert settle(standings(trials, target_loss=3.0)).name in ("a", "b")
