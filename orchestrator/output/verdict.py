@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.stages.findings import found
 from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
@@ -32,9 +34,7 @@ class Scope:
             f"effective batch {batches[0]}" if len(batches) == 1 else f"effective batches {batches[0]} to {batches[-1]}"
         )
         accumulated = (
-            "no accumulation was tried"
-            if self.largest_accumulation == 1
-            else f"accumulation up to {self.largest_accumulation}"
+            "no accumulation" if self.largest_accumulation == 1 else f"accumulation up to {self.largest_accumulation}"
         )
         return (
             f"{'one seed' if self.seeds == 1 else f'{self.seeds} seeds'}, {number_text(self.validation_samples)} validation "
@@ -54,31 +54,58 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
 
 
 def p_best(study: Study, winner: Trial) -> float | None:
-    """Return the probability that no batch is better than the recommended one by more than the seeds' deviation."""
-    mine = _batch(study, winner)
-    return mine.p_best if mine else None
+    """Return the probability that no batch is better than the recommended one by more than the seeds' deviation; None
+    where only one was tried."""
+    compared = _compared(study, winner)
+    return compared.mine.p_best if compared else None
 
 
 def undecided_between(study: Study, winner: Trial) -> tuple[int, ...]:
     """Return the effective batches between which the study could not decide; none where it did."""
-    findings, mine = found(study, TrainFindings), _batch(study, winner)
-    if findings is None or mine is None or mine.p_best >= ENOUGH:
+    compared = _compared(study, winner)
+    if compared is None or compared.is_decided:
         return ()
-    rivals = [one for one in findings.batches if one is not mine and one.p_best > 1 - ENOUGH]
-    return tuple(sorted(one.effective_batch_size for one in (mine, *rivals)))
+    rivals = [one for one in compared.others if one.p_best > 1 - ENOUGH] or [compared.strongest]
+    return tuple(sorted(one.effective_batch_size for one in (compared.mine, *rivals)))
 
 
 def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None:
     """Return what would decide a study that could not; None where it did."""
-    findings, mine = found(study, TrainFindings), _batch(study, winner)
-    if findings is None or mine is None or mine.p_best >= ENOUGH:
+    compared = _compared(study, winner)
+    if compared is None or compared.is_decided:
         return None
-    runs = max(1, round(mine.num_runs_to_decide))
-    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
+    runs = max(1, round(compared.mine.num_runs_to_decide)) * len(config.seeds)
+    seconds = compared.findings.seconds or winner.metric("train_seconds") or 0.0
     hours = runs * seconds * config.world_size / 3600
-    return (
-        f"about {runs} more runs of {seconds_text(seconds)} each, {hours:.2g} device-hours: raise stages.train.max_runs"
-    )
+    each = f"of {seconds_text(seconds)}" if runs == 1 else f"of {seconds_text(seconds)} each"
+    return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise stages.train.max_runs"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What the train stage found of the recommended batch and of those that it was compared with."""
+
+    findings: TrainFindings
+    mine: BatchFindings
+    others: tuple[BatchFindings, ...]
+
+    @property
+    def is_decided(self) -> bool:
+        return self.mine.p_best >= ENOUGH
+
+    @property
+    def strongest(self) -> BatchFindings:
+        """The likeliest of the others."""
+        return max(self.others, key=lambda one: one.p_best)
+
+
+def _compared(study: Study, winner: Trial) -> _Compared | None:
+    """Return the comparison; None without one: no train stage, only one batch, or a study of version 0.2."""
+    findings = found(study, TrainFindings)
+    mine = findings.of_batch(winner.config.effective_batch_size) if findings else None
+    if findings is None or mine is None or len(findings.batches) == 1:
+        return None
+    return _Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
 
 
 def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
@@ -90,7 +117,8 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
         f"and learning rate {trial.learning_rate:.3g}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
-    return f"{what}: {_why(config, study, winner)}.{edge if _is_on_edge(study, winner) else ''}"
+    scope = f" Measured with {scope_of(config, study, winner)}."
+    return f"{what}: {_why(config, study, winner)}.{edge if _is_on_edge(study, winner) else ''}{scope}"
 
 
 def _times(accumulation: int) -> str:
@@ -103,58 +131,87 @@ def _is_on_edge(study: Study, winner: Trial) -> bool:
 
 
 def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
-    findings, mine = found(study, TrainFindings), _batch(study, winner)
-    loss = winner.measured("val_loss")
+    """Return what it wins against the baseline, and how sure that is."""
+    ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
     if baseline is None:
-        return f"it ends at val loss {loss:.3f}, the best of what was run"
-    before = f"the baseline's {baseline.measured('val_loss'):.3f}"
-    cost = _cost(findings)
+        return f"it {_ending(ours, target)}, the best of what was run"
+    theirs, compared = _standing(study, baseline, target), _compared(study, winner)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
-        at_its_rate = "" if winner.id == baseline.id else f"; this learning rate brings it from {before} to {loss:.3f}"
-        return f"{_baseline_stays(findings, mine)}{at_its_rate}{_sure(study, winner, mine)}"
-    other = f" (effective batch {baseline.config.effective_batch_size})"
-    return f"val loss {loss:.3f} against {before}{other} after {cost}{_sure(study, winner, mine)}"
+        its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
+        return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared)}"
+    return f"{_against(ours, theirs, target)}{_cost(study, target)}{_sure(study, winner, compared)}"
 
 
-def _cost(findings: TrainFindings | None) -> str:
-    if findings is None or findings.seconds is None:
-        return "the same samples"
-    return f"the same training time ({seconds_text(findings.seconds)})"
+def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
+    other = f"(effective batch {theirs.trials[0].config.effective_batch_size})"
+    if target_loss is None:
+        return f"val loss {ours.val_loss:.3f} against the baseline's {theirs.val_loss:.3f} {other}"
+    return f"it {_ending(ours, target_loss)}, the baseline {other} {_ending(theirs, target_loss)}"
 
 
-def _baseline_stays(findings: TrainFindings | None, mine: BatchFindings | None) -> str:
-    if findings is None or mine is None:
-        return "no batch that was tried beat the baseline's, so the batch is not your bottleneck"
-    if mine.p_best < ENOUGH:
-        return "the baseline's batch is as good as any that was tried"
-    others = [one for one in findings.batches if one is not mine]
-    if not others:
-        return "it is the only batch that was tried"
-    gain = max(0.0, mine.score - min(one.score_low for one in others))
-    return (
-        f"no other batch gains more than {gain:.3f} over the baseline's after {_cost(findings)} (95 %), so the batch is not "
-        "your bottleneck"
+def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
+    """Return how a completed trial and its other seeds ended."""
+    seeds = [one for one in study.of_stage(trial.stage) if one.candidate == trial.candidate]
+    return next(iter(standings(seeds, target_loss) or standings([trial], target_loss)))
+
+
+def _ending(standing: Standing, target_loss: float | None) -> str:
+    """Return what a run came to under the objective, with its verb."""
+    if target_loss is None:
+        return f"ends at val loss {standing.val_loss:.3f}"
+    if standing.reached:
+        return f"reaches val loss {target_loss:g} after {seconds_text(standing.score)} of training"
+    soon = (
+        ""
+        if math.isinf(standing.score)
+        else f" and would reach {target_loss:g} after about {seconds_text(standing.score)}"
     )
+    return f"ends at val loss {standing.val_loss:.3f}{soon}"
 
 
-def _sure(study: Study, winner: Trial, mine: BatchFindings | None) -> str:
-    if mine is None:
+def _at_its_rate(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
+    if target_loss is None:
+        return f"this learning rate brings it from the baseline's {theirs.val_loss:.3f} to {ours.val_loss:.3f}"
+    return f"with this learning rate it {_ending(ours, target_loss)}, with the baseline's it {_ending(theirs, target_loss)}"
+
+
+def _cost(study: Study, target_loss: float | None) -> str:
+    """Return after what; nothing where the objective is that."""
+    findings = found(study, TrainFindings)
+    if target_loss is not None:
         return ""
-    between = undecided_between(study, winner)
-    if between:
-        return (
-            f"; undetermined between effective batches {_listed(between)} (this one with probability {mine.p_best:.2f})"
-        )
-    return f"; the right batch with probability {mine.p_best:.2f}"
+    if findings is None or findings.seconds is None:
+        return " after the same samples"
+    return f" after the same training time ({seconds_text(findings.seconds)})"
+
+
+def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float | None) -> str:
+    findings = found(study, TrainFindings)
+    if compared is None:
+        if findings and findings.batches:
+            return "it is the only batch that was tried"
+        return f"no batch that was tried beat the baseline's{_cost(study, target_loss)}"
+    if not compared.is_decided:
+        return "the baseline's batch is as good as any that was tried"
+    gain = max(0.0, compared.mine.score - min(one.score_low for one in compared.others))
+    how_much = (
+        f"gains more than {gain:.3f} over the baseline's{_cost(study, target_loss)}"
+        if target_loss is None
+        else f"is faster than the baseline's by more than {seconds_text(gain)}"
+    )
+    return f"no other batch {how_much} (95 %), so the batch is not your bottleneck"
+
+
+def _sure(study: Study, winner: Trial, compared: _Compared | None) -> str:
+    if compared is None:
+        return ""
+    p = f"{compared.mine.p_best:.2f}"
+    if compared.is_decided:
+        return f"; the right batch with probability {p}"
+    between = _listed(undecided_between(study, winner))
+    return f"; undetermined between effective batches {between} (this one with probability {p})"
 
 
 def _listed(batches: tuple[int, ...]) -> str:
-    return str(batches[0]) if len(batches) == 1 else f"{', '.join(map(str, batches[:-1]))} and {batches[-1]}"
-
-
-def _batch(study: Study, winner: Trial) -> BatchFindings | None:
-    """Return what the train stage found of the recommended batch; None where it did not run, or was of version 0.2."""
-    findings = found(study, TrainFindings)
-    batches = findings.batches if findings else ()
-    return next((one for one in batches if one.effective_batch_size == winner.config.effective_batch_size), None)
+    return f"{', '.join(map(str, batches[:-1]))} and {batches[-1]}"

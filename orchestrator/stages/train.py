@@ -41,7 +41,9 @@ class Ranked:
     val_loss: float
     """The mean of its seeds."""
     score: float | None
-    """Its score under the study's objective, the smaller the better; None if it never reached the target."""
+    """Its score under the study's objective, the smaller the better; None if its loss was not falling to the target."""
+    reached: bool = True
+    """False if it never reached the target: then its score is a projection."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
     findings = TrainFindings(
         winner=winner.trials[0].id,
         val_loss=winner.val_loss,
-        ranking=tuple(Ranked(one.name, one.val_loss, one.score) for one in ranking),
+        ranking=tuple(Ranked(one.name, one.val_loss, one.score, one.reached) for one in ranking),
         batches=tuple(_batch_findings(context, field, surface, batch) for batch in surface.grid.batches),
         seed_deviation=surface.seed_deviation,
         seconds=field.seconds,

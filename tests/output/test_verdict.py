@@ -1,0 +1,217 @@
+"""The sentence on top, in each of its forms, and the keys of recommendation.json that say how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from orchestrator.output.recommendation import Recommendation, recommend
+from orchestrator.output.verdict import Scope
+from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.train import BatchFindings, TrainFindings
+from orchestrator.study.events import Evaluated
+from orchestrator.study.state import Study
+from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
+
+SCOPE = "Measured with one seed, 256 validation samples, 32.8k training samples, effective batches 8 to 32, no accumulation."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A full run of the train stage that completed; its curve is (training seconds, validation loss)."""
+
+    batch: int
+    curve: tuple[tuple[float, float], ...]
+
+
+SMALL, LARGE = Run(8, ((30, 4.0), (60, 3.5))), Run(32, ((30, 3.6), (60, 3.2)))
+
+
+def recommended(
+    *batches: BatchFindings,
+    winner: int = 32,
+    seconds: float | None = 60.0,
+    runs: tuple[Run, ...] = (SMALL, LARGE),
+    tuned: Run | None = None,
+    **changes: Any,
+) -> Recommendation:
+    """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
+
+    tuned: a run of the learning_rate stage, which it found the best.
+    """
+    config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
+    study = Study(config.name)
+    for run in runs:
+        add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
+    loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
+    conclude(study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds), "")
+    if tuned is not None:
+        add(study, config, "learning_rate-x2", tuned)
+        conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}), "")
+    found = recommend(config, study)
+    assert found is not None
+    return found
+
+
+def add(study: Study, config: Any, trial_id: str, run: Run, role: str = "") -> None:
+    add_trial(study, config, trial_id, role, micro_batch_size=run.batch, learning_rate=6e-4)
+    for seconds, loss in run.curve:
+        tell(
+            study,
+            Evaluated(id=trial_id, metrics={"samples_seen": 500 * seconds, "train_seconds": seconds, "val_loss": loss}),
+        )
+    end_trial(study, trial_id, run.curve[-1][0], {})
+
+
+def reason(found: Recommendation) -> str:
+    """The verdict without what to train with and without its scope."""
+    what, _, rest = found.verdict.partition(": ")
+    assert what.startswith(f"Train with micro-batch {found.micro_batch_size}, no accumulation (effective batch ")
+    why, measured, _ = rest.partition(" Measured with ")
+    assert measured
+    return why
+
+
+def test_a_batch_that_beats_the_baselines_says_by_how_much_after_what_and_how_surely() -> None:
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97))
+    assert found.verdict == (
+        "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
+        "0.0006: val loss 3.200 against the baseline's 3.500 (effective batch 8) after the same training time (1 min 0 s); "
+        f"the right batch with probability 0.97. {SCOPE}"
+    )
+    assert (found.p_best, found.undecided_between, found.would_decide) == (0.97, (), None)
+
+
+def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    found = recommended(*batches, seconds=None, objective="samples")
+    assert "(effective batch 8) after the same samples; the right batch" in found.verdict
+
+
+def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_could_gain() -> None:
+    batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.51, 0.3)
+    found = recommended(*batches, winner=8)
+    assert reason(found) == (
+        "no other batch gains more than 0.020 over the baseline's after the same training time (1 min 0 s) (95 %), so the "
+        "batch is not your bottleneck; the right batch with probability 0.95."
+    )
+    far = recommended(batches[0], batch_findings(32, 4.0, 0.0), winner=8)
+    assert "no other batch gains more than 0.000 over" in far.verdict
+    unsure = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.5), winner=8)
+    assert "bottleneck" not in unsure.verdict
+
+
+def test_the_baseline_with_a_better_rate_says_what_the_rate_brings() -> None:
+    batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.6, 0.1)
+    found = recommended(*batches, winner=8, tuned=Run(8, ((30, 3.9), (60, 3.3))))
+    assert "; this learning rate brings it from the baseline's 3.500 to 3.300; the right batch" in found.verdict
+    assert reason(found).endswith("The learning rate is the last one tried on its side: a further one may be better.")
+
+
+def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> None:
+    batches = (
+        batch_findings(32, 3.2, 0.55, num_runs_to_decide=3.4), batch_findings(16, 3.22, 0.5),
+        batch_findings(8, 3.5, 0.05),
+    )  # fmt: skip
+    found = recommended(*batches)
+    assert reason(found).endswith(
+        "; undetermined between effective batches 16 and 32 (this one with probability 0.55)."
+    )
+    assert found.undecided_between == (16, 32)
+    assert found.would_decide == "about 3 more runs of 1 min 0 s each, 0.05 device-hours: raise stages.train.max_runs"
+    twice = recommended(*batches, seeds=[0, 1])
+    assert twice.would_decide is not None
+    assert twice.would_decide.startswith("about 6 more runs of 1 min 0 s each, 0.1 device-hours"), "each with 2 seeds"
+
+
+def test_it_is_never_undetermined_between_one_batch() -> None:
+    """Where many share what is left of the probability, the likeliest of them is named."""
+    others = [batch_findings(batch, 3.4, p) for batch, p in ((2, 0.05), (4, 0.06), (8, 0.04))]
+    found = recommended(*others, batch_findings(32, 3.2, 0.85, num_runs_to_decide=0.2))
+    assert found.undecided_between == (4, 32)
+    assert found.would_decide is not None
+    assert found.would_decide.startswith("about 1 more run of 1 min 0 s, ")
+
+
+def test_the_baseline_that_may_be_as_good_does_not_say_more_than_that() -> None:
+    found = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.5, 0.58), winner=8)
+    assert reason(found) == (
+        "the baseline's batch is as good as any that was tried; undetermined between effective batches 8 and 32 (this one "
+        "with probability 0.60)."
+    )
+
+
+def test_a_single_batch_is_the_only_one_and_has_no_probability() -> None:
+    found = recommended(batch_findings(8, 3.5, 1.0), winner=8, runs=(SMALL,))
+    assert reason(found) == "it is the only batch that was tried."
+    assert found.p_best is None
+    assert not found.to_json().keys() & {"p_best", "would_decide"}
+
+
+def test_without_a_baseline_that_ended_it_is_the_best_of_what_was_run() -> None:
+    found = recommended(batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0), runs=(LARGE,))
+    assert reason(found) == "it ends at val loss 3.200, the best of what was run."
+
+
+def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projection() -> None:
+    target: dict[str, Any] = {"objective": "target", "target_loss": 3.4}
+    batches = batch_findings(8, 90.0, 0.02, score_low=80.0), batch_findings(32, 45.0, 0.97, score_low=40.0)
+    found = recommended(*batches, **target)
+    projected = 60 * 2 ** (0.1 / 0.5)
+    assert reason(found) == (
+        "it reaches val loss 3.4 after 45 s of training, the baseline (effective batch 8) ends at val loss 3.500 and would "
+        f"reach 3.4 after about 1 min {round(projected) - 60} s; the right batch with probability 0.97."
+    )
+    stays = recommended(
+        batch_findings(8, 45.0, 0.95), batch_findings(32, 60.0, 0.1, score_low=40.0), winner=8,
+        runs=(Run(8, ((30, 3.6), (60, 3.2))), Run(32, ((30, 3.9), (60, 3.9)))), **target,
+    )  # fmt: skip
+    assert reason(stays) == (
+        "no other batch is faster than the baseline's by more than 5 s (95 %), so the batch is not your bottleneck; the "
+        "right batch with probability 0.95."
+    )
+
+
+def test_a_study_of_version_0_2_claims_no_more_than_its_equal_samples() -> None:
+    found = recommended(winner=8, seconds=None)
+    assert reason(found) == "no batch that was tried beat the baseline's after the same samples."
+    assert (found.p_best, found.would_decide) == (None, None)
+
+
+def test_the_losses_are_the_means_of_the_seeds() -> None:
+    config = example_config(stages=[{"type": "train"}], seeds=[0, 1])
+    study = Study(config.name)
+    for batch, losses in ((8, (3.5, 3.7)), (32, (3.2, 3.4))):
+        for seed, loss in enumerate(losses):
+            name, role = f"train-m{batch}k1", "baseline" if batch == 8 else ""
+            add_trial(study, config, f"{name}-s{seed}", role, name, micro_batch_size=batch, seed=seed)
+            end_trial(study, f"{name}-s{seed}", 60.0, {"val_loss": loss})
+    batches = batch_findings(8, 3.6, 0.02), batch_findings(32, 3.3, 0.98)
+    conclude(study, TrainFindings("train-m32k1-s0", 3.3, batches=batches), "")
+    found = recommend(config, study)
+    assert found is not None
+    assert "val loss 3.300 against the baseline's 3.600" in found.verdict
+    assert "Measured with 2 seeds, " in found.verdict
+
+
+# Scope
+
+
+@pytest.mark.parametrize(("scope", "words"), [
+    (Scope(1, 64, 1024, (4,), 1), "one seed, 64 validation samples, 1.02k training samples, effective batch 4, no accumulation"),
+    (Scope(3, 256, 32_768, (4, 8, 64), 8),
+     "3 seeds, 256 validation samples, 32.8k training samples, effective batches 4 to 64, accumulation up to 8"),
+])  # fmt: skip
+def test_the_scope_in_words(scope: Scope, words: str) -> None:
+    assert str(scope) == words
+
+
+def test_the_scope_is_of_what_completed() -> None:
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97))
+    assert found.scope == Scope(1, 256, 32_768, (8, 32), 1)
+    assert found.to_json()["scope"] == {
+        "seeds": 1, "validation_samples": 256, "sample_budget": 32_768, "effective_batch_sizes": [8, 32],
+        "largest_accumulation": 1,
+    }  # fmt: skip
