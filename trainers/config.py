@@ -117,6 +117,15 @@ class DevicePeak(Strict):
     """Whether a data sheet says so, or large matrix products reached it."""
 
 
+class BranchPoint(Strict):
+    """A checkpoint that another run has kept."""
+
+    directory: str
+    """The directory of the other run, as the ranks see it."""
+    samples: PositiveInt
+    """One of the other run's `kept_checkpoints`."""
+
+
 class TrialConfig(Strict):
     """One training run, complete. All sizes are in samples (sequences) unless the name says otherwise."""
 
@@ -182,6 +191,14 @@ class TrialConfig(Strict):
     """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints are kept: the newest so many."""
+    kept_checkpoints: tuple[PositiveInt, ...] = ()
+    """Sample counts at which the run evaluates, saves a checkpoint and reports, as at `evaluations`, and keeps that
+    checkpoint beside the newest ones, for other runs' `branch_from`."""
+    branch_from: BranchPoint | None = None
+    """Where this run begins: with the weights, the optimizer's moments and the place in the data that another run had at
+    a checkpoint which it has kept. Batch, learning rate, schedule and budget are this run's own; with the other's seed
+    and data it takes the samples that the other takes next. Its sample counts go on from the other's: budget, rungs,
+    evaluations, ramp, warm-up and schedule count from the beginning of that run. null: it begins on its own."""
     memory_limit_bytes: PositiveInt | None = None
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
     allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
@@ -240,6 +257,21 @@ class TrialConfig(Strict):
             raise ValueError(
                 f"ramp has a phase from {begin[-1]} samples, which the run never begins: its sample_budget is "
                 f"{self.sample_budget}; leave the phase out, or raise sample_budget"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _branches_lie_within_the_budget(self) -> TrialConfig:
+        late = [count for count in self.kept_checkpoints if count >= self.sample_budget]
+        if late:
+            raise ValueError(
+                f"kept_checkpoints has {late[0]} samples, and the run ends at its sample_budget ({self.sample_budget}); "
+                "keep an earlier one, or raise sample_budget"
+            )
+        if self.branch_from and self.branch_from.samples >= self.sample_budget:
+            raise ValueError(
+                f"branch_from begins at {self.branch_from.samples} samples, and sample_budget ({self.sample_budget}) counts "
+                "those before the branch too; raise sample_budget, or begin earlier"
             )
         return self
 

@@ -15,7 +15,7 @@ from trainers.run import STEPS_PER_INTERVAL, Run
 
 def train(config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local") -> Answer:
     """Train until the budget is reached (GO_ON) or until `report` returns STOP. A later call resumes from the
-    checkpoint.
+    checkpoint; where there is none yet, a branch begins from that of another run.
 
     config: one trial, with the world_size of the process group. report: called on rank 0 alone.
     directory: where this trial, and no other, saves its files. token: who writes them, see `trainers.checkpoint`.
@@ -48,5 +48,5 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
 
 def milestones(config: TrialConfig, samples_seen: int) -> list[int]:
     """Return the sample counts still ahead at which the run evaluates and saves; the budget is the last."""
-    counts = sorted({*config.rungs, *config.evaluations, config.sample_budget})
+    counts = sorted({*config.rungs, *config.evaluations, *config.kept_checkpoints, config.sample_budget})
     return [count for count in counts if samples_seen < count <= config.sample_budget]

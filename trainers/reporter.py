@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainers import step_log
-from trainers.checkpoint import save_checkpoint
+from trainers.checkpoint import keep_checkpoint, save_checkpoint
 from trainers.config import TrialConfig
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
@@ -30,7 +31,7 @@ class Reporter:
         self._run, self._report, self._directory, self._token = run, report, directory, token
         self._unreported_losses: list[float] = []
         self._unwritten_lines: list[str] = []
-        self._rungs_reported_to = run.samples_seen
+        self._rungs_reported_to = self._saved_to = run.samples_seen
         self._last_report = self._last_checkpoint = time.monotonic()
 
     def progress(self) -> Answer:
@@ -69,7 +70,9 @@ class Reporter:
     def end(self, metrics: dict[str, float]) -> None:
         """Save and report the end of the run."""
         metrics = metrics | self._weights()
-        if self._run.config.evaluations:  # a short measurement is cheaper to repeat than to save
+        if (
+            self._run.config.evaluations or self._run.config.kept_checkpoints
+        ):  # a short measurement is cheaper to repeat than to save
             self._save(None)
         self._tell("end", metrics)
 
@@ -118,13 +121,17 @@ class Reporter:
             step_log.append(self._directory / step_log.FILE_NAME, lines)
 
     def _save(self, report: dict[str, Any] | None) -> None:
-        """Save a checkpoint, with the report that is still to be answered where there is one."""
-        state = self._run.state(report)
+        """Save a checkpoint, with the report that is still to be answered where there is one. What is to be kept is
+        written first: a run that goes on from the other would not come by here again."""
+        run, directory = self._run, self._directory / "checkpoints"
+        state = run.state(report)
         if self._is_main:
             self._write_steps()
             step_log.settle(self._directory / step_log.FILE_NAME)
-            keep = self._run.config.keep_checkpoints
-            save_checkpoint(self._directory / "checkpoints", self._token, self._run.samples_seen, state, keep)
+            for samples in crossed(run.config.kept_checkpoints, self._saved_to, run.samples_seen):
+                keep_checkpoint(directory, samples, state)
+            save_checkpoint(directory, self._token, run.samples_seen, state, run.config.keep_checkpoints)
+        self._saved_to = run.samples_seen
         self._last_checkpoint = time.monotonic()
 
     @property
@@ -134,7 +141,12 @@ class Reporter:
 
 def rungs_crossed(config: TrialConfig, before: int, now: int) -> tuple[int, ...]:
     """Return the rungs in (before, now], below the budget."""
-    return tuple(rung for rung in sorted(config.rungs) if before < rung <= now and rung < config.sample_budget)
+    return tuple(rung for rung in crossed(config.rungs, before, now) if rung < config.sample_budget)
+
+
+def crossed(counts: Iterable[int], before: int, now: int) -> list[int]:
+    """Return the sample counts in (before, now]."""
+    return [count for count in sorted(counts) if before < count <= now]
 
 
 def as_rank_0(*flags: bool) -> tuple[bool, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
-from trainers.checkpoint import load, load_newest, random_state, set_random_state
+from trainers.checkpoint import random_state, set_random_state
 from trainers.config import DataConfig, Split, TrialConfig
 from trainers.contract import check_first_loss
 from trainers.data.batches import fetch, move
@@ -27,6 +27,7 @@ from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
+from trainers.resume import branch_state, made_with, newest_state, of_every_rank
 from trainers.step_log import Step
 from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
@@ -91,7 +92,7 @@ class Run:
             self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
         self.optimizer.zero_grad(set_to_none=True)
         learning_rate = learning_rate_of_step(config, first_sample)
-        for group in self.optimizer.param_groups:
+        for group in self._groups:
             group["lr"] = learning_rate
         loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, split))
         self.scaler.unscale_(self.optimizer)
@@ -150,7 +151,7 @@ class Run:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         place = {
             "samples_seen": self.samples_seen,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": self._groups[0]["lr"],
         }
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
@@ -164,34 +165,54 @@ class Run:
             "num_steps": self.num_steps,
             "samples_seen": self.samples_seen,
             **self.meter.state(),
-            **_made_with(self.config),
+            **made_with(self.config),
+            "seed": self.config.seed,
             **state_of(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
-            "random": _of_every_rank(random_state(self.device)),
+            "random": of_every_rank(random_state(self.device)),
         }
 
     def resume(self, directory: Path) -> dict[str, Any] | None:
-        """Go on from the newest checkpoint below `directory`. Return the report that was saved with it, if any."""
-        state = _newest_of_rank_0(directory / "checkpoints", self.rank)
+        """Go on from the newest checkpoint below `directory`; where there is none, a branch begins from another run's.
+
+        Returns the report that was saved with the checkpoint, if there is one that this run has to make.
+        """
+        state = newest_state(directory, self.config, self.rank)
         if state is None:
+            if self.config.branch_from is not None:
+                self._load(branch_state(self.config.branch_from, self.config))
             return None
-        _check_made_with(state, self.config, directory)
-        self.num_steps = state["num_steps"]
-        # Earlier checkpoints do not have it: in them all steps were of one size.
-        self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
-        self.meter.load(state)
-        load_state(self.module, self.optimizer, state)
-        self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load(state["average"])
-        if self.rank < len(state["random"]):
-            set_random_state(state["random"][self.rank], self.device)
+        self._load(state)
+        self.meter.load(state)  # but not at a branch: its figures are its own
         return state["report"]
 
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take weights, moments, averages and the place in the data from a checkpoint; the settings stay this run's."""
+        settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self._groups]
+        self.num_steps = state["num_steps"]
+        # Earlier checkpoints do not have it: all their steps were of one size.
+        self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
+        load_state(self.module, self.optimizer, state)
+        for group, own in zip(self._groups, settings, strict=True):
+            group.update(own)
+        if state["scaler"]:  # that of another precision has none
+            self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None and state["average"] is not None:
+            self.average.load(state["average"])
+        if self.rank < len(state["random"]) and state.get("seed", self.config.seed) == self.config.seed:
+            set_random_state(state["random"][self.rank], self.device)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
     def initial_weights(self) -> Weights:
-        """Return the weights this run began with, made again from its seed."""
-        return weights_of(initial_module(self.config, self.train_set))
+        """Return the weights this run began with: made again from its seed, or those of its branch point."""
+        module, point = initial_module(self.config, self.train_set), self.config.branch_from
+        if point is not None:
+            module.load_state_dict(branch_state(point, self.config)["model"])
+        return weights_of(module)
 
 
 @functools.lru_cache(maxsize=1)
@@ -205,52 +226,6 @@ def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
     """Build the model as its seed makes it. It is drawn on the host, so it is the same for every rank and device."""
     torch.manual_seed(config.seed)
     return build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
-
-
-def _made_with(config: TrialConfig) -> dict[str, Any]:
-    """Return what a checkpoint must have in common with the run that goes on from it."""
-    return {
-        "effective_batch_size": config.effective_batch_size,
-        "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
-        "parallel": config.parallel,
-    }
-
-
-def _check_made_with(state: dict[str, Any], config: TrialConfig, directory: Path) -> None:
-    """Raise ValueError where a run cannot go on from this state. Keys that an earlier version did not save are passed
-    over, but a ramp: it had none."""
-    told = {"effective_batch_size": "an effective batch of", "ramp": "the ramp", "parallel": "parallel:"}
-    for key, now in _made_with(config).items():
-        before = state.get(key, [] if key == "ramp" else now)
-        if before != now:
-            raise ValueError(
-                f"the checkpoint in {directory} was made with {told[key]} {before}, and this run has {now}; "
-                "go on with what it was made with, or start in another directory"
-            )
-
-
-def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:
-    """Load the same file on every rank: the ranks of a killed driver may still write and delete files."""
-    found = load_newest(directory) if rank == 0 else None
-    names = [found[0].name if found else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(names, src=0)
-    if rank == 0 or names[0] is None:
-        return found[1] if found else None
-    path = directory / names[0]
-    if not path.exists():
-        raise ValueError(
-            f"rank {rank} does not see {path}, which rank 0 goes on from; put the run directory on storage that all nodes share"
-        )
-    return load(path)
-
-
-def _of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    if not dist.is_initialized():
-        return [state]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, state)
-    return gathered
 
 
 def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,20 @@ def gradient_of_step(run: Run) -> Tensor:
     run.step()
     hook.remove()
     return seen[0]
+
+
+def sample_numbers(run: Run) -> list[int]:
+    """The sample numbers that the run takes from now on; the list grows with its steps."""
+    taken: list[int] = []
+    indices = run.order.indices
+
+    def noting(numbers: Iterable[int]) -> list[int]:
+        numbers = list(numbers)
+        taken.extend(numbers)
+        return indices(numbers)
+
+    run.order.indices = noting
+    return taken
 
 
 def relative_error(a: Tensor, b: Tensor) -> float:

@@ -14,13 +14,20 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, gradient_of_step, newest_state, stop_at
+from tests.support.tiny import (
+    assert_equal_bit_by_bit,
+    config,
+    cpu_run,
+    gradient_of_step,
+    newest_state,
+    sample_numbers,
+    stop_at,
+)
 from trainers.config import Phase, TrialConfig
 from trainers.loop import train
 from trainers.optim import learning_rate_of_step
 from trainers.ramps import doubling_ramp, linear_ramp
 from trainers.report import Answer, Report
-from trainers.run import Run
 from trainers.step_log import read_steps
 
 RATE = 1e-2
@@ -47,20 +54,6 @@ def final_state(trial: TrialConfig, directory: Path, *rungs: int) -> dict[str, A
     while train(trial, report, directory) == Answer.STOP:
         torch.manual_seed(1000)  # what else the process draws is of no consequence
     return newest_state(directory / "checkpoints")
-
-
-def sample_numbers(run: Run) -> list[int]:
-    """The sample numbers that the run takes from now on; the list grows with its steps."""
-    taken: list[int] = []
-    indices = run.order.indices
-
-    def noting(numbers: Iterable[int]) -> list[int]:
-        numbers = list(numbers)
-        taken.extend(numbers)
-        return indices(numbers)
-
-    run.order.indices = noting
-    return taken
 
 
 def test_a_phase_begins_with_the_first_step_at_or_past_its_sample_count(tmp_path: Path) -> None:
