@@ -88,7 +88,7 @@ def optuna_tpe(space: Space, chance: Random) -> Chosen:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 break
     finished = [one for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE]
-    best = min(finished, key=lambda one: one.value, default=None)
+    best = min(finished, key=lambda one: one.value or 0.0, default=None)
     return (best.user_attrs["batch"], best.user_attrs["rate"]) if best else None
 
 

@@ -36,7 +36,7 @@ SMALL, SMALL_GPUS = 6, (1, 2, 4, 8)  # as many configurations as the stage `trai
 # A study file's defaults.
 SAMPLE_BUDGET: int = StudyConfig.model_fields["sample_budget"].default
 REDUCTION_FACTOR = AshaPruner().reduction_factor
-MILESTONES = (*AshaPruner().rungs(SAMPLE_BUDGET), SAMPLE_BUDGET)
+MILESTONES = (*AshaPruner(min_samples=SAMPLE_BUDGET // 8).rungs(SAMPLE_BUDGET, SAMPLE_BUDGET), SAMPLE_BUDGET)
 MIN_SAMPLES = MILESTONES[0]
 GOOD_ENOUGH = 1.01
 
@@ -200,7 +200,7 @@ class Ours:
 
     def _judge(self, rung: int) -> None:
         verdicts = judge_rung(
-            rung,
+            f"{rung} samples",
             self._entrants[rung],
             REDUCTION_FACTOR,
             synchronous=self._synchronous,

@@ -52,7 +52,7 @@ from world_tasks import (
 )
 
 from trainers.config import TrialConfig
-from trainers.optim import learning_rate_at
+from trainers.optim import learning_rate_of_step
 
 WORLDS = Path(__file__).parent / "worlds"
 POINTS = 8
@@ -242,7 +242,7 @@ def recorded(recipe: Recipe, task: Task, batch: int, members: Members) -> Iterat
     points: Points = []
     shared = schedule_of(batch, 10 * horizons[-1], warmup_steps)
     for step in range(1, max(leaves) + 1):
-        trunk = trunk.step(*data.of_step(step), learning_rate_at(shared, step * batch))
+        trunk = trunk.step(*data.of_step(step), learning_rate_of_step(shared, (step - 1) * batch))
         if step * batch in evaluated:
             points.append((step * batch, trunk.losses(task.val.inputs, task.val.targets)))
         if step in leaves:
@@ -256,7 +256,7 @@ def annealed(branch: Ensemble, task: Task, data: Batches, schedule: TrialConfig)
     batch, budget = schedule.effective_batch_size, schedule.sample_budget
     points: Points = []
     for step in range(branch.num_steps + 1, budget // batch + 1):
-        branch = branch.step(*data.of_step(step), learning_rate_at(schedule, step * batch))
+        branch = branch.step(*data.of_step(step), learning_rate_of_step(schedule, (step - 1) * batch))
         if step * batch in places(budget):
             points.append((step * batch, branch.losses(task.val.inputs, task.val.targets)))
     return points

@@ -27,7 +27,7 @@ from record_worlds import (
 from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
 
-from trainers.optim import learning_rate_at
+from trainers.optim import learning_rate_of_step
 
 WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
 FILES = sorted(WORLDS.rglob("*.jsonl"))
@@ -42,7 +42,7 @@ def test_a_branch_of_the_trunk_is_the_run_that_has_its_budget() -> None:
         state, data = starting(TINY, task, BATCH, members), Batches(task.train, BATCH, TINY.max_budget, members)
         schedule, alone = schedule_of(BATCH, budget, WARMUP_STEPS), []
         for step in range(1, budget // BATCH + 1):
-            state = state.step(*data.of_step(step), learning_rate_at(schedule, step * BATCH))
+            state = state.step(*data.of_step(step), learning_rate_of_step(schedule, (step - 1) * BATCH))
             if step * BATCH in places(budget):
                 alone.append((step * BATCH, state.losses(task.val.inputs, task.val.targets)))
         assert [samples for samples, _ in points] == [samples for samples, _ in alone]
@@ -51,8 +51,8 @@ def test_a_branch_of_the_trunk_is_the_run_that_has_its_budget() -> None:
 
 def test_the_trunk_ends_where_the_rate_begins_to_fall() -> None:
     schedule = schedule_of(8, 1280, 10)
-    assert learning_rate_at(schedule, int(DECAY_START * 1280)) == 1
-    assert learning_rate_at(schedule, int(DECAY_START * 1280) + 8) < 1
+    assert learning_rate_of_step(schedule, int(DECAY_START * 1280) - 8) == 1
+    assert learning_rate_of_step(schedule, int(DECAY_START * 1280)) < 1
 
 
 def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
