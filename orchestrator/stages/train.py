@@ -150,7 +150,10 @@ def _next(context: StageContext[Train], field: Field, asked: Sequence[Point]) ->
     if surface is None:
         return None
     choice = _choice(context, surface)
-    return None if surface.p_best[choice] >= ENOUGH else next_point(surface, asked, choice)
+    if surface.p_best[choice] >= ENOUGH:
+        return None
+    tried = [point for point in asked if point.effective_batch_size in surface.grid.rule]
+    return next_point(surface, tried, choice)
 
 
 def _surface(context: StageContext[Train], field: Field) -> Surface | None:
@@ -170,7 +173,8 @@ def _cannot_run(trial: Trial) -> bool:
 def _choice(context: StageContext[Train], surface: Surface) -> int:
     """Return the batch to choose by now: the baseline where it is good enough, else the likeliest of those that were
     run."""
-    complete = {t.config.effective_batch_size for t in context.trials() if t.state is TrialState.COMPLETE}
+    ranking = standings(context.trials(), context.config.target_loss)
+    complete = {one.trials[0].config.effective_batch_size for one in ranking}
     baseline = field_of(context).baseline.split.effective_batch_size
     run = [batch for batch in surface.grid.batches if batch in complete]
     if surface.p_best.get(baseline, 0.0) >= ENOUGH and baseline in run:
