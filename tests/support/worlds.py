@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.forms import Rate
 from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.throughput import ThroughputFindings
@@ -83,10 +85,73 @@ def with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
 
 def train_config(**changes: Any) -> StudyConfig:
     pruner = {"type": "asha", "min_samples": 64} | changes.pop("pruner", {})
-    return study_of(stages=[{"type": "train", "pruner": pruner}], **changes)
+    stage = {"type": "train", "pruner": pruner, "max_runs": changes.pop("max_runs", 12)}
+    return study_of(stages=[stage], **changes)
 
 
 def by_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
     """Every learning rate ends elsewhere, in no order."""
     loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 100)
+    return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}
+
+
+# Runs that are proposed at once: learning rates of one effective batch, which meet at every rung
+
+
+FIELD = {1e-3: 3.9, 2e-3: 3.1, 3e-3: 3.15, 4e-3: 3.3, 5e-3: 3.2, 6e-3: 3.4}
+"""The learning rates, and where the curve of each ends."""
+
+
+def field_config(**changes: Any) -> StudyConfig:
+    pruner = {"type": "asha", "min_samples": 64} | changes.pop("pruner", {})
+    stage = {"type": "grid", "micro_batch_size": [8], "effective_batch_size": [16], "learning_rate": [*FIELD]}
+    return study_of(stages=[stage | {"pruner": pruner}], **changes)
+
+
+def run_at(learning_rate: float) -> str:
+    """The id of the field's run at this rate."""
+    return f"grid-m8k2-none-lr{learning_rate:g}"
+
+
+def field_curves(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """A curve per learning rate, the same however often it is asked; all fall so early that nobody catches up later."""
+    loss = FIELD[config.learning_rate] + 0.01 * config.seed + 2 * math.exp(-samples / 16)
+    return {
+        "loss": loss, "val_loss": loss + 0.1, "tokens_per_second": 1000.0, "train_seconds": samples / 100,
+        "peak_memory_bytes": MIB,
+    }  # fmt: skip
+
+
+def field_with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """After the first rung the third best diverges, and the second best is lost."""
+    metrics = field_curves(config, samples)
+    if config.learning_rate == 5e-3 and samples > 100:
+        return metrics | {"loss": math.nan, "val_loss": math.nan}
+    if config.learning_rate == 3e-3 and samples > 70:
+        return {"outcome": "out_of_memory", "reason": "too large"}
+    return metrics
+
+
+# What `train` searches: batches of known rates, each at learning rates of its own
+
+
+def timed(**samples_per_second: float) -> ThroughputFindings:
+    """What the throughput stage finds where a split (m8k2) trains so many samples a second."""
+
+    def rate(name: str, samples: float) -> Rate:
+        size, steps = (int(number) for number in name[1:].split("k"))
+        return Rate(size, steps, size * steps, NONE, samples, samples, samples, num_rounds=3)
+
+    return replace(THROUGHPUT, rates=tuple(rate(name, samples) for name, samples in samples_per_second.items()))
+
+
+TIMED = (FRONTIER, timed(m2k1=100.0, m4k1=150.0, m8k1=200.0, m8k2=250.0))
+
+
+def bowl(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Batch 4 is the best, and every batch is at twice the rule's rate; chance changes little."""
+    batch, share = config.effective_batch_size, samples / config.sample_budget
+    off = math.log2(config.learning_rate / (2e-3 * (batch / 8) ** 0.5))
+    chance = random.Random(f"{batch} {config.learning_rate} {config.seed}").uniform(-0.004, 0.004)
+    loss = 3 + 0.02 * math.log2(batch / 4) ** 2 + 0.05 * off**2 + 0.2 * math.exp(-4 * share) + chance
     return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}
