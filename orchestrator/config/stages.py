@@ -57,7 +57,7 @@ class AshaPruner(Strict):
         found: list[int] = []
         rung = self.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * baseline_budget))
         while rung < baseline_budget:
-            found.append(max(1, round(rung * sample_budget / baseline_budget)))
+            found.append(max(1, rung * sample_budget // baseline_budget))
             rung *= self.reduction_factor
         return tuple(found)
 

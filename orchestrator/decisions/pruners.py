@@ -49,9 +49,10 @@ def judge_rung(
 
     Once everyone who can come has come, the best 1/reduction_factor (rounded up) go on and the rest are stopped. An
     entrant hears its verdict earlier if those still missing cannot change it. The others wait; if the pruner is
-    asynchronous, the best of those here go on at once, as many as `early_places` allows. Whoever trails the best by no
-    more than `tie`, or is as good as the last to go on, goes on, too. The study cannot get stuck: when nothing runs any more, everyone who is left has come to the
-    lowest rung at which anyone waits, so that rung decides.
+    asynchronous, the best of those here go on at once, as many as `early_places` allows. Whoever is as good as the last
+    to go on, or trails the best by no more than `tie`, goes on, too; the latter waits if the pruner is synchronous and
+    someone better may still come. The study cannot get stuck: when nothing runs any more, everyone who is left has come
+    to the lowest rung at which anyone waits, so that rung decides.
     """
     here = [entrant for entrant in entrants if entrant.value is not None]
     if not here:
@@ -63,7 +64,8 @@ def judge_rung(
         places_now = max(places_now, early_places(len(here), reduction_factor, first=first, demand=demand))
     ranked = sorted(here, key=_value)
     tied = _value(ranked[0]) + tie
-    last_on = max(_value(ranked[places_now - 1]), tied) if places_now > 0 else -math.inf
+    tied_now = -math.inf if synchronous and missing else tied
+    last_on = max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf
     last_hope = max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf
     verdicts: dict[str, Decision] = {}
     for place, entrant in enumerate(ranked, start=1):
