@@ -23,12 +23,13 @@ from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import RunBegan
+from orchestrator.study.events import RunBegan, proposed
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.messages import Message
 from orchestrator.study.state import Halted, Study
-from orchestrator.study.trial import Trial, TrialState
+from orchestrator.study.trial import Proposal, Trial, TrialState
+from tests.support.known_stage import Known
 from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, study_of
 from tests.support.worlds import (
     FIELD,
@@ -246,7 +247,7 @@ def test_the_other_seeds_of_a_baseline_that_failed_are_never_cut(tmp_path: Path,
 def test_the_baseline_is_never_cut_however_bad_it_is(tmp_path: Path) -> None:
     def worst(config: TrialConfig, samples: int) -> dict[str, Any]:
         metrics = bowl(config, samples)
-        return metrics | {"val_loss": metrics["val_loss"] + (config.effective_batch_size == 8)}
+        return metrics | {"val_loss": metrics["val_loss"] + {8: 2.0, 16: 1.0}.get(config.effective_batch_size, 0.0)}
 
     path = tmp_path / "journal.jsonl"
     study = play_stage(path, train_config(max_runs=3), "train", worst, num_lanes=3, found=TIMED)
@@ -608,6 +609,61 @@ def test_a_stage_that_cannot_be_run_as_earlier_ones_chose_ends_with_that_as_its_
     found = study.conclusions["learning_rate"]
     assert not found.ok
     assert found.reason == "the effective batch (32) is larger than sample_budget (16); raise sample_budget"
+
+
+# Runs that are asked for one after the other
+
+
+def ids(proposals: list[Proposal]) -> list[str]:
+    return [proposal.id for proposal in proposals]
+
+
+def test_train_asks_for_as_many_runs_at_once_as_there_are_free_lanes() -> None:
+    known = Known({"type": "train"}).concluded(*TIMED)
+    first = known.ids()
+    assert len(first) == 3
+    for name, loss in zip(first, (3.1, 3.11, 3.12), strict=True):
+        known.end(name, val_loss=loss)
+    contexts = {num_lanes: replace(known.context, num_lanes=num_lanes) for num_lanes in (1, 2, 3)}
+    asked = {num_lanes: known.stage.propose(context) for num_lanes, context in contexts.items()}
+    assert [len(proposals) - 3 for proposals in asked.values()] == [1, 2, 3]
+    assert len({*ids(asked[3])}) == 6
+    assert ids(asked[3])[:5] == ids(asked[2])
+    known.study.apply(proposed(asked[1][-1]))
+    assert ids(known.stage.propose(contexts[1])) == ids(asked[1]), "its lane is busy"
+    assert ids(known.stage.propose(contexts[2])) == ids(asked[2]), "one lane is free"
+
+
+def test_a_lane_idles_only_where_train_needs_no_more_runs_or_one_waits_at_a_rung(tmp_path: Path) -> None:
+    config = train_config(max_runs=7, evaluations=2)
+    idle: list[int] = []
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        know(journal, TIMED)
+        director = director_of(config, journal, "train", 2)
+        player = Player(director, bowl, 2)
+
+        def check() -> None:
+            trials = journal.study.of_stage("train")
+            if len(player.running) == 0 and not any(trial.state is TrialState.PAUSED for trial in trials):
+                idle.append(len(trials))
+
+        player.before_message = check
+        study = player.play()
+    assert len(study.of_stage("train")) == 7
+    assert idle
+    assert set(idle) == {7}, "only when no more may be asked for"
+
+
+def test_train_goes_on_without_a_batch_that_cannot_be_run(tmp_path: Path) -> None:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        lost = config.effective_batch_size == 16
+        return {"outcome": "out_of_memory", "reason": "too large"} if lost else bowl(config, samples)
+
+    study = play_stage(tmp_path / "journal.jsonl", train_config(max_runs=6), "train", world, found=TIMED)
+    batches = [trial.config.effective_batch_size for trial in study.of_stage("train")]
+    assert batches.count(16) == 1
+    assert len(batches) == 6
+    assert winning_batch(study) == 4
 
 
 # A study that fails

@@ -24,7 +24,7 @@ DEMANDS = [Demand(), Demand(100.0), IDLE]
 def judge(
     entrants: list[Entrant], factor: int = 2, *, synchronous: bool = True, **circumstances: Any
 ) -> dict[str, Action]:
-    verdicts = judge_rung(64, entrants, factor, synchronous=synchronous, **circumstances)
+    verdicts = judge_rung("64 samples", entrants, factor, synchronous=synchronous, **circumstances)
     return {name: decision.action for name, decision in verdicts.items()}
 
 
@@ -33,11 +33,22 @@ def arrived(*values: float | None) -> list[Entrant]:
 
 
 def test_rungs_are_the_first_times_powers_of_the_factor_below_the_budget() -> None:
-    assert AshaPruner(min_samples=64, reduction_factor=2).rungs(512) == (64, 128, 256)
-    assert AshaPruner(min_samples=64, reduction_factor=3).rungs(577) == (64, 192, 576)
-    assert AshaPruner(min_samples=512).rungs(512) == ()
-    assert AshaPruner().rungs(512) == (64, 128, 256), "an eighth of the budget"
-    assert NoPruner().rungs(512) == ()
+    assert AshaPruner(min_samples=64, reduction_factor=2).rungs(512, 512) == (64, 128, 256)
+    assert AshaPruner(min_samples=64, reduction_factor=3).rungs(577, 577) == (64, 192, 576)
+    assert AshaPruner(min_samples=512).rungs(512, 512) == ()
+    assert AshaPruner().rungs(512, 512) == (128, 256), "a quarter of the budget"
+    assert NoPruner().rungs(512, 512) == ()
+
+
+@pytest.mark.parametrize("budget", [64, 100, 333, 512, 1024, 5000])
+@pytest.mark.parametrize("first", [None, 32, 64, 511])
+def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, first: int | None) -> None:
+    pruner = AshaPruner(min_samples=first)
+    baselines, rungs = pruner.rungs(512, 512), pruner.rungs(512, budget)
+    assert len(rungs) == len(baselines) > 0
+    for rung, baselines_rung in zip(rungs, baselines, strict=True):
+        assert rung / budget == pytest.approx(baselines_rung / 512, abs=1 / budget)
+        assert 0 < rung < budget
 
 
 @pytest.mark.parametrize("num", range(1, 10))
@@ -56,6 +67,18 @@ def test_who_ties_with_the_last_to_go_on_goes_on_too() -> None:
     everyone = {"t0": "go on", "t1": "go on", "t2": "go on", "t3": "go on"}
     assert judge(arrived(1.0, 2.0, 2.0, 2.0)) == everyone
     assert judge(arrived(1.0, 2.0, 2.0, 2.0, None), synchronous=False) == everyone
+
+
+def test_whoever_trails_the_best_by_no_more_than_the_tie_goes_on_and_the_others_of_the_worse_half_are_cut() -> None:
+    values = (1.0, 1.2, 1.5, 1.51, 9.0)
+    assert [*judge(arrived(*values), tie=0.5).values()] == ["go on", "go on", "go on", "stop", "stop"]
+    assert [*judge(arrived(*values), tie=0.6).values()] == ["go on"] * 4 + ["stop"]
+    assert [*judge(arrived(*values), tie=0.1).values()] == ["go on"] * 3 + ["stop"] * 2, "the better half"
+
+
+def test_synchronous_the_tied_wait_for_those_who_may_be_so_good_that_they_no_longer_are() -> None:
+    assert judge(arrived(1.0, 1.2, 1.4, None), tie=0.5) == {"t0": "go on", "t1": "pause", "t2": "pause"}
+    assert judge(arrived(1.0, 1.2, 1.4, 0.8), tie=0.5) == {"t3": "go on", "t0": "go on", "t1": "go on", "t2": "stop"}
 
 
 def test_the_protected_are_never_cut_nor_do_they_wait() -> None:
@@ -79,11 +102,12 @@ def test_synchronous_everyone_waits_for_those_who_can_still_change_the_verdict()
 def test_synchronous_a_verdict_before_all_have_come_is_the_one_they_would_have_had_then(seed: int) -> None:
     """Whatever those who were missing bring, and whether they come or end on the way: no clock decides."""
     draw = random.Random(seed)
+    tie = draw.choice([0.0, 0.5])
     factor, num, num_here = draw.choice([2, 3, 4]), draw.randint(2, 12), draw.randint(1, 12)
     values = [draw.choice([1.0, 2.0, math.nan, draw.uniform(0, 3)]) for _ in range(num)]
-    early = judge(arrived(*values[:num_here], *[None] * (num - num_here)), factor)
+    early = judge(arrived(*values[:num_here], *[None] * (num - num_here)), factor, tie=tie)
     late = [Entrant(e.name, None, out=True) if draw.random() < 0.3 else e for e in arrived(*values)[num_here:]]
-    final = judge([*arrived(*values)[:num_here], *late], factor)
+    final = judge([*arrived(*values)[:num_here], *late], factor, tie=tie)
     assert all(action in ("pause", final[name]) for name, action in early.items())
 
 
@@ -160,7 +184,7 @@ def test_verdicts_do_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_the_reason_has_the_place_the_number_and_how_many_go_on() -> None:
-    verdicts = judge_rung(64, arrived(1.0, 2.0, 3.0), 2, synchronous=True)
+    verdicts = judge_rung("64 samples", arrived(1.0, 2.0, 3.0), 2, synchronous=True)
     assert verdicts["t2"].reason == "place 3 of 3 at 64 samples; the best 2 go on"
 
 

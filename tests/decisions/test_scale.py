@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from orchestrator.study.journal import Journal
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import Player, director_of, know, study_of
-from tests.support.worlds import KNOWN, by_rate, curves
+from tests.support.worlds import TIMED, bowl, by_rate, curves
 
 CONFIG = base_trial(study_of(), None)
 
@@ -102,26 +103,33 @@ def test_a_trial_among_many_takes_no_more_looks_at_trials_than_one_among_few(tmp
     assert many == pytest.approx(few, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        {"type": "train", "pruner": {"type": "asha", "min_samples": 64}},
-        {"type": "learning_rate"},
-        {"type": "grid", "micro_batch_size": [4, 8], "learning_rate": [1e-3, 2e-3]},
-    ],
-)
-def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path, stage: dict[str, Any]) -> None:
+def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path) -> None:
+    stage = {"type": "grid", "micro_batch_size": [4, 8], "learning_rate": [1e-3, 2e-3]}
     config = study_of(stages=[stage])
     assert stage_of(config.stages[0]).proposes_once
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        know(journal, found=KNOWN)
-        director = director_of(config, journal, stage["type"])
+        director = director_of(config, journal, "grid")
         wanted = director.proposals()
         player = Player(director, curves)
         player.before_message = lambda: check(director.proposals())
 
-        def check(now: list[Any]) -> None:
+        def check(now: list[Proposal]) -> None:
             assert now == wanted
 
         study = player.play()
-    assert len(wanted) == len(study.of_stage(stage["type"])) > 1
+    assert len(wanted) == len(study.of_stage("grid")) > 1
+
+
+@pytest.mark.parametrize("stage", [{"type": "train", "max_runs": 6}, {"type": "learning_rate"}])
+def test_who_is_asked_again_never_takes_back_what_it_asked_for(tmp_path: Path, stage: dict[str, Any]) -> None:
+    config = study_of(stages=[stage], evaluations=1)
+    assert not stage_of(config.stages[0]).proposes_once
+    answers: list[list[Proposal]] = []
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        know(journal, found=TIMED)
+        director = director_of(config, journal, stage["type"])
+        player = Player(director, bowl)
+        player.before_message = lambda: answers.append(director.proposals())
+        study = player.play()
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(answers))
+    assert len(answers[0]) < len(answers[-1]) == len(study.of_stage(stage["type"])), "it asked for more"

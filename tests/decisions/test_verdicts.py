@@ -1,0 +1,94 @@
+"""Who meets whom at a rung, and who is close enough to the best to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config.stages import AshaPruner
+from orchestrator.config.trial import base_trial
+from orchestrator.decisions import verdicts
+from orchestrator.study.events import Evaluated, Promoted, Started, proposed
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Proposal
+from tests.support.lane_player import study_of
+from tests.support.worlds import train_config
+
+STAGE = train_config().stages[0]
+PRUNER = AshaPruner(min_samples=64)
+BASE = base_trial(study_of(), None)
+EARLY, LATE = 0, 2
+"""Levels at an eighth and at half of the budget."""
+
+
+def study_with(*runs: tuple[str, int, int, dict[float, float]]) -> Study:
+    """Runs of (name, effective batch, budget, validation loss by share of the budget), each where its last loss is."""
+    study = Study("s")
+    for name, batch, budget, losses in runs:
+        rungs = PRUNER.rungs(512, budget)
+        changes = {"micro_batch_size": batch, "sample_budget": budget, "rungs": rungs}
+        study.apply(proposed(Proposal(name, "train", BASE.model_copy(update=changes), candidate=name)))
+        study.apply(Started(id=name))
+        for share, loss in losses.items():
+            samples = round(share * budget)
+            metrics: dict[str, Any] = {"samples_seen": samples, "val_loss": loss}
+            at_rung = {samples: loss} if samples in rungs else {}
+            study.apply(Evaluated(id=name, metrics=metrics, rungs=at_rung))
+            if at_rung and share < max(losses):
+                study.apply(Promoted(id=name, rung=samples, reason=""))
+    return study
+
+
+def judged(study: Study, level: int) -> dict[str, str]:
+    return {name: str(one.action) for name, one in verdicts.at_rung(study, STAGE, level, 1).items()}
+
+
+def test_candidates_of_different_budgets_meet_at_the_same_share_of_their_budgets() -> None:
+    """At 256 samples one is half through, and the other a quarter."""
+    half, quarter = {0.25: 3.0, 0.5: 3.0}, {0.25: 2.0}
+    study = study_with(("short", 8, 512, half), ("long", 16, 1024, quarter), ("other", 4, 512, {0.25: 5.0, 0.5: 5.0}))
+    assert judged(study, LATE) == {"short": "go on", "other": "pause"}
+    study = study_with(("short", 8, 512, half), ("long", 16, 1024, quarter | {0.5: 2.0}))
+    assert judged(study, LATE) == {"long": "go on", "short": "stop"}
+    reason = verdicts.at_rung(study, STAGE, LATE, 1)["short"].reason
+    assert reason == "place 2 of 2 at 256 to 512 samples, the same share of each budget; the best 1 go on"
+
+
+def test_early_only_those_of_one_effective_batch_meet() -> None:
+    first = 0.125
+    study = study_with(
+        ("8", 8, 512, {first: 3.0}),
+        ("8-other", 8, 512, {first: 9.0}),
+        ("16", 16, 1024, {first: 9.0}),
+        ("4", 4, 256, {first: 10.0}),
+    )
+    assert judged(study, EARLY) == {"8": "go on", "8-other": "stop", "16": "go on", "4": "go on"}
+
+
+def test_late_all_meet() -> None:
+    late = {0.25: 3.0, 0.5: 3.0}
+    study = study_with(
+        ("8", 8, 512, late), ("16", 16, 1024, {0.25: 9.0, 0.5: 9.0}), ("4", 4, 256, {0.25: 10.0, 0.5: 10.0})
+    )
+    assert judged(study, LATE) == {"8": "go on", "16": "go on", "4": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("quarter", "on"),
+    [
+        (4.0, {"best", "second", "within"}),  # it gained 1.0 since a quarter: half of that may still be caught up
+        (3.1, {"best", "second"}),
+        (2.9, {"best", "second"}),  # it got worse
+    ],
+)
+def test_who_trails_the_leader_by_less_than_half_of_its_latest_gain_is_not_cut(quarter: float, on: set[str]) -> None:
+    study = study_with(
+        ("best", 8, 512, {0.25: quarter, 0.5: 3.0}),
+        ("second", 16, 512, {0.25: 9.0, 0.5: 3.4}),
+        ("within", 4, 512, {0.25: 9.0, 0.5: 3.49}),
+        ("beyond", 2, 512, {0.25: 9.0, 0.5: 3.51}),
+    )
+    decisions = judged(study, LATE)
+    assert {name for name, action in decisions.items() if action == "go on"} == on
+    assert {action for name, action in decisions.items() if name not in on} == {"stop"}
