@@ -70,6 +70,22 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
 
 
+def test_a_checkpoint_of_version_0_1_goes_on(tmp_path: Path) -> None:
+    """It has neither the samples seen nor a seed, and the initial weights count in its average, which is a list."""
+    averaged: dict[str, Any] = STOPPABLE | {"ema_half_life_samples": 16}
+    trial, ends = config(**averaged), []
+    train(trial, lambda report: None, tmp_path / "whole")
+    assert train(trial, stop_at(48), tmp_path / "parts") == Answer.STOP
+    state = newest_state(tmp_path / "parts" / "checkpoints")
+    for key in ("samples_seen", "seed", "ramp", "optimizer_type", "num_micro_batches"):
+        del state[key]
+    state["average"] = state["average"]["values"]
+    save_checkpoint(tmp_path / "parts" / "checkpoints", "local", 48, state, keep=1)
+    assert train(trial, ends.append, tmp_path / "parts") == Answer.GO_ON
+    assert [report.samples_seen for report in ends] == [48, 96]
+    assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
+
+
 def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int) -> TrialConfig:
     """The same effective batch, without the dropout that differs between ranks."""
     changes: dict[str, Any] = {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
