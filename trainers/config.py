@@ -224,16 +224,18 @@ class TrialConfig(Strict):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """All phases of the run: the first, which the ramp does not list, and those of the ramp."""
-        first = Phase(
-            from_samples=0,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-            learning_rate=self.learning_rate,
-        )
-        return (first, *self.ramp)
+        return (self._first_phase(), *self.ramp)
 
     def phase_at(self, first_sample: int) -> Phase:
         """Return the phase of the step whose first sample has this number, from 0."""
-        return [phase for phase in self.phases if phase.from_samples <= first_sample][-1]
+        for phase in reversed(self.ramp):
+            if phase.from_samples <= first_sample:
+                return phase
+        return self._first_phase()
+
+    def _first_phase(self) -> Phase:
+        accumulation, rate = self.gradient_accumulation_steps, self.learning_rate
+        return Phase(from_samples=0, gradient_accumulation_steps=accumulation, learning_rate=rate)
 
     def split_in(self, phase: Phase) -> Split:
         """Return how a step's samples are split in that phase."""

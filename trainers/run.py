@@ -127,7 +127,7 @@ class Run:
 
     def ends_phase(self) -> bool:
         """True if the next step has more or fewer micro-batches than the one just taken."""
-        return self._next_split().num_micro_batches != self.meter.num_micro_batches
+        return bool(self.config.ramp) and self._next_split().num_micro_batches != self.meter.num_micro_batches
 
     def read(self) -> list[Step]:
         """Bring the steps since the last read to the host, and return them. The last gradient is let go."""
