@@ -63,8 +63,12 @@ def normalise_and_clip(parameters: list[nn.Parameter], factor: Tensor, max_norm:
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients)) * factor
-    if max_norm is not None:
-        factor = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    factor = factor * clip_factor(norm, max_norm)
     for gradient in gradients:
         local(gradient).mul_(factor)
     return norm
+
+
+def clip_factor(norm: Tensor, max_norm: float | None) -> Tensor:
+    """Return what a gradient of this norm is multiplied by so that its norm is at most max_norm; 1 if that is None."""
+    return torch.ones_like(norm) if max_norm is None else torch.clamp(max_norm / (norm + 1e-6), max=1.0)

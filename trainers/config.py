@@ -184,6 +184,12 @@ class TrialConfig(Strict):
     statistics: bool = True
     """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates.
     false: it measures loss, gradient norm, speed and memory alone."""
+    noise_snapshots: tuple[PositiveInt, ...] = ()
+    """Sample counts at which the run stops to measure its gradient noise at weights that stand still, which leaves the
+    run as it is and no trace in its timings. A snapshot takes at most 5 % of the micro-batches since the one before,
+    and is left out where that is too few: less than 10 per snapshot. It holds a gradient beside the activations, as
+    accumulation does. Its figures come with the next report (`snapshot_noise_scale`, ...), and all of them in the
+    trial's `noise.jsonl`."""
     longest_samples: bool = False
     """true: every step and evaluation takes the longest samples of the data, since what is to fit must fit with
     them."""
@@ -274,6 +280,15 @@ class TrialConfig(Strict):
             raise ValueError(
                 f"branch_from begins at {self.branch_from.samples} samples, and sample_budget ({self.sample_budget}) counts "
                 "those before the branch too; raise sample_budget, or begin earlier"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _snapshots_are_statistics(self) -> TrialConfig:
+        if self.noise_snapshots and not self.statistics:
+            raise ValueError(
+                f"noise_snapshots has {len(self.noise_snapshots)} sample counts, but statistics is false; set statistics: true "
+                "or leave noise_snapshots empty"
             )
         return self
 

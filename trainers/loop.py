@@ -34,7 +34,10 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         run.meter.clock.start()  # the seconds of loading a checkpoint are no part of training either
         while ahead := milestones(config, run.samples_seen):
             while run.samples_seen < ahead[0]:
+                before = run.samples_seen
                 run.step()
+                if any(before < count <= run.samples_seen for count in config.noise_snapshots):
+                    reporter.snapshot()
                 ends_interval = run.num_steps % STEPS_PER_INTERVAL == 0 or run.ends_phase()
                 # Not at the milestone itself: a run that resumed from a checkpoint saved there would skip its report.
                 if ends_interval and run.samples_seen < ahead[0] and reporter.progress() is Answer.STOP:

@@ -35,6 +35,7 @@ class Meter:
         self._gradient_norm = 0.0
         self._loss: float | None = None
         self._observed: dict[str, float] = {}
+        self.snapshot: dict[str, float] = {}
         self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
 
     def begin_step(self, num_micro_batches: int) -> None:
@@ -91,6 +92,7 @@ class Meter:
             **self._seconds(),
             **asdict(self.noise.estimate()),
             **self._observed,
+            **self.snapshot,
             **self._rates(num_train_samples, work),
         }
         return {key: value for key, value in found.items() if value is not None}
@@ -123,6 +125,7 @@ class Meter:
             **self._seconds(),
             "noise_steps": [tuple(step) for step in self.noise.steps],
             "observed": self._observed,
+            "snapshot": self.snapshot,
             "micro_batch_size": self.config.micro_batch_size,
             "num_micro_batches": self.num_micro_batches,
         }
@@ -131,6 +134,7 @@ class Meter:
         self._train_seconds_before = state["train_seconds"]
         self._compile_seconds_before += state["compile_seconds"]
         self._observed = state.get("observed", {})  # which earlier checkpoints did not have
+        self.snapshot = state.get("snapshot", {})  # nor this
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
             self.begin_step(state.get("num_micro_batches", self.num_micro_batches))
             # Earlier versions kept no number of targets: what cannot be weighed is left out.

@@ -16,6 +16,8 @@ from trainers.config import TrialConfig
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
+from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
+from trainers.noise_snapshot import take_snapshot
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
 from trainers.step_log import Step
@@ -46,6 +48,16 @@ class Reporter:
             self._save(None)
         self._run.meter.clock.start()
         return Answer.STOP if stop else Answer.GO_ON
+
+    def snapshot(self) -> None:
+        """Measure the gradient noise at the weights as they are. The next report has its figures."""
+        self._unreported_losses += self._run.read()
+        found = take_snapshot(self._run)
+        if found is not None:
+            self._run.meter.snapshot = found.metrics()
+            if self._is_main:
+                add_to_noise_curve(self._directory / NOISE_CURVE_FILE, found)
+        self._run.meter.clock.start()
 
     def milestone(self) -> Answer:
         """Evaluate, save, report, and wait for the answer."""

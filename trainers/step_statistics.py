@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainers.parallel import local
@@ -64,6 +64,45 @@ def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) ->
     # w = (1 - lr decay) w_before - lr direction, solved for w_before - w
     update = _square(direction.add_(weight, alpha=decay)) * (group["lr"] / (1 - group["lr"] * decay)) ** 2
     return torch.stack([_sum(gradient), _square(gradient), signal, variance, update, _square(weight)])
+
+
+def sum_and_square(parameters: list[nn.Parameter]) -> Tensor:
+    """Return [sum g, sum g^2] over this rank's part of the gradients in place, in float64."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    return torch.stack([torch.stack([_sum(gradient), _square(gradient)]) for gradient in gradients]).sum(dim=0)
+
+
+def next_update(optimizer: torch.optim.Optimizer, factor: Tensor) -> Tensor:
+    """Return [|update|^2, |w|^2] over this rank's part, of the step that the optimizer would take now if the gradients in
+    place, times factor, were its own. Nothing moves."""
+    sums = [_next_update(group, p, optimizer.state.get(p, {}), factor) for group, p in parameters_moved(optimizer)]
+    return torch.stack(sums or [torch.zeros(2, dtype=torch.float64, device=factor.device)]).sum(dim=0)
+
+
+def _next_update(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor], factor: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    weight, gradient = local(parameter.detach()), local(parameter.grad) * factor
+    direction, decay, _, _ = _direction(group, gradient, _after(group, weight, gradient, state))
+    return torch.stack([_square(direction.add_(weight, alpha=decay)) * group["lr"] ** 2, _square(weight)])
+
+
+def _after(group: dict[str, Any], weight: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state that the optimizer would have after one more gradient, in copies."""
+    if "exp_avg" in state:
+        of_mean, of_square = group["betas"]
+        mean = local(state["exp_avg"]).lerp(gradient, 1 - of_mean)
+        square = torch.addcmul(local(state["exp_avg_sq"]) * of_square, gradient, gradient, value=1 - of_square)
+        return {"exp_avg": mean, "exp_avg_sq": square, "step": state["step"] + 1}
+    if "momentum_buffer" in state:
+        decayed = gradient.add(weight, alpha=group["weight_decay"])
+        return {"momentum_buffer": decayed.add_(local(state["momentum_buffer"]), alpha=group["momentum"])}
+    return {}
+
+
+def adam_snr_of(gradient_snr: float, beta1: float) -> float:
+    """Return sum m^2 / sum v of Adam's moments, bias-corrected, after many gradients of this signal to noise at the same
+    weights: m averages the noise down to (1 - beta1) / (1 + beta1) of its square, v keeps all of it."""
+    return (gradient_snr + (1 - beta1) / (1 + beta1)) / (gradient_snr + 1)
 
 
 def _direction(

@@ -17,7 +17,7 @@ from trainers.checkpoint import save_checkpoint
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from trainers.parallel import local, whole
 from trainers.run import STEPS_PER_INTERVAL, Run
-from trainers.step_statistics import read_step
+from trainers.step_statistics import adam_snr_of, next_update, read_step
 
 OPTIMIZERS = [
     {"type": "adamw", "weight_decay": 0.3},
@@ -63,6 +63,35 @@ def test_adams_signal_to_noise_is_1_for_a_constant_gradient_and_near_its_floor_f
         weight.grad = 1 + noise * torch.randn(10_000, generator=generator)
         optimizer.step()
     assert low < read_step(optimizer)["adam_snr"] < high  # for noise (1 - beta1) / (1 + beta1) = 0.053
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd with momentum", "sgd"])
+def test_the_next_update_is_what_a_step_then_does(optimizer: dict[str, Any]) -> None:
+    run, _, _ = some_steps(optimizer=optimizer)
+    for parameter in run.parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    before = flat(run.parameters).clone()
+    state = {key: value.clone() for p in run.parameters for key, value in run.optimizer.state[p].items()}
+    update, weight = next_update(run.optimizer, torch.tensor(0.25)).tolist()
+    assert torch.equal(flat(run.parameters), before), "nothing moves"
+    assert all(torch.equal(run.optimizer.state[run.parameters[-1]][key], value) for key, value in state.items())
+    for parameter in run.parameters:
+        assert parameter.grad is not None
+        parameter.grad *= 0.25
+    run.optimizer.step()
+    assert update**0.5 == pytest.approx((flat(run.parameters) - before).norm().item(), rel=1e-4)
+    assert weight**0.5 == pytest.approx(before.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient_snr", [0.01, 0.5, 10.0])
+def test_adams_signal_to_noise_follows_from_that_of_the_gradient(gradient_snr: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(10_000))
+    optimizer = torch.optim.AdamW([weight], lr=0.0, betas=(0.9, 0.99))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        weight.grad = gradient_snr**0.5 + torch.randn(10_000, generator=generator)
+        optimizer.step()
+    assert read_step(optimizer)["adam_snr"] == pytest.approx(adam_snr_of(gradient_snr, 0.9), rel=0.05)
 
 
 def test_before_the_first_step_and_without_gradients_there_is_nothing_to_say() -> None:
