@@ -47,15 +47,21 @@ class SquaredNorms(NamedTuple):
 class NoiseEstimate:
     """In samples. None where the run cannot tell: one micro-batch and one rank, or too few steps."""
 
-    coherence: float | None
-    coherence_floor: float | None
+    coherence: float | None = None
+    coherence_floor: float | None = None
     """What the coherence of pure noise stays below in absolute value, in 95 % of all cases: with as many micro-batches
     and steps that vary as these do."""
-    noise_scale: float | None
-    noise_scale_low: float | None
-    noise_scale_high: float | None
-    gradient_snr: float | None
+    noise_scale: float | None = None
+    noise_scale_low: float | None = None
+    noise_scale_high: float | None = None
+    gradient_snr: float | None = None
     """Of the whole step's gradient: |G|^2 over the variance of its estimate, effective batch / noise scale."""
+    inverse_noise_scale: float | None = None
+    """|G|^2 / S, negative by chance where there is much noise. Estimates of several runs are averaged on this scale."""
+    inverse_noise_scale_error: float | None = None
+    """Its standard error."""
+    inverse_noise_scale_steps: int | None = None
+    """The steps that it comes from."""
 
 
 def estimate_noise(steps: Iterable[SquaredNorms], micro_batch_size: int, num_micro_batches: int) -> NoiseEstimate:
@@ -63,8 +69,10 @@ def estimate_noise(steps: Iterable[SquaredNorms], micro_batch_size: int, num_mic
     steps."""
     steps = [step for step in steps if math.isfinite(step.mean_square) and math.isfinite(step.square_of_mean)]
     if num_micro_batches < 2 or not steps:
-        return NoiseEstimate(None, None, None, None, None, None)
-    scale, low, high = _noise_scale(steps, micro_batch_size, num_micro_batches)
+        return NoiseEstimate()
+    signal, noise = signal_and_noise(steps, micro_batch_size, num_micro_batches)
+    scale, low, high = _noise_scale(signal, noise)
+    inverse, error = _inverse(signal, noise)
     coherence, floor = _coherence(steps, num_micro_batches)
     effective_batch_size = micro_batch_size * num_micro_batches
     return NoiseEstimate(
@@ -74,6 +82,9 @@ def estimate_noise(steps: Iterable[SquaredNorms], micro_batch_size: int, num_mic
         noise_scale_low=low,
         noise_scale_high=high,
         gradient_snr=effective_batch_size / scale if scale else None,
+        inverse_noise_scale=inverse,
+        inverse_noise_scale_error=error,
+        inverse_noise_scale_steps=len(steps),
     )
 
 
@@ -93,17 +104,25 @@ def _agreement(mean_square: float, square_of_mean: float, count: int) -> float:
     return (count * square_of_mean - mean_square) / ((count - 1) * mean_square)
 
 
-def _noise_scale(
-    steps: Sequence[SquaredNorms], micro_batch_size: int, count: int
-) -> tuple[float | None, float | None, float | None]:
+def _noise_scale(signal: Sequence[float], noise: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Return (B_simple, low, high) in samples. high is None where it is unbounded, low where nothing is known."""
-    signal, noise = signal_and_noise(steps, micro_batch_size, count)
     total_signal, total_noise = sum(signal), sum(noise)
     if total_noise <= 0:
         return (0.0, None, None)
     point = total_noise / total_signal if total_signal > 0 else None
     lower, upper = interval_of_ratio(signal, noise)
     return (point, 1 / upper if 0 < upper < math.inf else None, 1 / lower if lower > 0 else None)
+
+
+def _inverse(signal: Sequence[float], noise: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return (|G|^2 / S, its standard error) of as many steps."""
+    if sum(noise) <= 0:
+        return None, None
+    inverse = sum(signal) / sum(noise)
+    if len(noise) < 2:
+        return inverse, None
+    rest = [g - inverse * s for g, s in zip(signal, noise, strict=True)]
+    return inverse, math.sqrt(_covariance(rest, rest) / len(rest)) / _mean(noise)
 
 
 def signal_and_noise(

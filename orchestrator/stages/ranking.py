@@ -1,4 +1,4 @@
-"""What measurements mean: noise scale, goodput, and ranking under an objective."""
+"""What measurements mean: goodput, and ranking under an objective."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Trial, TrialState
 
 
-@dataclass(frozen=True)
-class NoiseScale:
-    """B_simple in samples with its 95 % interval; high is None where it is unbounded."""
-
-    point: float | None
-    low: float
-    high: float | None
-    trial: str
-
-    def __str__(self) -> str:
-        high = "unbounded" if self.high is None else f"{self.high:,.0f}"
-        return f"{self.point:,.0f} [{self.low:,.0f}, {high}]" if self.point else f"> {self.low:,.0f}"
-
-
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
     """Return the progress per token, 1 / (1 + B / B_noise), which nears 1 for a small batch (McCandlish et al. 2018,
     arXiv 1812.06162)."""
@@ -35,24 +21,6 @@ def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
 def goodput(tokens_per_second: float, effective_batch_size: int, noise_scale: float) -> float:
     """Return tokens/s times progress per token (Pollux, Qiao et al. 2021, arXiv 2008.12260)."""
     return tokens_per_second * token_efficiency(effective_batch_size, noise_scale)
-
-
-def best_noise_scale(trials: Sequence[Trial]) -> NoiseScale | None:
-    """Return the estimate whose inverse, the scale on which estimates compare, has the narrowest interval; None without
-    any."""
-    scales = [_noise_scale(trial) for trial in trials]
-    return min((scale for scale in scales if scale), key=_inverse_width, default=None)
-
-
-def _noise_scale(trial: Trial) -> NoiseScale | None:
-    low = trial.metric("noise_scale_low")
-    if low is None:
-        return None
-    return NoiseScale(trial.metric("noise_scale"), low, trial.metric("noise_scale_high"), trial.id)
-
-
-def _inverse_width(scale: NoiseScale) -> float:
-    return 1 / scale.low - (1 / scale.high if scale.high else 0)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.forms import Rate
-from orchestrator.stages.ranking import NoiseScale, best_noise_scale, goodput
+from orchestrator.stages.noise_scale import NoiseScale, pooled_noise_scale
+from orchestrator.stages.ranking import goodput
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
@@ -62,7 +63,7 @@ def propose(context: StageContext[Throughput]) -> list[Proposal]:
 
 def _saturated(trials: list[Trial]) -> bool:
     """True if the largest batch so far is past what the noise scale, at its upper end, can use."""
-    scale = best_noise_scale(trials)
+    scale = pooled_noise_scale(trials)
     largest = max(trial.config.effective_batch_size for trial in trials)
     return scale is not None and scale.high is not None and largest > ENOUGH_NOISE_SCALES * scale.high
 
@@ -73,7 +74,7 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     if not done:
         reason = "no effective batch could be measured; see the reasons of its trials"
         return Conclusion("throughput", ok=False, reason=reason)
-    scale = best_noise_scale(done)
+    scale = pooled_noise_scale(done)
     rates = {t.config.effective_batch_size: t for t in done}
     fastest = max(done, key=_rate)
     known = scale.point if scale else None

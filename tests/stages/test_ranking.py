@@ -9,7 +9,6 @@ import pytest
 
 from orchestrator.config.trial import base_trial
 from orchestrator.stages.ranking import (
-    best_noise_scale,
     elasticity,
     goodput,
     projected_seconds_to,
@@ -59,26 +58,6 @@ def test_token_efficiency_is_a_half_at_the_noise_scale_and_falls_with_the_batch(
     values = [token_efficiency(batch, 64.0) for batch in (1, 8, 64, 512)]
     assert values == sorted(values, reverse=True)
     assert 0.98 < values[0] < 1
-
-
-def noisy(name: str, point: float | None, low: float, high: float | None) -> Trial:
-    metrics = {"noise_scale": point, "noise_scale_low": low, "noise_scale_high": high}
-    return trial(name, metrics={key: value for key, value in metrics.items() if value is not None})
-
-
-def test_the_noise_scale_is_taken_from_the_narrowest_interval_on_the_inverse() -> None:
-    """[90, 110] is wider than [1, 2] in samples, and far narrower where estimates are comparable."""
-    scale = best_noise_scale([noisy("a", 1.5, 1.0, 2.0), noisy("b", 100.0, 90.0, 110.0), trial("without")])
-    assert scale is not None
-    assert (scale.trial, scale.point) == ("b", 100.0)
-    assert str(scale) == "100 [90, 110]"
-
-
-def test_an_unbounded_noise_scale_is_said_as_a_lower_bound() -> None:
-    scale = best_noise_scale([noisy("a", None, 900.0, None)])
-    assert scale is not None
-    assert str(scale) == "> 900"
-    assert best_noise_scale([trial("without")]) is None
 
 
 def test_the_ranking_is_by_the_mean_over_seeds_and_wants_all_of_them() -> None:

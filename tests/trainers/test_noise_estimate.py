@@ -11,7 +11,7 @@ import pytest
 from tests.support.gradients import known_windows
 from trainers.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise, interval_of_ratio
 
-NOT_AVAILABLE = NoiseEstimate(*[None] * 6)
+NOT_AVAILABLE = NoiseEstimate()
 SPLITS = [(4, 2), (2, 8)]  # (micro-batch size, micro-batches per step)
 
 
