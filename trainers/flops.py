@@ -62,24 +62,34 @@ class _Counts(dict[int, float]):
         return float(np.polyval(line, lengths / unit).mean())
 
 
-_known: dict[str, tuple[_Counts, _Counts | None] | NotCountable] = {}
-
-
 def work_of(config: TrialConfig, module: nn.Module, train_set: SampleSet) -> Work | None:
     """Return the work of a sample; None, with a warning that says why, where it cannot be counted.
 
-    module: as it was built, neither checkpointed nor compiled; it stays as it is. A process counts each model once.
-    Raises NoLossAndCount where it does not return what a model must.
+    module: as it was built, neither checkpointed nor compiled; it stays as it is. Raises NoLossAndCount where it does
+    not return what a model must.
     """
-    key = config.model_dump_json(include={"model", "loss", "data", "activation_checkpointing"})
-    if key not in _known:
-        _known[key] = _counted(config, module, train_set)
-    known = _known[key]
-    if isinstance(known, NotCountable):
+    eager = config.model_copy(update={"compile": False})
+    model = _counts_of(eager.model_copy(update={"activation_checkpointing": "none"}), module, train_set)
+    if model is None:
         return None
+    hardware = None if isinstance(config.activation_checkpointing, float) else _counts_of(eager, module, train_set)
     lengths = _lengths_taken(config, train_set)
-    model, hardware = known
     return Work(model.mean(lengths), None if hardware is None else hardware.mean(lengths))
+
+
+_known: dict[str, _Counts | None] = {}
+
+
+def _counts_of(eager: TrialConfig, module: nn.Module, train_set: SampleSet) -> _Counts | None:
+    """Return what `work_of` is made of. A process counts each model once in each mode of checkpointing."""
+    key = eager.model_dump_json(include={"model", "loss", "data", "activation_checkpointing"})
+    if key not in _known:
+        try:
+            _known[key] = _count(lambda fake: apply_to_blocks(_fake_copy(module, fake), eager), eager, train_set)
+        except NotCountable as error:
+            warnings.warn(f"MFU is not reported, since the model's FLOPs cannot be counted: {error}", stacklevel=2)
+            _known[key] = None
+    return _known[key]
 
 
 def flops_per_sample(config: TrialConfig) -> float:
@@ -90,21 +100,6 @@ def flops_per_sample(config: TrialConfig) -> float:
     train_set, _ = load_data(config.data)
     counts = _count(lambda _: build_model(config.model, train_set), config, train_set)
     return counts.mean(_lengths_taken(config, train_set))
-
-
-def _counted(
-    config: TrialConfig, module: nn.Module, train_set: SampleSet
-) -> tuple[_Counts, _Counts | None] | NotCountable:
-    mode = config.activation_checkpointing
-    eager = config.model_copy(update={"compile": False})
-    try:
-        model = _count(lambda fake: _fake_copy(module, fake), config, train_set)
-        if mode == "none" or isinstance(mode, float):
-            return model, model if mode == "none" else None
-        return model, _count(lambda fake: apply_to_blocks(_fake_copy(module, fake), eager), config, train_set)
-    except NotCountable as error:
-        warnings.warn(f"MFU is not reported, since the model's FLOPs cannot be counted: {error}", stacklevel=2)
-        return error
 
 
 def _count(make: Callable[[FakeTensorMode], nn.Module], config: TrialConfig, train_set: SampleSet) -> _Counts:

@@ -76,7 +76,10 @@ def _not_predictable(error: Exception) -> str:
     """Return why only a run can tell: fake tensors could not follow the user's forward. Raise bad input again."""
     if isinstance(error, ValueError):
         raise error
-    return f"not predictable without running it ({type(error).__name__})"
+    from trainers.flops import NotCountable
+
+    why = str(error) if isinstance(error, NotCountable) else type(error).__name__
+    return f"not predictable without running it ({why})"
 
 
 def _full_runs(config: StudyConfig, study: Study) -> int:

@@ -153,6 +153,14 @@ def test_a_study_of_results_is_exit_code_0(results: Ran) -> None:
     assert results.ending.exit_code == 0, results.ending.message
 
 
+def test_every_trial_tells_its_utilisation_against_the_studys_one_peak(results: Ran) -> None:
+    peaks = results.study.facts.device_peaks
+    assert peaks is not None
+    assert all(trial.config.device_peaks == peaks for trial in results.study.trials.values())
+    told = {trial.metric("assumed_peak_flops") for trial in results.study.trials.values()} - {None}
+    assert told == {peaks["float32"].flops_per_second}
+
+
 def test_running_a_finished_study_again_changes_nothing(results: Ran) -> None:
     check_running_again_changes_nothing(results)
 
