@@ -18,6 +18,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -124,6 +126,9 @@ class BranchPoint(Strict):
     """The directory of the other run, as the ranks see it."""
     samples: PositiveInt
     """One of the other run's `kept_checkpoints`."""
+
+
+_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from"}
 
 
 class TrialConfig(Strict):
@@ -300,6 +305,12 @@ class TrialConfig(Strict):
                 f"({self.effective_batch_size}); raise sample_budget or lower the batch"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the fields that version 0.1.0 did not have where they say something: any other run is written, and found
+        again by what is written, as it was."""
+        return {key: value for key, value in serialise(self).items() if value or key not in _SINCE_0_1}
 
 
 def check_shards(parallel: Parallel, world_size: int) -> None:

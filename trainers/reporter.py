@@ -51,7 +51,7 @@ class Reporter:
 
     def snapshot(self) -> None:
         """Measure the gradient noise at the weights as they are. The next report has its figures."""
-        self._unreported_losses += self._run.read()
+        self._read()
         found = take_snapshot(self._run)
         if found is not None:
             self._run.meter.snapshot = found.metrics()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, sample_numbers, stop_at
+from trainers.checkpoint import load_kept
 from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.report import Answer, Report
@@ -98,6 +99,7 @@ def test_a_kept_checkpoint_outlives_newer_ones_and_is_not_taken_for_the_runs_own
     assert [report.samples_seen for report in told] == [56, 96]
     files = sorted(str(path.relative_to(tmp_path / "checkpoints")) for path in tmp_path.rglob("*.pt"))
     assert files == ["000000000096-local.pt", "kept/000000000016.pt", "kept/000000000036.pt"]
+    assert [load_kept(tmp_path / "checkpoints", count)["samples_seen"] for count in (16, 36)] == [16, 40]
 
 
 def test_a_kept_checkpoint_that_was_crossed_with_the_budget_is_there(tmp_path: Path) -> None:
@@ -172,6 +174,11 @@ def test_a_branch_with_another_optimizer_is_refused_with_both(sources: dict[str,
     )
     with pytest.raises(ValueError, match=expected):
         cpu_run(branch(sources["adamw"], optimizer={"type": "sgd"})).resume(Path("/nowhere"))
+
+
+def test_a_branch_goes_through_a_journal() -> None:
+    for trial in (source(), branch(Path("source"))):
+        assert TrialConfig.model_validate_json(trial.model_dump_json()) == trial
 
 
 def test_branches_at_or_past_the_budget_are_refused_with_both_numbers() -> None:

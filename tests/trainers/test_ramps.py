@@ -180,6 +180,11 @@ def test_phases_out_of_order_or_past_the_budget_are_refused(begin: tuple[int, ..
         ramped(ramp=phases)
 
 
+def test_a_ramp_goes_through_a_journal_and_a_run_without_one_says_nothing_of_it() -> None:
+    assert TrialConfig.model_validate_json(ramped().model_dump_json()) == ramped()
+    assert "ramp" not in ramped(ramp=()).model_dump_json()
+
+
 def batches(phases: Iterable[Phase]) -> dict[int, int]:
     return {phase.from_samples: phase.gradient_accumulation_steps for phase in phases}
 
