@@ -30,10 +30,10 @@ from world_table import World, load
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
+from orchestrator.config.stages import FEWEST_STEPS
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer
-from orchestrator.stages.candidates import FEWEST_STEPS
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded, found

@@ -19,6 +19,12 @@ Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Field(min_length=1)
 
 
+FEWEST_STEPS = 40
+"""A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried."""
+PROBED_SHARE = 1 / 20
+"""The samples that frontier and throughput may take each, as a share of those of the study's full runs, where the study
+file does not say it."""
+
 DEFAULT_FIRST_RUNG_SHARE = 1 / 4
 """The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
 
@@ -107,10 +113,11 @@ class Frontier(Strict):
     """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with
     always has the length of the data. Empty: that length alone."""
     smallest: PositiveInt = 1
-    """The micro-batch size, in samples per rank, at which the search starts. It is also the baseline of the train
-    stage."""
+    """The micro-batch size, in samples per rank, at which the search starts."""
     largest: PositiveInt = 1024
-    """The micro-batch size, in samples per rank, at which the search ends even if memory does not."""
+    """The micro-batch size, in samples per rank, at which the search ends even if memory does not. It ends earlier
+    where a full training run would have fewer than 40 optimizer steps of that size in the time that the baseline takes
+    for `sample_budget`."""
     max_step_seconds: Positive = 60
     """The longest optimizer step to consider, in seconds. Larger micro-batches are not tried where their step would
     take longer, and one whose step does take longer ends as too_slow."""
@@ -119,19 +126,40 @@ class Frontier(Strict):
     micro-batches."""
     finalists: PositiveInt = 3
     """So many of the fastest points are timed again, each compiled for its own micro-batch size."""
-    rounds: PositiveInt = 5
-    """The finalists are timed in turns, so many times each, so that a drift of the machine meets all of them."""
+    rounds: PositiveInt = 3
+    """The finalists are timed in turns, at least so many times each, so that a drift of the machine meets all of
+    them."""
+    max_rounds: PositiveInt = 8
+    """While another finalist may be more than 5 % faster than the one that seems the fastest, they are timed again, up
+    to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
+    max_samples: PositiveInt | None = None
+    """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. null: a
+    twentieth of those of the study's full training runs, and any number in a study without such runs."""
 
 
 class Throughput(Strict):
     """What does accumulation cost, what does it buy?"""
 
     type: Literal["throughput"] = "throughput"
-    """`throughput`. Measures what gradient accumulation costs in speed, and what it gives in signal per sample."""
+    """`throughput`. Times the effective batches that may be trained, in turns, each in the fastest split into
+    micro-batches and the fastest mode. They are powers of two times `world_size` below the batch that the frontier
+    chose, that batch and its `multiples`, and the baseline. Those within a factor of 1.3 of another are left out, and
+    those of which the baseline's time holds fewer than 40 optimizer steps."""
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
-    """The effective batches to measure, as multiples of the chosen micro-batch size times `world_size`."""
+    """Which multiples of the chosen micro-batch size times `world_size` are timed, by accumulating gradients."""
     steps: Annotated[int, Field(ge=8)] = 20
-    """Optimizer steps per effective batch."""
+    """In the first round the noise scale is measured: in so many optimizer steps of two micro-batches each, or in as
+    many micro-batches where a step has more of them. Other timings have 5 to 8 steps, the first three not timed."""
+    rounds: PositiveInt = 3
+    """Every form of every batch is timed at least so many times, in turns, so that a drift of the machine meets all of
+    them."""
+    max_rounds: PositiveInt = 8
+    """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to so many
+    times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
+    max_samples: PositiveInt | None = None
+    """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
+    taken from the timed steps; then the largest batches are left out, and the conclusion names them. null: a twentieth of those of the study's full training runs, and any number in a study
+    without such runs."""
 
 
 class Equivalence(Strict):

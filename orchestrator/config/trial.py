@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.config.keys import StudyConfig, StudyOptimizer, given_batch
+from orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_batch
 from orchestrator.config.stages import Frontier, Grid
 from trainers.config import DevicePeak, OptimizerConfig, Precision, TrialConfig
 
@@ -57,6 +57,17 @@ def base_trial(
         memory_limit_bytes=memory_limit_bytes,
         device_peaks=dict(device_peaks or {}),
     )
+
+
+def baseline_batch(config: StudyConfig) -> int:
+    """Return the effective batch that the others are held against: that of the key `batch`, or the optimizer's
+    reference batch where the study file leaves `batch` as it is.
+
+    It need not be a multiple of world_size.
+    """
+    if config.batch == Batch():
+        return config.optimizer.reference_batch_size
+    return given_batch(config.batch, config.world_size).effective_batch_size
 
 
 def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -> float:

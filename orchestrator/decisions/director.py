@@ -157,6 +157,9 @@ class Director:
     def conclude(self) -> None:
         conclusion = self._conclusion()
         self._record(Concluded(**asdict(conclusion)))
+        if self._measurements:
+            for trial_id in self.stage.disturbed(self.context):
+                self._measurements.forget(self._trial(trial_id))
 
     def _conclusion(self) -> Conclusion:
         kind = self.context.stage.type

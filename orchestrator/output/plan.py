@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Frontier
+from orchestrator.config.stages import Frontier, Throughput
 from orchestrator.config.trial import base_trial
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes
+from orchestrator.stages.probing import max_samples, num_full_runs
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, seconds_text
 from trainers.config import TrialConfig
@@ -24,7 +25,7 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory."""
     console = Console(highlight=False)
     study, run_dir = Study(config.name), f"runs/{config.name}"
-    full_runs, frontier = _full_runs(config, study), config.keys_of(Frontier)
+    full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None
     if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed
         with console.status("predicting memory and time"):
@@ -39,6 +40,8 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
         console.print(Text(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
     console.print(Text(f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes"))
+    if probing := _probing(config, study, full_runs):
+        console.print(Text(probing))
     if estimate:
         console.print(Text(estimate))
 
@@ -82,9 +85,16 @@ def _not_predictable(error: Exception) -> str:
     return f"not predictable without running it ({why})"
 
 
-def _full_runs(config: StudyConfig, study: Study) -> int:
-    contexts = [StageContext(keys, config, study, run_dir="") for keys in config.stages]
-    return len(config.seeds) * sum(stage_of(context.stage).num_full_runs(context) for context in contexts)
+def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
+    """Return what the probes may cost, in samples and as a share of the training; None without a full run."""
+    stages = [keys for keys in config.stages if isinstance(keys, Frontier | Throughput)]
+    most = {keys.type: max_samples(StageContext(keys, config, study, run_dir="")) for keys in stages}
+    known = {stage: samples for stage, samples in most.items() if samples is not None}
+    if not known or not full_runs:
+        return None
+    total, training = sum(known.values()), full_runs * config.sample_budget
+    each = ", ".join(f"{stage} {samples:,}" for stage, samples in known.items())
+    return f"at most {total:,} samples of probes ({each}), {total / training:.0%} of those of the full runs"
 
 
 def _memory(context: StageContext[Frontier]) -> Group:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.config.stages import StageKeys, Train
+from orchestrator.config.stages import FEWEST_STEPS, StageKeys, Train
+from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import chosen_mode
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.rates import Rate, rates
 from orchestrator.study.trial import PLANNED_RATE, Proposal
 from trainers.config import Split
-
-# A run of fewer optimizer steps says nothing about a batch: a fifth of it would be warm-up, another the final decay.
-FEWEST_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def field_of(context: StageContext[Train]) -> Field:
         budget = context.config.sample_budget
         alone = Candidate("baseline", given, chosen_mode(context.study), budget, protected=True)
         return Field((alone,), None, ())
-    baseline = _baseline(known, context.config.optimizer.reference_batch_size)
+    baseline = _baseline(known, baseline_batch(context.config))
     seconds = _seconds(context, baseline)
     candidates = tuple(_candidate(context, rate, seconds, baseline, known) for rate in known)
     large_enough = tuple(one for one in candidates if one.protected or _num_steps(one) >= FEWEST_STEPS)
@@ -69,9 +67,9 @@ def field_of(context: StageContext[Train]) -> Field:
     )
 
 
-def _baseline(known: tuple[Rate, ...], reference_batch_size: int) -> Rate:
-    """Return the batch that the study file's learning rate was chosen for, or the nearest to it in proportion."""
-    return min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / reference_batch_size)))
+def _baseline(known: tuple[Rate, ...], batch: int) -> Rate:
+    """Return the rate of the study file's own batch, or of the nearest to it in proportion."""
+    return min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / batch)))
 
 
 def _seconds(context: StageContext[Train], baseline: Rate) -> float | None:

@@ -20,6 +20,10 @@ def _zero(context: object) -> int:
     return 0
 
 
+def _no_trials(context: object) -> tuple[str, ...]:
+    return ()
+
+
 def _no_figures(context: object) -> list[Figure]:
     return []
 
@@ -62,6 +66,9 @@ class Stage(Generic[Keys]):
     early."""
     reuses_measurements: bool = False
     """True if measurements of an earlier study on this machine may stand in for its trials."""
+    disturbed: Callable[[StageContext[Keys]], tuple[str, ...]] = _no_trials
+    """Returns the trials that something else on the machine slowed down, once the stage has concluded: later studies
+    measure them again."""
 
     @property
     def trains_candidates(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from orchestrator.study.trial import Trial
 from trainers.student_t import t_quantile
 
 # The intervals of all pairs that are compared hold together with this probability (Bonferroni): the fastest of several
@@ -32,6 +33,13 @@ _MAD_SHARE = 0.6745
 # A machine on which single timings scatter by more than this share is busy with something else.
 BUSY = 0.1
 
+# The share of the CPUs' time that other programs take, above which a trial was not alone.
+CROWDED = 0.25
+
+Order = Literal["slower", "tied", "undetermined"]
+"""How a rival stands to what was chosen: it is slower; it may be as fast, and not faster by more than MARGIN; or it may
+be faster by more."""
+
 Name = TypeVar("Name")
 
 
@@ -49,6 +57,12 @@ class Ratio:
         if self.high is None:
             return f"{self.point:.2f} x in a single round"
         return f"{self.point:.2f} x [{self.low:.2f}, {self.high:.2f}] in {self.num_rounds} rounds"
+
+    @property
+    def order(self) -> Order:
+        if self.exceeds(1 + MARGIN):
+            return "undetermined"
+        return "tied" if self.exceeds(1.0) else "slower"
 
     def exceeds(self, limit: float) -> bool:
         """True if the ratio may be above the limit."""
@@ -94,6 +108,13 @@ class Timings(Generic[Name]):
     def busy(self) -> bool:
         """True if the rounds disagree, or timings scatter, by more than on a machine that does nothing else."""
         return bool(self.disturbed) or (self.spread or 0.0) > BUSY
+
+    def unrest(self) -> str:
+        """Return in words by how much the timings disagree."""
+        said = [f"they scatter by {self.spread:.0%} within their rounds"] if self.spread else []
+        if self.disturbed:
+            said.append(f"round {', '.join(map(str, self.disturbed))} was disturbed and does not count")
+        return ", and ".join(said)
 
     def rate(self, name: Name) -> float:
         """Return the geometric mean of its rates: two such means have the ratio that was found within the rounds."""
@@ -154,3 +175,24 @@ class Timings(Generic[Name]):
             return None
         probability = 1 - (1 - CONFIDENCE) / 2 / num_pairs
         return t_quantile(self._degrees_of_freedom, probability) * self.spread / math.sqrt(len(self.rounds))
+
+
+def crowded(trial: Trial) -> bool:
+    """True if other programs had much of the CPUs while the trial ran, as far as its metrics tell."""
+    return (trial.metric("other_cpu_share") or 0.0) > CROWDED
+
+
+def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool]) -> int:
+    """Return how many rounds to time by now: one more while so many do not suffice. at_least is never cut short."""
+    return next((number for number in range(at_least, at_most) if suffice(number)), max(at_least, at_most))
+
+
+def held_against(rival: str, ratio: Ratio) -> str:
+    """Return where a rival stands to what was chosen, with the paired figures that put it there."""
+    match ratio.order:
+        case "slower":
+            return f"{rival} reaches {ratio}"
+        case "tied":
+            return f"{rival} may be as fast: {ratio}"
+        case "undetermined":
+            return f"undetermined whether {rival} is faster: {ratio}"

@@ -50,6 +50,8 @@ class _Record(BaseModel):
     cause: Cause | None
     reason: str
     metrics: Metrics
+    disturbed: bool = False
+    """True if its study found that something else had the machine: an earlier record with this key does not count."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Measurements:
 
     def _find(self, wanted: Proposal) -> Measured | None:
         record = self._known.get(self._key(wanted, wanted.expected.get("predicted_memory_bytes")))
-        if record is None:
+        if record is None or record.disturbed:
             return None
         reused = Reuse(time.strftime("%Y-%m-%d", time.localtime(record.time)), record.run_dir)
         metrics = against_peak(record.metrics, wanted.config.device_peaks.get(wanted.config.precision))
@@ -92,8 +94,14 @@ class Measurements:
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
-        if not _is_of_the_trial(trial):
-            return
+        if _is_of_the_trial(trial):
+            self._append(trial, disturbed=False)
+
+    def forget(self, trial: Trial) -> None:
+        """Have later studies measure a trial again, since something else had the machine while it ran."""
+        self._append(trial, disturbed=True)
+
+    def _append(self, trial: Trial, *, disturbed: bool) -> None:
         record = _Record(
             key=self._key(trial.proposal, trial.metrics.get("predicted_memory_bytes")),
             time=time.time(),
@@ -103,6 +111,7 @@ class Measurements:
             cause=trial.cause,
             reason=trial.reason,
             metrics=trial.metrics,
+            disturbed=disturbed,
         )
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -260,7 +260,7 @@ def test_far_out_it_looks_less_far_than_the_line_says() -> None:
     [
         ([(12, True), (13, False)], SearchEnd(12, "12 fits, 13 does not")),
         ([(100, True), (102, False)], SearchEnd(100, "100 fits, 102 does not")),
-        ([(LARGEST, True)], SearchEnd(LARGEST, "1024 is the largest asked for, and fits")),
+        ([(LARGEST, True)], SearchEnd(LARGEST, "1024 is the largest asked for, and fits", is_largest=True)),
         ([(2, False), (1, False)], SearchEnd(None, "not even 1 fits")),
         ([(8, True), (5, False), (4, True)], SearchEnd(4, "4 fits, 5 does not")),
     ],

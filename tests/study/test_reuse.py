@@ -65,6 +65,15 @@ def test_its_utilisation_is_told_against_the_peak_of_the_study_that_takes_it(tmp
     assert against_peak(told, None) == told
 
 
+def test_a_figure_that_was_found_to_be_disturbed_is_forgotten_until_it_is_measured_again(file: Path) -> None:
+    first = Measurements(file, IDENTITY, "/runs/first")
+    first.forget(ended())
+    assert not Measurements(file, IDENTITY, "/runs/second").find([proposal()])
+    Measurements(file, IDENTITY, "/runs/second").remember(ended())
+    (found,) = Measurements(file, IDENTITY, "/runs/third").find([proposal()]).values()
+    assert found.reused.run_dir == "/runs/second"
+
+
 def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:
     first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first")
     first.remember(ended(TrialState.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY, "6 MiB more did not fit"))

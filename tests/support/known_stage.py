@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,11 +25,11 @@ class Known:
         stage: dict[str, Any],
         facts: Facts | None = None,
         study: Study | None = None,
-        then: tuple[str, ...] = (),
+        more_stages: Sequence[dict[str, Any]] = (),
         **changes: Any,
     ) -> None:
-        """then: the stages that come after it."""
-        self.config = study_of(stages=[stage, *({"type": name} for name in then)], **changes)
+        """more_stages: what else the study file asks for."""
+        self.config = study_of(stages=[stage, *more_stages], **changes)
         self.study = study or Study("played", facts=facts or Facts())
         keys = self.config.stages[0]
         self.context: StageContext[Any] = StageContext(keys, self.config, self.study, "/run")

@@ -8,7 +8,7 @@ in turns. The one that is chosen must fit once more in a fresh process, and so m
 
 from orchestrator.config.stages import Frontier, Train
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import winner_of
+from orchestrator.stages.findings import found, winner_of
 from orchestrator.stages.frontier.conclude import conclude
 from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
@@ -33,6 +33,11 @@ def _verified(context: StageContext[Frontier]) -> str:
     )
 
 
+def _disturbed(context: StageContext[Frontier]) -> tuple[str, ...]:
+    findings = found(context.study, FrontierFindings)
+    return findings.disturbed if findings else ()
+
+
 COLUMNS = ("tokens_per_second", "step_seconds", "peak_memory_bytes", "predicted_memory_bytes", "mfu", "hfu")
 
 STAGE = Stage[Frontier](
@@ -45,4 +50,5 @@ STAGE = Stage[Frontier](
     step_seconds_limit=lambda context: context.stage.max_step_seconds,
     fails_by_mode=True,
     reuses_measurements=True,
+    disturbed=_disturbed,
 )

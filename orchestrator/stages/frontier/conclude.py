@@ -6,14 +6,16 @@ import statistics
 from collections.abc import Collection
 from dataclasses import replace
 
-from orchestrator.config.stages import Frontier
+from orchestrator.config.stages import FEWEST_STEPS, Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint
+from orchestrator.stages.frontier.doubts import disturbed_trials, on_max_samples, on_the_machine
+from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.timing import held_against
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
@@ -33,6 +35,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     notes = [_edge(known, mode) for mode in modes(context)]
     notes += _on_verifications(known) + _on_the_front(findings) + _on_chunks(known, chosen)
     notes += _on_lengths(findings) + _on_earlier_studies(known)
+    notes += on_max_samples(known) + on_the_machine(known)
     return concluded(findings, _sentence(findings), tuple(notes))
 
 
@@ -40,10 +43,14 @@ def _sentence(findings: FrontierFindings) -> str:
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
-    said = f"{_describe(chosen.point)} is fastest inside the limit: {chosen.tokens_per_second:,.0f} tokens/s, {room}"
-    if largest.micro_batch_size == chosen.micro_batch_size:
-        return said
-    return f"{said}; the largest that fits, {_describe(largest.point)}, reaches {largest.tokens_per_second:,.0f}"
+    is_ = "seems" if any(rival.order == "undetermined" for rival in findings.rivals) else "is"
+    said = [
+        f"{_describe(chosen.point)} {is_} fastest inside the limit: {chosen.tokens_per_second:,.0f} tokens/s, {room}"
+    ]
+    said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
+    if largest.micro_batch_size != chosen.micro_batch_size:
+        said.append(f"the largest that fits, {_describe(largest.point)}, reaches {largest.tokens_per_second:,.0f}")
+    return "; ".join(said)
 
 
 def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindings:
@@ -69,7 +76,9 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         front=tuple(front),
         knee=bend.name if bend else None,
         other_lengths=_by_length(known),
-        measured=tuple(measured[point] for point in fitting),
+        measured=tuple(measured[point] for point in [*fitting, *({chosen} - {*fitting})]),
+        rivals=_rivals(known, chosen),
+        disturbed=disturbed_trials(known),
     )
 
 
@@ -79,19 +88,29 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
     found = {}
     for point in points:
         done = [trial for trial in known.trials_of(point) if trial.state is TrialState.COMPLETE]
-        rate = statistics.median(known.rounds(point) or [rate_of(done[-1])])
+        timed = known.timed if known.timed and point in known.timed.rates else None
+        rate = timed.rate(point) if timed else rate_of(done[-1])
         samples = _samples_per_second(done)
         found[point] = MeasuredPoint(point.mode, point.micro_batch_size, rate, max(map(peak_of, done)), samples)
     return found
 
 
+def _rivals(known: FrontierProgress, chosen: OperatingPoint) -> tuple[Rival, ...]:
+    """Return the other finalists as they stand to the chosen one; none that does not fit."""
+    timed = known.timed
+    if timed is None or chosen not in timed.rates:
+        return ()
+    others = [point for point in timed.fastest_first() if point != chosen and known.may_be_chosen(point)]
+    ratios = {point: timed.ratio(point, chosen) for point in others}
+    return tuple(Rival(point, ratio, ratio.order) for point, ratio in ratios.items())
+
+
 def _samples_per_second(done: list[Trial]) -> float | None:
-    """Return the point's median samples/s: of its rounds, whose samples are ordinary ones, or else of all its
-    trials."""
+    """Return the point's samples/s: of its rounds, whose samples are ordinary ones, or else of its probe."""
     rounds = [trial for trial in done if trial.proposal.round is not None]
-    seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in rounds or done]
+    seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in rounds or done[:1]]
     rates = [batch / step for batch, step in seconds if step]
-    return statistics.median(rates) if rates else None
+    return statistics.geometric_mean(rates) if rates else None
 
 
 def _named(one: MeasuredPoint) -> Point:
@@ -146,14 +165,19 @@ def _edge(known: FrontierProgress, mode: Mode) -> str:
     trials = [trial for size in sizes if (trial := known.probe_of(OperatingPoint(mode, size)))]
     if end is None:
         return f"{mode}: the search ended at {trials[-1].id}, which {trials[-1].state}: {trials[-1].explanation}"
-    return f"{mode}: micro-batch {end.evidence}{_on_the_clock(known, end, known.slowest(trials))} ({len(sizes)} probes)"
+    return f"{mode}: micro-batch {end.evidence}{_why_no_larger(known, end, trials)} ({len(sizes)} probes)"
 
 
-def _on_the_clock(known: FrontierProgress, end: SearchEnd, slowest: int) -> str:
-    """Return that max_step_seconds ended the search; empty if it did not."""
-    if end.micro_batch_size is None or not slowest <= end.micro_batch_size < known.stage.largest:
+def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial]) -> str:
+    """Return what ended the search, if that was neither memory nor the size asked for; else nothing."""
+    found = end.micro_batch_size
+    if found is None or not end.is_largest or found >= known.stage.largest:
         return ""
-    return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
+    if known.slowest(trials) <= found:
+        return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
+    if known.most_usable(trials) <= found:
+        return f": of a larger one a full run has fewer than {FEWEST_STEPS} optimizer steps"
+    return ""
 
 
 def _on_the_front(findings: FrontierFindings) -> list[str]:
@@ -175,17 +199,16 @@ def _on_verifications(known: FrontierProgress) -> list[str]:
 
 def _on_chunks(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
     """Return what cross-entropy in chunks gained or lost; empty if it was not tried beside the study file's modes."""
-    chunked = next((point for point in known.finalists() if point.mode.cross_entropy == "chunked"), None)
+    chunked = next((point for point in known.finalists if point.mode.cross_entropy == "chunked"), None)
     if chunked is None or known.stage.cross_entropy:
         return []
-    whole = replace(chunked, mode=replace(chunked.mode, cross_entropy="whole"))
-    ours, theirs = known.rounds(chunked), known.rounds(whole)
-    if not (ours and theirs):
+    whole, timed = replace(chunked, mode=replace(chunked.mode, cross_entropy="whole")), known.timed
+    if timed is None or not {chunked, whole} <= timed.rates.keys():
         return ["cross-entropy in chunks could not be timed"]
-    speed = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     memory = known.most_memory(chunked) / known.most_memory(whole)
     pays = "pays" if chosen.mode.cross_entropy == "chunked" else "does not pay"
-    return [f"cross-entropy in chunks {pays} here: {speed:.2f} x the tokens/s at {memory:.0%} of the memory"]
+    speed = timed.ratio(chunked, whole)
+    return [f"cross-entropy in chunks {pays} here: tokens/s {speed}, memory {memory:.2f} x"]
 
 
 def _on_lengths(findings: FrontierFindings) -> list[str]:

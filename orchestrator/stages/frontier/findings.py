@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from orchestrator.stages.frontier.pareto import Point
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.timing import Order, Ratio
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,16 @@ class LengthFindings:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """A point that was timed in turns with the chosen one."""
+
+    point: OperatingPoint
+    ratio: Ratio
+    """How many times as fast it is as the chosen one."""
+    order: Order
+
+
+@dataclass(frozen=True)
 class FrontierFindings:
     STAGE: ClassVar[str] = "frontier"
 
@@ -70,3 +81,7 @@ class FrontierFindings:
     other_lengths: tuple[LengthFindings, ...] = ()
     measured: tuple[MeasuredPoint, ...] = ()
     """Every point that fits, with samples as long as the data says; empty in the findings of earlier versions."""
+    rivals: tuple[Rival, ...] = ()
+    """The fastest first; empty if nothing was timed in turns."""
+    disturbed: tuple[str, ...] = ()
+    """The trials that something else on the machine slowed down: their figures are not kept for later studies."""

@@ -1,19 +1,12 @@
-"""Speed against memory: which points no other beats in both, where more memory stops paying, and what is a tie.
+"""Speed against memory: which points no other beats in both, and where more memory stops paying.
 
 Pure: values in, values out.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-# Rates whose median ratio is within this share are a tie, however often they were timed.
-TIE = 0.02
-
-Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -51,20 +44,3 @@ def knee(front: Sequence[Point]) -> Point | None:
 
     bend = max(front, key=above)
     return bend if above(bend) > 0 else None
-
-
-def fastest(rounds: Mapping[Name, Sequence[float]]) -> list[Name]:
-    """Return the names that tie for the most tokens/s, the best first. rounds: the rates of each name in round 1, 2,
-    ...
-
-    Ratios are taken within a round, in which the machine's other load is much the same. Two names tie if their median
-    ratio is within TIE, or if more than a quarter of the rounds put them in the other order.
-    """
-    best = max(rounds, key=lambda name: statistics.median(rounds[name]))
-    ratios = {name: [a / b for a, b in zip(rates, rounds[best], strict=True)] for name, rates in rounds.items()}
-    tied = [name for name, found in ratios.items() if statistics.median(found) >= 1 - TIE or _share_won(found) > 1 / 4]
-    return sorted(tied, key=lambda name: -statistics.median(ratios[name]))
-
-
-def _share_won(ratios: Sequence[float]) -> float:
-    return sum(ratio >= 1 for ratio in ratios) / len(ratios)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from orchestrator.config.stages import Frontier, Train
+from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.findings import OperatingPoint
-from orchestrator.stages.frontier.pareto import fastest
-from orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
+from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import largest_usable, max_samples, rate_at
+from orchestrator.stages.timing import DISAGREEMENT, Timings, rounds_wanted
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -22,6 +24,10 @@ from trainers.peak_memory import PeakMemory
 TIMED_STEPS = 8
 # Accumulation steps of every trial here: the gradient that is kept while the next micro-batch runs takes memory, too.
 ACCUMULATED = 2
+# The probes may take this share of the samples that the stage may take; the rest is for timing and verification.
+PROBES_SHARE = 0.5
+# After a point has fallen in its verification the finalists are timed so many times more.
+MORE_ROUNDS = 2
 
 
 def propose(context: StageContext[Frontier]) -> list[Proposal]:
@@ -71,7 +77,7 @@ def _tries_chunks(context: StageContext[Frontier]) -> bool:
 
 @dataclass(frozen=True)
 class FrontierProgress:
-    """The frontier stage as far as the journal knows it."""
+    """The frontier stage as far as the journal knows it when this is made; made anew for every question."""
 
     context: StageContext[Frontier]
 
@@ -86,16 +92,31 @@ class FrontierProgress:
     # Probes
 
     def probes(self) -> list[Proposal]:
-        return [self._probe(OperatingPoint(mode, size)) for mode in modes(self.context) for size in self.sizes(mode)]
+        proposals = list[Proposal]()
+        for mode in modes(self.context):
+            new = [one for one in proposals if one.id not in self.study.trials]
+            unasked = sum(one.config.sample_budget for one in new)
+            proposals += [self._probe(OperatingPoint(mode, size)) for size in self.sizes(mode, unasked)]
+        return proposals
 
-    def sizes(self, mode: Mode) -> list[int]:
-        """Return the sizes that the search has asked for; when it is over, also the ladder below what it found."""
-        searched, end = self.search(mode)
+    def sizes(self, mode: Mode, unasked: int = 0) -> list[int]:
+        """Return the sizes that the search has asked for; when it is over, also the ladder below what it found.
+
+        unasked: the samples that probes of other modes will take, which the journal does not have yet.
+        """
+        sizes, end = self.search(mode, unasked)
         if end is None or end.micro_batch_size is None:
-            return searched
-        return searched + [size for size in ladder(self.stage.smallest, end.micro_batch_size) if size not in searched]
+            return sizes
+        spent = self._probed() + unasked
+        for size in ladder(self.stage.smallest, end.micro_batch_size):
+            point = OperatingPoint(mode, size)
+            if size in sizes or (self.probe_of(point) is None and self._left_out(point, spent)):
+                continue
+            sizes.append(size)
+            spent += self._samples(point, self.stage.steps) if self.probe_of(point) is None else 0
+        return sizes
 
-    def search(self, mode: Mode) -> tuple[list[int], SearchEnd | None]:
+    def search(self, mode: Mode, unasked: int = 0) -> tuple[list[int], SearchEnd | None]:
         """Return (the sizes that the search has asked for, how it ended).
 
         The second is None while the last probe has not ended, or if that ended for another reason than its size. The
@@ -108,14 +129,63 @@ class FrontierProgress:
                 return sizes, None
             trials.append(trial)
             probes.append(self._outcome(trial))
-            predicted = self._predicted(mode)
-            line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
-            step = next_probe(
-                probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self._largest(trials)
-            )
+            step = self._step(mode, trials, probes)
             if isinstance(step, SearchEnd):
                 return sizes, step
+            point = OperatingPoint(mode, step.micro_batch_size)
+            if self.probe_of(point) is None and self._must_wait(mode):
+                return sizes, None
+            if self.probe_of(point) is None and (why := self._left_out(point, self._probed() + unasked)):
+                fits = max((one.micro_batch_size for one in probes if one.fits), default=None)
+                evidence = f"{fits} fits; {step.micro_batch_size} was left out: {why}"
+                return sizes, SearchEnd(fits, evidence, is_largest=fits is not None)
             sizes.append(step.micro_batch_size)
+
+    def _step(self, mode: Mode, trials: list[Trial], probes: list[Probe]) -> Next | SearchEnd:
+        predicted = self._predicted(mode)
+        line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
+        return next_probe(
+            probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self._largest(trials)
+        )
+
+    def _left_out(self, point: OperatingPoint, spent: int) -> str:
+        """Return why a point that the journal does not have is not to be probed; empty if it is.
+
+        spent: the samples of all probes before it.
+        """
+        if plain := self._roomy(point.mode):
+            return f"without checkpointing ({plain}) the largest size to try fits, too"
+        allowed, samples = max_samples(self.context), spent + self._samples(point, self.stage.steps)
+        if allowed is None or samples <= PROBES_SHARE * allowed:
+            return ""
+        return f"with it the probes would take {samples:,} samples, more than {PROBES_SHARE:.0%} of max_samples ({allowed:,})"
+
+    def _probed(self) -> int:
+        """Return the samples of all probes that the journal has."""
+        return sum(trial.config.sample_budget for trial in self.trials() if trial.config.dynamic_micro_batch)
+
+    def _must_wait(self, mode: Mode) -> bool:
+        """True if the search without checkpointing goes on: it may show that this mode has nothing to give."""
+        plain = self._plain(mode)
+        if plain is None:
+            return False
+        sizes, end = self.search(plain)
+        last = self.probe_of(OperatingPoint(plain, sizes[-1]))
+        return end is None and (last is None or not last.state.ended)
+
+    def _roomy(self, mode: Mode) -> Mode | None:
+        """Return the same mode without checkpointing, if that holds whatever a run can use; else None.
+
+        Checkpointing saves memory, and costs time: there it has nothing to give.
+        """
+        plain = self._plain(mode)
+        _, end = self.search(plain) if plain else ([], None)
+        return plain if end is not None and end.is_largest else None
+
+    def _plain(self, mode: Mode) -> Mode | None:
+        """Return the same mode without checkpointing; None if that is this mode, or is not tried."""
+        plain = replace(mode, activation_checkpointing="none")
+        return plain if plain != mode and plain in modes(self.context) else None
 
     def probe_of(self, point: OperatingPoint) -> Trial | None:
         return self.study.trials.get(self._name(point))
@@ -131,10 +201,26 @@ class FrontierProgress:
         return trial.state is TrialState.COMPLETE and (capacity is None or peak_of(trial) <= capacity)
 
     def _largest(self, trials: list[Trial]) -> int:
-        """Return the largest size to try: a step must not see a sample twice, nor take longer than max_step_seconds."""
+        """Return the largest size to try.
+
+        A step must not see a sample twice, nor take longer than max_step_seconds, and a run must have enough of them.
+        """
         num_samples = self.study.facts.num_train_samples
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
-        return max(self.stage.smallest, min(self.stage.largest, of_data, self.slowest(trials)))
+        return max(
+            self.stage.smallest, min(self.stage.largest, of_data, self.slowest(trials), self.most_usable(trials))
+        )
+
+    def most_usable(self, trials: list[Trial]) -> int:
+        """Return the largest size that a run can use at the best rate so far, held against the baseline's."""
+        world_size = self.context.config.world_size
+        rates = {trial.config.micro_batch_size: rate for trial in trials if (rate := rate_of(trial))}
+        if not rates:
+            return self.stage.largest
+        baseline = max(1, baseline_batch(self.context.config) // world_size)
+        at_the_baseline = max(rate_at(rates, baseline), *(rate for size, rate in rates.items() if size <= baseline))
+        usable = largest_usable(self.context, max(rates.values()) / at_the_baseline)
+        return self.stage.largest if usable is None else max(1, usable // world_size)
 
     def slowest(self, trials: list[Trial]) -> int:
         """Return the size whose step would take max_step_seconds at the best rate so far."""
@@ -144,6 +230,8 @@ class FrontierProgress:
 
     def _probe(self, point: OperatingPoint) -> Proposal:
         name = self._name(point)
+        if name in self.study.trials:
+            return self.study.trials[name].proposal
         config = self.context.short_trial(
             self.context.split(point.micro_batch_size, ACCUMULATED),
             point.mode,
@@ -173,32 +261,60 @@ class FrontierProgress:
 
     def timings(self) -> list[Proposal]:
         """Return a trial of every finalist in every round, round by round; none if there is only one finalist."""
-        finalists = self.finalists()
-        if len(finalists) < 2:
-            return []
-        return [
-            self._static(point, f"round{number}", round=number)
-            for number in self._round_numbers()
-            for point in finalists
-        ]
+        rounds = range(1, self.num_rounds + 1)
+        return [self._static(point, f"round{n}", round=n) for n in rounds for point in self.finalists]
 
+    @cached_property
     def finalists(self) -> list[OperatingPoint]:
-        """Return the fastest probes that fit, and the fastest of all with cross-entropy in chunks if that is to be
-        tried."""
+        """The fastest probes that fit, and the fastest of all with cross-entropy in chunks if that is to be tried: as
+        many of them as max_samples lets be timed."""
         fitting = self.fitting()
         points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
         if points and _tries_chunks(self.context):
-            points.append(replace(points[0], mode=replace(points[0].mode, cross_entropy="chunked")))
+            points.insert(1, replace(points[0], mode=replace(points[0].mode, cross_entropy="chunked")))
+        while len(points) > 1 and not self._affordable(points, self.stage.rounds):
+            points.pop()
         return points
 
-    def _round_numbers(self) -> range:
-        return range(1, self.stage.rounds + 1)
+    @cached_property
+    def num_rounds(self) -> int:
+        """How many rounds to time by now: one more until they tell who is the fastest, or there may be no more."""
+        if len(self.finalists) < 2:
+            return 0
+        return rounds_wanted(self.stage.rounds, self.stage.max_rounds, self._suffice)
 
-    def rounds(self, point: OperatingPoint) -> list[float]:
-        """Return the point's tokens/s in every round; empty if it was not timed in all of them."""
-        trials = [self.study.trials.get(self._name(point, f"round{number}")) for number in self._round_numbers()]
-        done = [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
-        return [rate_of(trial) for trial in done] if len(done) == self.stage.rounds else []
+    def _suffice(self, num_rounds: int) -> bool:
+        """True if so many rounds tell who is the fastest, have not ended yet, or may not be followed by another."""
+        last = [self.timing_of(point, num_rounds) for point in self.finalists]
+        timed = self._timed_in(num_rounds)
+        if timed is None or not all(trial is not None and trial.state.ended for trial in last):
+            return True
+        wanted = self.stage.rounds + (MORE_ROUNDS if self.fallen else 0)
+        clear = timed.is_clear() and len(timed.rounds) >= wanted
+        return clear or not self._affordable(self.finalists, num_rounds + 1)
+
+    def _affordable(self, finalists: list[OperatingPoint], num_rounds: int) -> bool:
+        """True if max_samples holds so many rounds beside the probes and a verification."""
+        allowed = max_samples(self.context)
+        costs = [self._samples(point, TIMED_STEPS) for point in finalists]
+        return allowed is None or self._probed() + max(costs) + num_rounds * sum(costs) <= allowed
+
+    def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
+        return self.study.trials.get(self._name(point, f"round{number}"))
+
+    @cached_property
+    def timed(self) -> Timings[OperatingPoint] | None:
+        """The rates of the finalists that ran in every round so far; None where fewer than two did."""
+        return self._timed_in(self.num_rounds)
+
+    def _timed_in(self, num_rounds: int) -> Timings[OperatingPoint] | None:
+        rates = dict[OperatingPoint, dict[int, float]]()
+        for point in self.finalists:
+            trials = {number: self.timing_of(point, number) for number in range(1, num_rounds + 1)}
+            done = {n: rate_of(trial) for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
+            if len(done) == num_rounds and all(done.values()):
+                rates[point] = done
+        return Timings(rates) if num_rounds and len(rates) > 1 else None
 
     # Verification
 
@@ -235,16 +351,35 @@ class FrontierProgress:
         return {point: trial for point, trial in self.fitting().items() if not self.is_refuted(point)}
 
     def is_refuted(self, point: OperatingPoint) -> bool:
-        trial = self._verification(point)
+        trial = self.verification_of(point)
         return trial is not None and trial.state.ended and not self.fits(trial)
 
-    def _verification(self, point: OperatingPoint) -> Trial | None:
+    def verification_of(self, point: OperatingPoint) -> Trial | None:
         return self.study.trials.get(self._name(point, "verified"))
+
+    def left_out(self, mode: Mode) -> list[int]:
+        """Return the sizes below the largest of a mode that max_samples does not let be probed."""
+        sizes, end = self.sizes(mode), self.search(mode)[1]
+        if end is None or end.micro_batch_size is None or self._roomy(mode):
+            return []
+        return [size for size in ladder(self.stage.smallest, end.micro_batch_size) if size not in sizes]
 
     def verified(self) -> OperatingPoint | None:
         """Return the best point that fitted in a fresh process; None if none has."""
-        verifications = {point: self._verification(point) for point in self._by_preference()}
+        verifications = {point: self.verification_of(point) for point in self._by_preference()}
         return next((point for point, trial in verifications.items() if trial and self.fits(trial)), None)
+
+    def may_be_chosen(self, point: OperatingPoint) -> bool:
+        """True if nothing has shown that the point does not fit."""
+        verification = self.verification_of(point)
+        fitted = verification is None or not verification.state.ended or self.fits(verification)
+        return fitted and self.most_memory(point) <= (self.capacity_bytes() or math.inf)
+
+    @cached_property
+    def fallen(self) -> list[Trial]:
+        """The verifications that were much slower than the same point's probe: something else had the machine."""
+        pairs = [(probe, self.verification_of(point)) for point, probe in self.fitting().items()]
+        return [one for probe, one in pairs if one and 0 < rate_of(one) * DISAGREEMENT < rate_of(probe)]
 
     def _by_preference(self) -> list[OperatingPoint]:
         """Return the points to verify, the best first.
@@ -252,19 +387,18 @@ class FrontierProgress:
         These are the finalists that fitted in every round: first those that tie for the fastest, the one with the least
         memory leading, then the others by speed. All other points that fit follow, in case no finalist is verified.
         """
-        fitting, finalists, capacity = self.fitting(), self.finalists(), self.capacity_bytes()
-        others = sorted(
-            (point for point in fitting if point not in finalists), key=lambda point: -rate_of(fitting[point])
-        )
-        if len(finalists) == 1:
-            return finalists + others
-        rounds = {point: rates for point in finalists if (rates := self.rounds(point))}
-        rounds = {point: rates for point, rates in rounds.items() if self.most_memory(point) <= (capacity or math.inf)}
-        tied = sorted(fastest(rounds), key=self.most_memory) if rounds else []
-        slower = sorted(
-            (point for point in rounds if point not in tied), key=lambda point: -statistics.median(rounds[point])
-        )
-        return tied + slower + others
+        fitting = self.fitting()
+        others = [point for point in fitting if point not in self.finalists]
+        return self._ranked_finalists() + sorted(others, key=lambda point: -rate_of(fitting[point]))
+
+    def _ranked_finalists(self) -> list[OperatingPoint]:
+        capacity, rates = self.capacity_bytes() or math.inf, self.timed.rates if self.timed else {}
+        held = {point: rounds for point, rounds in rates.items() if self.most_memory(point) <= capacity}
+        if not held:
+            return [] if self.num_rounds else self.finalists
+        timed = Timings(held)
+        tied = sorted(timed.tied(), key=self.most_memory)
+        return tied + [point for point in timed.fastest_first() if point not in tied]
 
     def most_memory(self, point: OperatingPoint) -> float:
         """Return the most memory that the point's probe and timings took.
@@ -280,12 +414,15 @@ class FrontierProgress:
 
     def trials_of(self, point: OperatingPoint) -> list[Trial]:
         """Return the point's probe, timings and verification, as far as there are any."""
-        names = [self._name(point), *(self._name(point, f"round{number}") for number in self._round_numbers())]
-        return [
-            self.study.trials[name] for name in (*names, self._name(point, "verified")) if name in self.study.trials
-        ]
+        timings = [self.timing_of(point, number) for number in range(1, self.num_rounds + 1)]
+        trials = [self.probe_of(point), *timings, self.verification_of(point)]
+        return [trial for trial in trials if trial is not None]
 
     # What all of them share
+
+    def _samples(self, point: OperatingPoint, steps: int) -> int:
+        """Return how many samples a trial of the point takes."""
+        return steps * self.context.split(point.micro_batch_size, ACCUMULATED).effective_batch_size
 
     def _static(
         self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
@@ -295,6 +432,8 @@ class FrontierProgress:
         A timing uses ordinary samples, and a verification the longest ones.
         """
         name = self._name(point, what)
+        if name in self.study.trials:
+            return self.study.trials[name].proposal
         config = self.context.short_trial(
             self.context.split(point.micro_batch_size, ACCUMULATED),
             point.mode,

@@ -56,6 +56,8 @@ class SearchEnd:
 
     micro_batch_size: int | None
     evidence: str
+    is_largest: bool = False
+    """True if memory did not end it: no larger size was to be tried."""
 
 
 def next_probe(
@@ -75,7 +77,7 @@ def next_probe(
     if fails is not None and fails <= smallest:
         return SearchEnd(None, f"not even {smallest} fits")
     if fits is not None and fits >= largest:
-        return SearchEnd(fits, f"{fits} is the largest asked for, and fits")
+        return SearchEnd(fits, f"{fits} is the largest asked for, and fits", is_largest=True)
     if fits is not None and fails is not None and fails - fits <= step_from(fits):
         return SearchEnd(fits, f"{fits} fits, {fails} does not")
     wanted = _wanted(probes, fits, fails, capacity_bytes, prediction)

@@ -1,0 +1,51 @@
+"""What makes the frontier's answer less sure: samples that were not spent, and a machine that was busy."""
+
+from __future__ import annotations
+
+from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of
+from orchestrator.stages.probing import max_samples
+from orchestrator.stages.timing import crowded
+from orchestrator.study.trial import Trial
+
+
+def on_max_samples(known: FrontierProgress) -> list[str]:
+    """Return what was left out because the stage may take only so many samples."""
+    allowed = max_samples(known.context)
+    notes = [
+        f"{mode}: micro-batch {', '.join(map(str, sizes))} was left out: max_samples ({allowed:,})"
+        for mode in modes(known.context)
+        if (sizes := known.left_out(mode))
+    ]
+    num_wanted = min(known.stage.finalists, len(known.fitting()))
+    if len(known.finalists) < num_wanted:
+        timed = f"{len(known.finalists)} of {num_wanted} finalists were" if known.num_rounds else "no finalist was"
+        notes.append(f"{timed} timed in turns: max_samples ({allowed:,})")
+    return notes
+
+
+def on_the_machine(known: FrontierProgress) -> list[str]:
+    """Return the signs that something else had the machine."""
+    notes = [
+        f"{trial.id} reached {rate_of(trial):,.0f} tokens/s, and the probe of the same point far more"
+        for trial in known.fallen
+    ]
+    if known.timed and known.timed.busy:
+        notes.append(f"the finalists' timings: {known.timed.unrest()}")
+    if any(crowded(trial) for trial in known.trials()):
+        notes.append("other programs took much of the CPUs")
+    if not notes:
+        return []
+    return [f"the machine was busy: {'; '.join(notes)}. Such figures are not kept for later studies"]
+
+
+def disturbed_trials(known: FrontierProgress) -> tuple[str, ...]:
+    """Return the trials whose speed says little of another day, in the order they were proposed."""
+    suspect = {trial.id for trial in [*known.fallen, *_timings_in_doubt(known)]}
+    return tuple(trial.id for trial in known.trials() if trial.id in suspect or crowded(trial))
+
+
+def _timings_in_doubt(known: FrontierProgress) -> list[Trial]:
+    """Return the timings of a machine that was not quiet: those of one round cannot be compared without the others."""
+    if known.timed is None or not known.timed.busy:
+        return []
+    return [trial for trial in known.trials() if trial.proposal.round is not None]
