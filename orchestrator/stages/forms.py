@@ -2,17 +2,26 @@
 frontier measured.
 
 A form is a micro-batch size, accumulation steps and a mode. Accumulating is predicted to change nothing in samples/s: a
-step of the frontier accumulates already, so its rate holds the optimizer's share of a step.
+step of the frontier accumulates already, so its rate holds a part of the optimizer's share of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import rate_at
+from orchestrator.stages.timing import TIE
 from trainers.config import Split
+
+# A form that is predicted to be slower than the fastest by no more than this share is timed beside it.
+WORTH_TIMING = 0.1
+# A form that was timed once, and not in turns with others, may be off by this factor either way, as a 95 % interval.
+# Paired timings on two shared cores lay between 0.86 and 1.05 of each other, and a point's accumulation is not the
+# form's.
+SINGLE_TIMING_FACTOR = 1.2
 
 
 @dataclass(frozen=True)
@@ -21,8 +30,10 @@ class Form:
 
     split: Split
     mode: Mode
-    samples_per_second: float
-    """As predicted."""
+    predicted: float
+    """Samples/s."""
+    is_measured: bool
+    """True if the frontier has run this micro-batch size in this mode."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +54,60 @@ class Rate:
     """How often it was timed."""
 
 
+def rate_of(form: Form, rate: float, interval: tuple[float, float] | None, num_rounds: int) -> Rate:
+    """Return the rate of a form. interval: None where its rounds do not tell it."""
+    low, high = interval or (rate / SINGLE_TIMING_FACTOR, rate * SINGLE_TIMING_FACTOR)
+    split = form.split
+    sizes = (split.micro_batch_size, split.gradient_accumulation_steps, split.effective_batch_size)
+    return Rate(*sizes, form.mode, rate, low, high, num_rounds)
+
+
 def forms(frontier: FrontierFindings, effective_batch_size: int, world_size: int) -> list[Form]:
-    """Return the forms of an effective batch whose micro-batch the frontier measured, the fastest first."""
-    found = []
-    for size, (mode, rate) in _fastest_modes(frontier).items():
-        accumulation, rest = divmod(effective_batch_size, size * world_size)
-        if accumulation and not rest:
-            found.append(Form(Split(size, accumulation, world_size), mode, rate))
-    return sorted(found, key=lambda form: (-form.samples_per_second, form.split.gradient_accumulation_steps))
+    """Return every form that fits of an effective batch, the fastest first; none if it is no multiple of world_size.
+
+    What the frontier has run comes before what it has not, where they are about as fast: that is compiled already.
+    """
+    per_rank, rest = divmod(effective_batch_size, world_size)
+    known = _rates_by_mode(frontier)
+    largest = max((max(rates) for rates in known.values()), default=0)
+    sizes = [] if rest else [size for size in range(1, min(per_rank, largest) + 1) if per_rank % size == 0]
+    found = [_form(Split(size, per_rank // size, world_size), known) for size in sizes]
+    return sorted(
+        found, key=lambda form: (-form.predicted * (1 if form.is_measured else 1 - TIE), -form.split.micro_batch_size)
+    )
+
+
+def worth_timing(frontier: FrontierFindings, effective_batch_size: int, world_size: int) -> list[Form]:
+    """Return the form that is predicted to be the fastest, and the next one that was measured if it is close to it."""
+    ranked = forms(frontier, effective_batch_size, world_size)
+    close = [one for one in ranked[1:] if one.is_measured and one.predicted >= (1 - WORTH_TIMING) * ranked[0].predicted]
+    return ranked[:1] + close[:1]
 
 
 def measured_sizes(frontier: FrontierFindings) -> Iterable[int]:
     """Return the micro-batch sizes whose rate is known, the smallest first."""
-    return sorted(_fastest_modes(frontier))
+    return sorted({size for rates in _rates_by_mode(frontier).values() for size in rates})
 
 
-def _fastest_modes(frontier: FrontierFindings) -> dict[int, tuple[Mode, float]]:
-    """Return the fastest mode of each micro-batch size, with its samples/s."""
-    fastest: dict[int, tuple[Mode, float]] = {}
+def _form(split: Split, known: dict[Mode, dict[int, float]]) -> Form:
+    """Return the form in the mode that should be the fastest, of those that hold the micro-batch."""
+    size = split.micro_batch_size
+    predicted = {mode: rate_at(rates, size) for mode, rates in known.items() if max(rates) >= size}
+    mode = max(predicted, key=lambda mode: predicted[mode])
+    return Form(split, mode, predicted[mode], size in known[mode])
+
+
+def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
+    """Return the samples/s of every micro-batch size, in every mode.
+
+    Where cross-entropy in chunks was faster it is taken for all sizes: it was timed at one of them.
+    """
+    known = dict[Mode, dict[int, float]]()
     for point in frontier.measured:
-        rate = point.samples_per_second
-        if rate is not None and rate > fastest.get(point.micro_batch_size, (None, 0.0))[1]:
-            fastest[point.micro_batch_size] = (point.mode, rate)
-    return fastest
+        if point.samples_per_second is None:
+            continue
+        chunked = frontier.chosen.mode.cross_entropy == "chunked"
+        mode = replace(point.mode, cross_entropy="chunked") if chunked else point.mode
+        rates = known.setdefault(mode, {})
+        rates[point.micro_batch_size] = max(point.samples_per_second, rates.get(point.micro_batch_size, 0.0))
+    return known

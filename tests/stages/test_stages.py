@@ -14,76 +14,11 @@ from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.equivalence import EquivalenceFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.stage import Stage
-from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, KNOWN, NONE, THROUGHPUT
 from trainers.config import DevicePeak, Precision
-
-# Throughput
-
-
-def throughput_of(batches: dict[int, dict[str, Any]], facts: Facts | None = None) -> Known:
-    known = Known({"type": "throughput"}, facts).concluded(FRONTIER)
-    for accumulation, metrics in batches.items():
-        known.end(f"throughput-m8k{accumulation}", **metrics)
-    return known
-
-
-def signal(rate: float, point: float, low: float, high: float | None) -> dict[str, Any]:
-    found = {"tokens_per_second": rate, "noise_scale": point, "noise_scale_low": low, "noise_scale_high": high}
-    return found | {"coherence": 0.2, "coherence_floor": 0.1}
-
-
-def test_multiples_are_tried_one_after_the_other() -> None:
-    assert throughput_of({}).ids() == ["throughput-m8k1"]
-    assert throughput_of({1: {"tokens_per_second": 1.0}}).ids()[-1] == "throughput-m8k2"
-
-
-def test_it_stops_raising_the_batch_past_the_noise_scale_and_says_so() -> None:
-    known = throughput_of({1: {"tokens_per_second": 100.0}, 2: signal(110.0, 5.0, 4.0, 6.0)})
-    assert set(known.ids()) <= {"throughput-m8k1", "throughput-m8k2"}, "no third one"
-    found = known.found(ThroughputFindings)
-    assert found.critical_batch_size == 5.0
-    assert found.best_tokens_per_second.gradient_accumulation_steps == 2
-    assert found.best_goodput.gradient_accumulation_steps == 1
-    left_out = [note for note in known.conclude().notes if "left out" in note]
-    assert left_out == [
-        "multiples 4, 8, 16 were left out: effective batch 16 is already past 2 x the noise scale 5 [4, 6]"
-    ]
-
-
-def test_an_unbounded_noise_scale_never_stops_it_and_ranks_no_goodput() -> None:
-    batches = {1: {"tokens_per_second": 100.0}}
-    batches |= {k: {"tokens_per_second": 100.0 + k, "noise_scale_low": 900.0} for k in (2, 4, 8, 16)}
-    known = throughput_of(batches)
-    assert len(known.ids()) == 5
-    found = known.found(ThroughputFindings)
-    assert found.critical_batch_size is None
-    assert "undetermined" in known.conclude().reason
-    assert found.best_goodput == found.best_tokens_per_second
-    assert not [note for note in known.conclude().notes if "left out" in note]
-
-
-def test_no_effective_batch_is_larger_than_the_data_and_that_is_said() -> None:
-    batches = {1: {"tokens_per_second": 100.0}, 2: {"tokens_per_second": 100.0}}
-    known = throughput_of(batches, Facts(num_train_samples=31))
-    assert known.ids() == ["throughput-m8k1", "throughput-m8k2"]
-    assert "multiples 4, 8, 16 were left out: the data has fewer samples than such a batch" in known.conclude().notes
-
-
-def test_coherence_inside_its_noise_floor_is_named() -> None:
-    inside = signal(1.0, 50.0, 40.0, 60.0) | {"coherence": 0.05}
-    known = throughput_of({1: {"tokens_per_second": 1.0}, 2: inside})
-    assert "at effective batch 16 the coherence is not above its noise floor" in known.conclude().notes
-
-
-def test_of_a_single_micro_batch_it_says_that_there_is_no_noise_scale() -> None:
-    notes = throughput_of({1: {"tokens_per_second": 1.0}, 2: signal(1.0, 50.0, 40.0, 60.0)}).conclude().notes
-    assert "effective batch 8 is one micro-batch, so its noise scale is not available: that takes two" in notes
-
 
 # Equivalence
 

@@ -1,0 +1,32 @@
+"""How fast does each effective batch train in its fastest form, and what does accumulation buy?
+
+Every batch that a full run can use is timed in the form that the frontier's points predict to be its fastest, and where
+two forms are close, in both.
+
+    batches (which, and why not the others) -> forms of each -> rounds over all forms, until the rates are known
+"""
+
+from orchestrator.config.stages import Throughput
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.stage import Stage
+from orchestrator.stages.throughput.conclude import conclude
+from orchestrator.stages.throughput.figures import derived, figures
+from orchestrator.stages.throughput.findings import ThroughputFindings as ThroughputFindings
+from orchestrator.stages.throughput.propose import propose
+
+
+def describe(context: StageContext[Throughput]) -> list[str]:
+    stage = context.stage
+    return [
+        "the baseline's effective batch, powers of two up to the chosen micro-batch, and "
+        f"{', '.join(map(str, stage.multiples))} x that; each in its fastest form",
+        f"{stage.rounds} to {max(stage.rounds, stage.max_rounds)} rounds over all of them, until the rates are known",
+    ]
+
+
+COLUMNS = (
+    "tokens_per_second", "step_seconds", "coherence", "coherence_floor", "noise_scale", "noise_scale_low",
+    "noise_scale_high", "goodput",
+)  # fmt: skip
+
+STAGE = Stage[Throughput](propose, conclude, describe, figures, COLUMNS, derived)

@@ -1,0 +1,137 @@
+"""What the throughput stage concludes: the fastest batch and how the others stand to it, and the noise scale."""
+
+from __future__ import annotations
+
+from orchestrator.config.stages import Throughput
+from orchestrator.config.trial import baseline_batch
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import concluded
+from orchestrator.stages.forms import Form, Rate, rate_of
+from orchestrator.stages.noise_scale import NoiseScale, pooled_noise_scale
+from orchestrator.stages.ranking import goodput
+from orchestrator.stages.throughput.findings import ThroughputFindings
+from orchestrator.stages.throughput.propose import ThroughputProgress
+from orchestrator.stages.timing import Ratio, Timings, crowded, held_against
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Trial
+
+
+def conclude(context: StageContext[Throughput]) -> Conclusion:
+    """Conclude with the fastest batch, the rates of all, the noise scale and, if known, the batch of best goodput."""
+    known = ThroughputProgress(context)
+    timed = known.timed
+    if timed is None:
+        reason = "no effective batch could be measured; see the reasons of its trials"
+        return Conclusion("throughput", ok=False, reason=reason)
+    forms = _fastest_forms(known, timed)
+    fastest = timed.fastest_first(forms.values())[0]
+    others = {batch: timed.ratio(form, fastest, len(forms)) for batch, form in forms.items() if form != fastest}
+    scale = pooled_noise_scale(known.first_round())
+    rates = [rate_of(form, timed.rate(form), timed.interval(form), len(timed.rounds)) for form in forms.values()]
+    findings = _findings(rates, _batch(fastest), scale, others, is_busy(known, timed))
+    said = [_fastest(fastest, timed), *_others(context, timed, others), _noise(scale, findings)]
+    return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))
+
+
+def _fastest_forms(known: ThroughputProgress, timed: Timings[Form]) -> dict[int, Form]:
+    """Return each batch that ran, in its fastest form."""
+    fastest = {batch: known.fastest_form(timed, batch) for batch in known.batches.forms}
+    return {batch: form for batch, form in fastest.items() if form is not None}
+
+
+def is_busy(known: ThroughputProgress, timed: Timings[Form]) -> bool:
+    return timed.busy or any(crowded(trial) for trial in known.context.trials())
+
+
+def _findings(
+    rates: list[Rate], fastest: RankBatch, scale: NoiseScale | None, others: dict[int, Ratio], busy: bool
+) -> ThroughputFindings:
+    point = scale.point if scale else None
+    gains = {
+        rate.effective_batch_size: goodput(rate.samples_per_second, rate.effective_batch_size, point)
+        for rate in rates
+        if point
+    }
+    best = max(rates, key=lambda rate: gains[rate.effective_batch_size]) if gains else None
+    return ThroughputFindings(
+        critical_batch_size=point,
+        critical_batch_size_low=scale.low if scale else None,
+        critical_batch_size_high=scale.high if scale else None,
+        goodput={batch: gain / max(gains.values()) for batch, gain in gains.items()},
+        best_tokens_per_second=fastest,
+        best_goodput=RankBatch(best.micro_batch_size, best.gradient_accumulation_steps) if best else fastest,
+        rates=tuple(rates),
+        undetermined=tuple(batch for batch, ratio in others.items() if ratio.order == "undetermined"),
+        busy=busy,
+    )
+
+
+def _batch(form: Form) -> RankBatch:
+    return RankBatch(form.split.micro_batch_size, form.split.gradient_accumulation_steps)
+
+
+def _fastest(form: Form, timed: Timings[Form]) -> str:
+    split = form.split
+    return (
+        f"effective batch {split.effective_batch_size} ({split.micro_batch_size} x {split.gradient_accumulation_steps}) "
+        f"trains fastest: {timed.rate(form):,.1f} samples/s"
+    )
+
+
+def _others(context: StageContext[Throughput], timed: Timings[Form], others: dict[int, Ratio]) -> list[str]:
+    """Return how those that may be as fast, the next one and the baseline stand to the fastest."""
+    ranked = sorted(others, key=lambda batch: -others[batch].point)
+    shown = {batch for batch in ranked if others[batch].order == "undetermined"} | {
+        *ranked[:1],
+        baseline_batch(context.config),
+    }
+    return [held_against(f"effective batch {batch}", others[batch]) for batch in ranked if batch in shown]
+
+
+def _noise(scale: NoiseScale | None, findings: ThroughputFindings) -> str:
+    if scale is None or scale.point is None:
+        return "the noise scale is undetermined, so goodput is not ranked"
+    best = max(findings.goodput, key=lambda batch: findings.goodput[batch])
+    return f"the noise scale is {scale} samples, so effective batch {best} has the best goodput of these"
+
+
+def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
+    notes = ["the noise scale is that of early training; it grows as the loss falls (see the train stage's trials)"]
+    notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
+    single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
+    if single:
+        listed = ", ".join(map(str, single))
+        notes.append(
+            f"at effective batch {listed} a step is one micro-batch, so it tells no noise scale: that takes two"
+        )
+    below = sorted({trial.config.effective_batch_size for trial in known.first_round() if _in_the_noise(trial)})
+    if below:
+        notes.append(f"at effective batch {', '.join(map(str, below))} the coherence is not above its noise floor")
+    return notes
+
+
+def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
+    """Return of every batch that was timed in two forms how they compare, and which batches did not run."""
+    notes = []
+    for batch, tried in known.batches.forms.items():
+        if batch not in forms:
+            notes.append(f"effective batch {batch} did not run in every round; see the reasons of its trials")
+        for form in tried:
+            if form in timed.rates and form != forms[batch]:
+                ratio = timed.ratio(form, forms[batch], num_compared=2)
+                notes.append(f"effective batch {batch} as {forms[batch].split}: {held_against(str(form.split), ratio)}")
+    return notes
+
+
+def _on_the_machine(known: ThroughputProgress, timed: Timings[Form]) -> list[str]:
+    if not is_busy(known, timed):
+        return []
+    signs = [timed.unrest()] if timed.busy else ["other programs took much of the CPUs"]
+    return [f"the machine was busy: {signs[0]}. Time the batches again when it is quiet"]
+
+
+def _in_the_noise(trial: Trial) -> bool:
+    """True if its gradients agree no better than pure noise would."""
+    coherence, floor = trial.metric("coherence"), trial.metric("coherence_floor")
+    return coherence is not None and floor is not None and coherence <= floor

@@ -1,0 +1,87 @@
+"""The throughput stage's figures: speed, noise scale, coherence and goodput over the effective batch."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from orchestrator.config.stages import Throughput
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
+from orchestrator.stages.findings import found
+from orchestrator.stages.throughput.findings import ThroughputFindings
+from orchestrator.study.state import speed_kind
+from orchestrator.study.trial import Metrics, Trial
+from orchestrator.units import number_text
+
+
+def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
+    """Return the trial's goodput, which no trial can measure alone: it needs the noise scale over all of them."""
+    findings = found(context.study, ThroughputFindings)
+    goodputs = findings.goodput if findings else {}
+    batch = trial.config.effective_batch_size
+    return {"goodput": goodputs[batch]} if batch in goodputs else {}
+
+
+def figures(context: StageContext[Throughput]) -> list[Figure]:
+    """Return speed, noise scale, coherence and goodput over the effective batch."""
+    noise = _noise_marks(context)
+    speed = Series("", _speed_marks(context))
+    coherence = Series("coherence", _marks(context, "coherence"), 1)
+    floor = Series("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR, dashed=True)
+    gain = Series("", _marks(context, "goodput"), 2)
+    gain_figure = _figure(context, Axis("goodput, relative", zero=True), (gain,), "Progress per second.")
+    return [
+        _figure(context, Axis("tokens/s", zero=True), (speed,), "What accumulation costs."),
+        _figure(context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
+        _figure(context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
+        replace(gain_figure, lines=_critical_lines(context)),
+    ]
+
+
+NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
+COHERENCE_CAPTION = "How far the micro-batches' gradients agree; at the floor they show nothing but noise."
+
+
+def _figure(context: StageContext[Throughput], y_axis: Axis, series: tuple[Series, ...], caption: str) -> Figure:
+    batches = tuple(float(trial.config.effective_batch_size) for trial in context.trials())
+    x_axis = Axis("effective batch, samples", log=True, ticks=batches)
+    return Figure(x_axis, y_axis, series, caption, width=530, height=230)
+
+
+def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
+    """Return the tokens/s of every effective batch: of all its rounds, in its fastest form."""
+    rates = dict[float, dict[tuple[object, ...], list[float]]]()
+    for trial in context.trials():
+        if rate := trial.metric("tokens_per_second"):
+            forms = rates.setdefault(float(trial.config.effective_batch_size), {})
+            forms.setdefault(speed_kind(trial.config), []).append(rate)
+    return tuple(Mark(x, max(map(statistics.median, forms.values()))) for x, forms in sorted(rates.items()))
+
+
+def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:
+    """Return (effective batch, metric) of the trials that have it; of several rounds the first measures these."""
+    points = [
+        (float(trial.config.effective_batch_size), (trial.metrics | derived(context, trial)).get(metric))
+        for trial in context.trials()
+        if trial.proposal.round in (None, 1)
+    ]
+    return tuple(Mark(x, y) for x, y in sorted((x, y) for x, y in points if y is not None))
+
+
+def _noise_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
+    low, high = (
+        {mark.x: mark.y for mark in _marks(context, metric)} for metric in ("noise_scale_low", "noise_scale_high")
+    )
+    return tuple(replace(one, low=low.get(one.x), high=high.get(one.x)) for one in _marks(context, "noise_scale"))
+
+
+def _noise_axis(marks: tuple[Mark, ...]) -> Axis:
+    """Return an axis that ends above the estimates: an interval that reaches far must not flatten them."""
+    return Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in marks), default=1.0))
+
+
+def _critical_lines(context: StageContext[Throughput]) -> tuple[Line, ...]:
+    findings = found(context.study, ThroughputFindings)
+    critical = findings.critical_batch_size if findings else None
+    return (Line(critical, f"critical {number_text(critical)}", vertical=True),) if critical else ()

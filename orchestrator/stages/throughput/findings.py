@@ -1,0 +1,32 @@
+"""What the throughput stage hands on: the rate of every effective batch, and the noise scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.forms import Rate
+
+
+@dataclass(frozen=True)
+class ThroughputFindings:
+    STAGE: ClassVar[str] = "throughput"
+
+    critical_batch_size: float | None
+    """The noise scale in samples; None if it is undetermined."""
+    critical_batch_size_low: float | None
+    critical_batch_size_high: float | None
+    """The ends of its 95 % interval; the upper end is None if it is unbounded."""
+    goodput: dict[int, float]
+    """Goodput by effective batch, relative to the best."""
+    best_tokens_per_second: RankBatch
+    best_goodput: RankBatch
+    """The fastest, if the noise scale is undetermined."""
+    rates: tuple[Rate, ...] = ()
+    """How fast every effective batch trains in its fastest form, the smallest first; empty in the findings of earlier
+    versions."""
+    undetermined: tuple[int, ...] = ()
+    """The effective batches that may be faster than the fastest by more than 5 %."""
+    busy: bool = False
+    """True if something else had the machine while the batches were timed."""

@@ -1,0 +1,168 @@
+"""The throughput stage's trials: every form of every effective batch, in rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from orchestrator.config.stages import Throughput
+from orchestrator.config.trial import baseline_batch
+from orchestrator.stages.chosen import chosen_mode, chosen_split
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.forms import Form
+from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import max_samples
+from orchestrator.stages.throughput.batches import Batches, batches, named
+from orchestrator.stages.timing import MARGIN, Timings, rounds_wanted
+from orchestrator.study.trial import Proposal, Trial, TrialState
+
+# The first steps of a trial are not timed.
+UNTIMED_STEPS = 3
+# A trial times so many micro-batches, and at least two steps.
+TIMED_MICRO_BATCHES = 5
+
+
+def propose(context: StageContext[Throughput]) -> list[Proposal]:
+    """Return the trials of all rounds so far; the same journal always gives the same ones."""
+    return ThroughputProgress(context).proposals()
+
+
+@dataclass(frozen=True)
+class ThroughputProgress:
+    """The stage as far as the journal knows it when this is made; made anew for every question."""
+
+    context: StageContext[Throughput]
+
+    def proposals(self) -> list[Proposal]:
+        rounds = range(1, self.num_rounds + 1)
+        return [self._timing(form, number) for number in rounds for form in self.forms]
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The effective batches that are timed: as many as max_samples holds `rounds` rounds of."""
+        wanted, allowed = batches(self.context), max_samples(self.context)
+        if allowed is None or self._cost(wanted.forms) <= allowed:
+            return wanted
+        forms = {batch: some[:1] for batch, some in wanted.forms.items()}
+        needed = {baseline_batch(self.context.config), chosen_split(self.context).effective_batch_size}
+        dropped = list[int]()
+        for batch in sorted(forms.keys() - needed, reverse=True):
+            if self._cost(forms) > allowed:
+                dropped.append(batch)
+                del forms[batch]
+        why = f"left out: {self.context.stage.rounds} rounds with all of them take {self._cost(wanted.forms):,} samples"
+        notes = [f"{named(dropped)} {why}, more than max_samples ({allowed:,})"] if dropped else []
+        return Batches(forms, (*wanted.left_out, *notes))
+
+    @cached_property
+    def forms(self) -> list[Form]:
+        return [form for some in self.batches.forms.values() for form in some]
+
+    def _cost(self, forms: dict[int, list[Form]]) -> int:
+        """Return the samples of the fewest rounds, without what measuring the noise scale takes."""
+        all_forms = [form for some in forms.values() for form in some]
+        return self.context.stage.rounds * sum(
+            _timed_steps(form) * form.split.effective_batch_size for form in all_forms
+        )
+
+    @cached_property
+    def _measures_noise(self) -> bool:
+        """True if max_samples holds the steps that measure the noise scale, too."""
+        allowed = max_samples(self.context)
+        more = sum(
+            (self._noise_steps(form) - _timed_steps(form)) * form.split.effective_batch_size for form in self.forms
+        )
+        return allowed is None or self._cost(self.batches.forms) + more <= allowed
+
+    def _steps(self, form: Form, number: int) -> int:
+        return self._noise_steps(form) if number == 1 and self._measures_noise else _timed_steps(form)
+
+    def _noise_steps(self, form: Form) -> int:
+        """Return the optimizer steps of a timing that measures the noise scale, which takes several micro-batches a
+        step."""
+        if form.split.num_micro_batches == 1 or not self.context.config.statistics:
+            return _timed_steps(form)
+        return max(_timed_steps(form), math.ceil(2 * self.context.stage.steps / form.split.num_micro_batches))
+
+    @cached_property
+    def num_rounds(self) -> int:
+        stage = self.context.stage
+        return rounds_wanted(stage.rounds, stage.max_rounds, self._suffice) if self.forms else 0
+
+    def _suffice(self, num_rounds: int) -> bool:
+        """True if so many rounds tell the rates, have not ended yet, or may not be followed by another."""
+        last = [self.trial_of(form, num_rounds) for form in self.forms]
+        timed = self._timed_in(num_rounds)
+        if timed is None or not all(trial is not None and trial.state.ended for trial in last):
+            return True
+        sure = len(timed.rounds) >= self.context.stage.rounds and self._is_clear(timed)
+        allowed, another = (
+            max_samples(self.context),
+            sum(_timed_steps(form) * form.split.effective_batch_size for form in self.forms),
+        )
+        return sure or (allowed is not None and self._spent() + another > allowed)
+
+    def _spent(self) -> int:
+        return sum(trial.config.sample_budget for trial in self.context.trials())
+
+    def _is_clear(self, timed: Timings[Form]) -> bool:
+        """True if every rate is known well enough to say how many samples a run has in some time, and of every batch
+        which form is the fastest."""
+        intervals = [timed.interval(form) for form in timed.rates]
+        known = all(interval is None or interval[1] <= interval[0] * (1 + MARGIN) ** 2 for interval in intervals)
+        ran = [[form for form in some if form in timed.rates] for some in self.batches.forms.values()]
+        return known and all(timed.is_clear(some) for some in ran if some)
+
+    @cached_property
+    def timed(self) -> Timings[Form] | None:
+        """The samples/s of the forms that ran in every round so far; None where none did."""
+        return self._timed_in(self.num_rounds)
+
+    def _timed_in(self, num_rounds: int) -> Timings[Form] | None:
+        rates = dict[Form, dict[int, float]]()
+        for form in self.forms:
+            trials = {number: self.trial_of(form, number) for number in range(1, num_rounds + 1)}
+            done = {n: rate for n, trial in trials.items() if trial and (rate := _samples_per_second(trial))}
+            if len(done) == num_rounds:
+                rates[form] = done
+        return Timings(rates) if rates and num_rounds else None
+
+    def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
+        """Return the fastest form of a batch; None if none of them ran."""
+        ran = [form for form in self.batches.forms[batch] if form in timed.rates]
+        return timed.fastest_first(ran)[0] if ran else None
+
+    def trial_of(self, form: Form, number: int) -> Trial | None:
+        return self.context.study.trials.get(self._name(form, number))
+
+    def first_round(self) -> list[Trial]:
+        """Return the trials that measured the noise scale, and completed."""
+        trials = [self.trial_of(form, 1) for form in self.forms]
+        return [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
+
+    def _timing(self, form: Form, number: int) -> Proposal:
+        name = self._name(form, number)
+        if name in self.context.study.trials:
+            return self.context.study.trials[name].proposal
+        config = self.context.short_trial(form.split, form.mode, self._steps(form, number))
+        return Proposal(name, "throughput", config, candidate=name, round=number)
+
+    @cached_property
+    def _chosen_mode(self) -> Mode | None:
+        return chosen_mode(self.context.study)
+
+    def _name(self, form: Form, number: int) -> str:
+        mode = "" if form.mode == self._chosen_mode else f"-{form.mode}"
+        return f"throughput-{form.split}{mode}-round{number}"
+
+
+def _timed_steps(form: Form) -> int:
+    return UNTIMED_STEPS + max(2, math.ceil(TIMED_MICRO_BATCHES / form.split.gradient_accumulation_steps))
+
+
+def _samples_per_second(trial: Trial) -> float | None:
+    seconds = trial.metric("step_seconds")
+    if trial.state is not TrialState.COMPLETE or not seconds:
+        return None
+    return trial.config.effective_batch_size / seconds

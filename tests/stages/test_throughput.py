@@ -1,0 +1,290 @@
+"""Which effective batches are timed, in which forms and how often, and what is said of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.stages.forms import forms, worth_timing
+from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
+from orchestrator.stages.probing import max_samples, rate_at
+from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
+from orchestrator.study.trial import Proposal
+from tests.support.known_stage import Known
+from tests.support.worlds import FRONTIER, FULL, MIB, NONE
+from trainers.config import TrialConfig
+
+TRAIN = {"type": "train"}
+OVERHEAD = 4.0
+
+
+def samples_per_second(micro_batch_size: int, mode: str = "none") -> float:
+    """Of a machine on which a micro-batch takes as long as so many samples more."""
+    return {"none": 100.0, "full": 80.0}[mode] * micro_batch_size / (micro_batch_size + OVERHEAD)
+
+
+def frontier(*sizes: int, full: tuple[int, ...] = ()) -> FrontierFindings:
+    """What a frontier found that measured these sizes, and these with checkpointing; it chose the last of the former."""
+    points = [(NONE, size, samples_per_second(size)) for size in sizes]
+    points += [(FULL, size, samples_per_second(size, "full")) for size in full]
+    measured = tuple(MeasuredPoint(mode, size, 9.0, size * MIB, rate) for mode, size, rate in points)
+    chosen = measured[len(sizes) - 1]
+    return replace(FRONTIER, chosen=chosen, baseline=measured[0].point, largest=measured[-1], measured=measured)
+
+
+def quiet(proposal: Proposal) -> float:
+    return 1.0
+
+
+def noisy(share: float, seed: int = 0) -> Callable[[Proposal], float]:
+    return lambda proposal: math.exp(random.Random(f"{seed}{proposal.id}").gauss(0, share))
+
+
+def measure(known: Known, proposal: Proposal, share: float) -> None:
+    config = proposal.config
+    rate = share * samples_per_second(config.micro_batch_size, str(config.activation_checkpointing))
+    seconds = config.effective_batch_size / rate
+    known.end(proposal.id, tokens_per_second=128 * rate, step_seconds=seconds, **signal(config))
+
+
+def signal(config: TrialConfig) -> dict[str, Any]:
+    if config.gradient_accumulation_steps == 1:
+        return {}
+    return {
+        "noise_scale": 40.0,
+        "noise_scale_low": 30.0,
+        "noise_scale_high": 50.0,
+        "coherence": 0.2,
+        "coherence_floor": 0.1,
+    }
+
+
+def played(
+    found: FrontierFindings | None,
+    noise: Callable[[Proposal], float] = quiet,
+    facts: Facts | None = None,
+    **changes: Any,
+) -> Known:
+    """The stage from its first timing to its last, in a study that trains and whose probes may cost anything."""
+    keys = {"type": "throughput", "max_samples": 10**9} | changes.pop("stage", {})
+    given = {"sample_budget": 10**6, "more_stages": [TRAIN]} | changes
+    known = Known(keys, facts, **given)
+    if found:
+        known.concluded(found)
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        measure(known, waiting[0], noise(waiting[0]))
+    return known
+
+
+def batches_of(known: Known) -> list[int]:
+    return [rate.effective_batch_size for rate in known.found(ThroughputFindings).rates]
+
+
+def rounds_of(known: Known) -> int:
+    return max(trial.proposal.round or 0 for trial in known.study.trials.values())
+
+
+# Which batches
+
+
+def test_they_reach_from_the_smallest_micro_batch_to_the_multiples_of_the_chosen_one() -> None:
+    known = played(frontier(1, 2, 4, 8, 16), optimizer={"reference_batch_size": 8}, stage={"multiples": [2, 4]})
+    assert batches_of(known) == [1, 2, 4, 8, 16, 32, 64]
+    known = played(frontier(4, 8, 12), optimizer={"reference_batch_size": 12}, stage={"multiples": [2]})
+    assert batches_of(known) == [4, 8, 12, 24], "nothing below the smallest of the frontier"
+    known = played(frontier(1, 2, 4), optimizer={"reference_batch_size": 8}, world_size=2, stage={"multiples": [1]})
+    assert batches_of(known) == [2, 4, 8]
+
+
+def test_one_close_to_another_is_left_out_unless_it_is_the_baseline() -> None:
+    known = played(frontier(1, 2, 4, 8, 14), optimizer={"reference_batch_size": 16}, stage={"multiples": [1]})
+    assert batches_of(known) == [1, 2, 4, 8, 16]
+    known = played(frontier(1, 2, 4, 8, 9), optimizer={"reference_batch_size": 40}, stage={"multiples": [1]})
+    assert batches_of(known) == [1, 2, 4, 9, 40]
+
+
+def test_a_baseline_that_no_split_gives_is_left_out_and_both_numbers_are_said() -> None:
+    known = played(frontier(2, 4), optimizer={"reference_batch_size": 9}, world_size=2)
+    assert 9 not in batches_of(known)
+    notes = known.conclude().notes
+    assert "the baseline's effective batch (9) was left out: it is not a multiple of world_size (2)" in notes
+
+
+def test_the_batch_of_the_study_file_is_the_baseline_where_it_gives_one() -> None:
+    batch = {"micro_batch_size": 5, "effective_batch_size": 10}
+    assert 10 in batches_of(played(frontier(1, 2, 4, 8), batch=batch, optimizer={"reference_batch_size": 100}))
+
+
+def test_one_of_which_the_baselines_time_holds_fewer_than_40_steps_is_left_out_with_the_numbers() -> None:
+    known = played(frontier(1, 2, 4, 8), optimizer={"reference_batch_size": 4}, sample_budget=640)
+    # at 8 samples a micro-batch it is 4/3 as fast as at 4, so its run has 853 samples: 26 steps of 32
+    assert batches_of(known) == [1, 2, 4, 8, 16]
+    assert known.conclude().notes[1] == (
+        "effective batches 32, 64, 128 were left out: in the baseline's time a full run has 26, 13, 6 optimizer steps "
+        "of it, and 40 are the fewest"
+    )
+
+
+def test_no_batch_is_larger_than_the_data() -> None:
+    known = played(frontier(1, 2, 4, 8), facts=Facts(num_train_samples=31), optimizer={"reference_batch_size": 4})
+    assert max(batches_of(known)) == 16
+    assert "effective batches 32, 64, 128 were left out: the data has 31 training samples" in known.conclude().notes
+
+
+def test_without_a_frontier_the_batch_of_the_study_file_is_timed_below_and_above() -> None:
+    known = played(None, batch={"micro_batch_size": 4}, stage={"multiples": [1, 2]})
+    assert [(r.micro_batch_size, r.effective_batch_size) for r in known.found(ThroughputFindings).rates] == [
+        (1, 1), (2, 2), (4, 4), (4, 8)
+    ]  # fmt: skip
+
+
+# In which forms
+
+
+def test_a_batch_is_split_into_the_fastest_size_that_divides_it_in_its_fastest_mode() -> None:
+    found = frontier(4, 9, 12, full=(4, 8, 16, 32))
+    tried = {
+        batch: [(f.split.micro_batch_size, str(f.mode)) for f in worth_timing(found, batch, 1)] for batch in (4, 36, 32)
+    }
+    assert tried[4] == [(4, "none")]
+    assert tried[36] == [(12, "none"), (9, "none")], "75 and 69 samples/s"
+    assert tried[32] == [(32, "full"), (16, "full")], (
+        "71 and 64 samples/s; 8 without checkpointing would have 67, and was not run"
+    )
+
+
+def test_a_size_that_was_never_run_is_taken_where_no_other_is_about_as_fast() -> None:
+    (best, *_) = forms(frontier(4, 8, 14), 20, 1)
+    assert (best.split.micro_batch_size, best.is_measured) == (10, False)
+    assert best.predicted == pytest.approx(samples_per_second(10), rel=0.02)
+
+
+def test_a_rate_between_two_sizes_is_that_of_seconds_on_a_line() -> None:
+    rates = {size: samples_per_second(size) for size in (4, 16)}
+    assert rate_at(rates, 8) == pytest.approx(samples_per_second(8))
+    assert rate_at(rates, 2) == pytest.approx(samples_per_second(4) / 2)
+    assert rate_at(rates, 64) == rates[16]
+
+
+def test_the_form_that_is_kept_is_within_5_percent_of_the_fastest() -> None:
+    found, held = frontier(2, 4, 8, 12, full=(8, 16, 24)), list[bool]()
+    for seed in range(12):
+        known = played(found, noisy(0.05, seed), optimizer={"reference_batch_size": 24}, stage={"multiples": [1, 2]})
+        for rate in known.found(ThroughputFindings).rates:
+            all_forms = forms(found, rate.effective_batch_size, 1)
+            true = [samples_per_second(f.split.micro_batch_size, str(f.mode)) for f in all_forms]
+            held.append(samples_per_second(rate.micro_batch_size, str(rate.mode)) >= 0.95 * max(true))
+    assert sum(held) / len(held) >= 0.95
+
+
+# How often, and what is said
+
+
+def test_they_are_timed_in_turns_and_the_noise_scale_is_measured_in_the_first_round() -> None:
+    known = played(frontier(4, 8), optimizer={"reference_batch_size": 16}, stage={"multiples": [1, 4], "steps": 10})
+    order = [(t.proposal.round, t.config.effective_batch_size) for t in known.study.trials.values()]
+    assert order == [(turn, batch) for turn in (1, 2, 3) for batch in (4, 8, 16, 32)]
+    steps = {t.id: t.config.sample_budget // t.config.effective_batch_size for t in known.study.trials.values()}
+    assert [steps[f"throughput-m8k{k}-round1"] for k in (1, 2, 4)] == [8, 10, 5], "20 micro-batches, or those timed"
+    assert [steps[f"throughput-m8k{k}-round2"] for k in (1, 2, 4)] == [8, 6, 5]
+
+
+def test_more_rounds_until_the_rates_are_known_and_no_more_than_allowed() -> None:
+    found = frontier(4, 8, 16)
+    assert rounds_of(played(found)) == 3
+    assert 3 < rounds_of(played(found, noisy(0.1))) <= 8
+    busy = played(found, noisy(0.4))
+    assert rounds_of(busy) == 8
+    assert busy.found(ThroughputFindings).busy
+    assert busy.found(ThroughputFindings).undetermined
+    assert "undetermined whether effective batch" in busy.conclude().reason
+    assert any(note.startswith("the machine was busy: they scatter by ") for note in busy.conclude().notes)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_the_intervals_of_the_rates_cover_how_much_faster_one_batch_is(noise: float) -> None:
+    held = []
+    for seed in range(12):
+        known = played(
+            frontier(4, 8, 16), noisy(noise, seed), optimizer={"reference_batch_size": 4}, stage={"multiples": [1]}
+        )
+        rates = known.found(ThroughputFindings).rates
+        for slow, fast in itertools.pairwise(rates):
+            half = math.hypot(math.log(slow.high / slow.low), math.log(fast.high / fast.low)) / 2
+            true = samples_per_second(fast.micro_batch_size) / samples_per_second(slow.micro_batch_size)
+            held.append(abs(math.log(fast.samples_per_second / slow.samples_per_second / true)) <= half)
+    assert sum(held) / len(held) >= 0.9
+
+
+def test_the_sentence_names_the_fastest_the_next_and_the_baseline_with_their_paired_figures() -> None:
+    known = played(frontier(4, 8, 16), optimizer={"reference_batch_size": 4}, stage={"multiples": [1]})
+    assert known.conclude().reason == (
+        "effective batch 16 (16 x 1) trains fastest: 80.0 samples/s; "
+        "effective batch 8 reaches 0.83 x [0.83, 0.83] in 3 rounds; "
+        "effective batch 4 reaches 0.63 x [0.63, 0.63] in 3 rounds; "
+        "the noise scale is undetermined, so goodput is not ranked"
+    )
+
+
+def test_with_a_noise_scale_goodput_is_ranked_and_a_single_micro_batch_tells_none() -> None:
+    known = played(frontier(4, 8), optimizer={"reference_batch_size": 16}, stage={"multiples": [1, 4]})
+    found = known.found(ThroughputFindings)
+    assert found.critical_batch_size == pytest.approx(40.0)
+    assert max(found.goodput.values()) == 1
+    assert max(found.goodput, key=lambda batch: found.goodput[batch]) == 8
+    assert (
+        "at effective batch 4, 8 a step is one micro-batch, so it tells no noise scale: that takes two"
+        in known.conclude().notes
+    )
+
+
+def test_coherence_inside_its_noise_floor_is_named() -> None:
+    known = played(frontier(4, 8), optimizer={"reference_batch_size": 16}, stage={"multiples": [1]})
+    assert not any("noise floor" in note for note in known.conclude().notes)
+    name = "throughput-m8k2-round1"
+    trial = known.study.trials[name]
+    known.study.trials[name] = replace(trial, metrics=trial.metrics | {"coherence": 0.05})
+    assert "at effective batch 16 the coherence is not above its noise floor" in known.conclude().notes
+
+
+def test_a_batch_that_does_not_run_is_named_and_the_others_stand() -> None:
+    known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6).concluded(frontier(4, 8))
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        if waiting[0].config.effective_batch_size == 16:
+            known.end(waiting[0].id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
+        else:
+            measure(known, waiting[0], 1.0)
+    assert 16 not in batches_of(known)
+    assert 8 in batches_of(known)
+    assert "effective batch 16 did not run in every round; see the reasons of its trials" in known.conclude().notes
+
+
+@pytest.mark.parametrize("budget", [2048, 32_768])
+def test_the_largest_batches_give_way_to_max_samples_and_are_named(budget: int) -> None:
+    found = frontier(1, 2, 4, 8, 16, 32)
+    known = played(found, sample_budget=budget, stage={"max_samples": None}, optimizer={"reference_batch_size": 16})
+    allowed = max_samples(known.context)
+    assert allowed is not None
+    taken = sum(trial.config.sample_budget for trial in known.study.trials.values())
+    needed = 3 * 8 * (16 + 32)  # the baseline and the chosen batch
+    assert taken <= max(allowed, needed)
+    assert any(f"more than max_samples ({allowed:,})" in note for note in known.conclude().notes)
+    assert {16, 32} <= {*batches_of(known)}
+
+
+def test_the_same_journal_gives_the_same_proposals() -> None:
+    known = played(frontier(4, 8, 16), noisy(0.08))
+    again = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN])
+    again.concluded(frontier(4, 8, 16))
+    for name, trial in known.study.trials.items():
+        assert name in again.ids()
+        measure(again, trial.proposal, noisy(0.08)(trial.proposal))
+    assert again.ids() == known.ids()
