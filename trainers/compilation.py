@@ -49,7 +49,7 @@ def _try_out(small: TrialConfig, device: torch.device) -> None:
 
 _CODE_FIELDS = (
     "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
-    "dynamic_micro_batch", "optimizer", "parallel",
+    "dynamic_micro_batch", "optimizer", "parallel", "dropout",
 )  # fmt: skip
 
 

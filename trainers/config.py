@@ -216,11 +216,20 @@ class TrialConfig(Strict):
     device_peaks: dict[Precision, DevicePeak] = {}
     """What the device can compute at most, for each precision: `mfu` is told against it. A precision that is not here:
     the run looks its device up, and measures one that it does not know."""
+    dropout: bool = True
+    """true: the model's dropout is as it was built. false: it is switched off, as its masks would differ between two
+    splits of a batch."""
+    sample_permutation: PositiveInt | None = None
+    """A number: the samples of each micro-batch come in another order, which the number decides. The gradient is then
+    the same but for its rounding. null: they come in the order of the data."""
     reference_weights: str | None = None
     """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that
     one. null: it is compared with none."""
     save_weights: bool = False
     """true: the run leaves its initial and final weights in a file, for another run's `reference_weights`."""
+    check_parts: bool = False
+    """true: at its end the run also measures whether the losses of a few samples add up to that of all of them in one
+    micro-batch, and whether the model draws random numbers."""
 
     @property
     def split(self) -> Split:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,10 +94,9 @@ def _of_model(config: TrialConfig) -> str:
 
 
 @torch.no_grad()
-def _evaluated(module: nn.Module, loss: LossFunction, batch: Any) -> tuple[float, float]:
-    devices = [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]
-    module.eval()
-    with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+def _evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
+    module.train(training)
+    with torch.random.fork_rng(_cuda_devices(module)), torch.compiler.set_stance("force_eager"):
         loss_sum, num_targets = check_loss(loss(module, batch))
     module.train()
     return loss_sum.item(), num_targets.item()
@@ -124,3 +125,58 @@ def check_first_loss(loss: float) -> None:
             f"the loss of the first step is {loss}, before any weight has moved; look for a division by zero, a logarithm "
             "of zero or missing values in the first samples, check how the weights are initialised, or use precision: float32"
         )
+
+
+def loss_of_parts(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
+) -> dict[str, float]:
+    """Measure at fixed weights what a split of these samples does to the loss. A figure that has no scale has no key.
+
+    parts_loss_ratio: the losses of the samples one by one over that of all, in evaluation mode; 1 for a sum.
+    parts_targets_ratio: the same of num_targets.
+    parts_training_ratio: the losses of two halves over that of all, in training mode, since BatchNorm then takes no single
+    sample; 1 for a model that takes each sample by itself.
+    loss_randomness: how far the loss in training mode moves with the random numbers, relative to it.
+    """
+
+    def measured(part: Sequence[int], seed: int = 0, *, training: bool = False) -> tuple[float, float]:
+        with _seeded(module, seed), _buffers_kept(module):
+            return _evaluated(module, loss, move(fetch(train_set, part), device), training=training)
+
+    middle = len(indices) // 2
+    alone, together = [measured([index]) for index in indices], measured(indices)
+    halves = [measured(half, training=True)[0] for half in (indices[:middle], indices[middle:])]
+    trained, other = (measured(indices, seed, training=True)[0] for seed in (0, 1))
+    found = {
+        "parts_loss_ratio": _over(together[0], sum(loss_sum for loss_sum, _ in alone)),
+        "parts_targets_ratio": _over(together[1], sum(num_targets for _, num_targets in alone)),
+        "parts_training_ratio": _over(trained, sum(halves)),
+        "loss_randomness": _over(abs(trained), abs(other - trained)),
+    }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _over(whole: float, value: float) -> float | None:
+    return value / whole if whole else None
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward in training mode does to BatchNorm's statistics and the like."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _seeded(module: nn.Module, seed: int) -> Iterator[None]:
+    """Draw random numbers from this seed, and leave the generators as they were."""
+    with torch.random.fork_rng(_cuda_devices(module)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _cuda_devices(module: nn.Module) -> list[torch.device]:
+    return [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]

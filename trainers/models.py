@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -131,3 +132,35 @@ def num_batch_norms(model: nn.Module) -> int:
     """Count the layers whose statistics depend on the micro-batch: with them a split of the batch is another
     experiment."""
     return sum(isinstance(module, BATCH_NORM) for module in model.modules())
+
+
+def switch_off_dropout(model: nn.Module) -> int:
+    """Set every dropout probability of the model to 0, and return how many there were.
+
+    They are found by name: the `p` of dropout layers, and any `attention_dropout`, `drop_path` or the like that a layer
+    or its `config` holds as a number. What a forward draws otherwise goes on, see `trainers.contract.loss_of_parts`.
+    """
+    return sum(_without_dropout(module) for module in model.modules())
+
+
+def _without_dropout(module: nn.Module) -> int:
+    attributes = vars(module)
+    names = _dropout_probabilities(attributes, also_p=_is_dropout(module))
+    attributes.update(dict.fromkeys(names, 0.0))
+    config = attributes.get("config")
+    of_config = _dropout_probabilities(getattr(config, "__dict__", {}))
+    if of_config:  # a copy: the user's code may build the next model from the same object
+        attributes["config"] = copy.copy(config)
+        vars(attributes["config"]).update(dict.fromkeys(of_config, 0.0))
+    return len(names) + len(of_config)
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return isinstance(module, nn.modules.dropout._DropoutNd) or "drop" in name or name == "stochasticdepth"
+
+
+def _dropout_probabilities(attributes: dict[str, Any], *, also_p: bool = False) -> list[str]:
+    """Return the names of the attributes that hold a probability of dropout above 0."""
+    named = [name for name in attributes if "drop" in name.lower() or (also_p and name == "p")]
+    return [name for name in named if isinstance(attributes[name], float) and 0 < attributes[name] <= 1]

@@ -13,17 +13,21 @@ import torch.distributed as dist
 from trainers import step_log
 from trainers.checkpoint import keep_checkpoint, save_checkpoint
 from trainers.config import TrialConfig
+from trainers.contract import loss_of_parts
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
 from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
 from trainers.noise_snapshot import take_snapshot
+from trainers.parallel import reshard
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
 from trainers.step_log import Step
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
+# Few, as they run in one piece, and without a gradient need no more memory than a step of one sample.
+SAMPLES_TAKEN_APART = 4
 
 
 class Reporter:
@@ -77,11 +81,11 @@ class Reporter:
         report."""
         steps = self._read()
         final = {"final_loss": steps[-1].loss} if steps else {}
-        return self._run.metrics() | final | self._evaluation()
+        return self._run.metrics() | final | self._evaluation() | self._dropout()
 
     def end(self, metrics: dict[str, float]) -> None:
         """Save and report the end of the run."""
-        metrics = metrics | self._weights()
+        metrics = metrics | self._weights() | self._parts()
         if (
             self._run.config.evaluations or self._run.config.kept_checkpoints
         ):  # a short measurement is cheaper to repeat than to save
@@ -115,6 +119,9 @@ class Reporter:
     def _evaluation(self) -> dict[str, float]:
         return evaluate(self._run) if self._run.config.evaluation_samples else {}
 
+    def _dropout(self) -> dict[str, float]:
+        return {} if self._run.config.dropout else {"num_dropouts_off": self._run.num_dropouts_off}
+
     def _weights(self) -> dict[str, float]:
         config = self._run.config
         if not (config.save_weights or config.reference_weights):
@@ -125,6 +132,16 @@ class Reporter:
         if config.reference_weights and self._is_main:
             return {"rho": rho_to_file(final, Path(config.reference_weights))}
         return {}
+
+    def _parts(self) -> dict[str, float]:
+        """Measure what a split does to the loss of the run's first samples."""
+        run = self._run
+        if not run.config.check_parts:
+            return {}
+        indices = run.order.indices(range(min(SAMPLES_TAKEN_APART, len(run.train_set))))
+        found = loss_of_parts(run.module, run.loss_function, run.train_set, indices, run.device)
+        reshard(run.module)
+        return found
 
     def _write_steps(self) -> None:
         """Write what was read, before the report or the checkpoint that would make it the past."""

@@ -18,13 +18,13 @@ from trainers.checkpoint import random_state, set_random_state
 from trainers.config import DataConfig, Split, TrialConfig
 from trainers.contract import check_first_loss
 from trainers.data.batches import fetch, move
-from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers
+from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers, permuted
 from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
 from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.meter import Meter
-from trainers.models import LossFunction, build_model, loss_function, with_synced_batch_norm
+from trainers.models import LossFunction, build_model, loss_function, switch_off_dropout, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.resume import branch_state, made_with, newest_state, of_every_rank
@@ -60,6 +60,7 @@ class Run:
         )
         self.module = initial_module(config, self.train_set)
         self.work = work_of(config, self.module, self.train_set)
+        self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
         lengths = getattr(self.train_set, "lengths", None)
@@ -119,8 +120,13 @@ class Run:
 
     def _micro_batches(self, first_sample: int, split: Split) -> Iterator[Any]:
         for micro_step in range(split.gradient_accumulation_steps):
-            numbers = micro_batch_numbers(first_sample, micro_step, self.rank, split)
-            yield move(fetch(self.train_set, self.order.indices(numbers)), self.device)
+            yield move(fetch(self.train_set, self.micro_batch_indices(first_sample, micro_step, split)), self.device)
+
+    def micro_batch_indices(self, first_sample: int, micro_step: int, split: Split) -> list[int]:
+        """Return the indices of the data that this rank takes in a micro-batch of the step that begins at
+        first_sample."""
+        numbers = micro_batch_numbers(first_sample, micro_step, self.rank, split)
+        return self.order.indices(permuted(numbers, self.config.sample_permutation))
 
     def _next_split(self) -> Split:
         return self.config.split_in(self.config.phase_at(self.samples_seen))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.tiny import config, cpu_run
 from trainers.config import TrialConfig
-from trainers.contract import check_first_loss, check_loss, check_sum, fake_batch
+from trainers.contract import check_first_loss, check_loss, check_sum, fake_batch, loss_of_parts
 from trainers.loop import train
 from trainers.run import Run
 
@@ -129,3 +129,70 @@ def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not() -> 
     for _ in range(4):
         run.step()
     assert not math.isfinite(run.read()[-1].loss)
+
+
+# What a split does to the loss
+
+
+def parts(run: Run) -> dict[str, float]:
+    return loss_of_parts(run.module, run.loss_function, run.train_set, range(4), run.device)
+
+
+@pytest.mark.parametrize("changes", [{}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}])
+def test_the_losses_of_samples_add_up_to_that_of_all_of_them(changes: dict[str, Any]) -> None:
+    found = parts(cpu_run(config(**changes)))
+    assert found["parts_loss_ratio"] == pytest.approx(1, abs=1e-5)
+    assert found["parts_targets_ratio"] == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "loss_ratio", "targets_ratio"),
+    [("mean_with_count", 4, 1), ("mean_of_one", 4, 4), ("sum_without_count", 1, 4)],
+)
+def test_those_of_a_mean_do_not(loss: str, loss_ratio: float, targets_ratio: float) -> None:
+    found = parts(cpu_run(with_loss(loss)))
+    assert found["parts_loss_ratio"] == pytest.approx(loss_ratio, rel=0.05)
+    assert found["parts_targets_ratio"] == pytest.approx(targets_ratio)
+
+
+def test_batch_norm_mixes_samples_in_training_and_not_in_evaluation() -> None:
+    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}))
+    for _ in range(3):
+        run.step()
+    found = parts(run)
+    assert found["parts_loss_ratio"] == pytest.approx(1, abs=1e-5)
+    assert abs(found["parts_training_ratio"] - 1) > 1e-4
+    assert found["loss_randomness"] == 0
+
+
+def test_random_numbers_are_seen_wherever_they_are_drawn() -> None:
+    """In a layer, in the loss; what is switched off draws none."""
+    assert parts(cpu_run(config()))["loss_randomness"] == 0
+    assert parts(cpu_run(config(dropout=0.1)))["loss_randomness"] > 1e-5
+    assert parts(cpu_run(config(dropout=0.1).model_copy(update={"dropout": False})))["loss_randomness"] == 0
+    assert parts(cpu_run(with_loss("with_noise")))["loss_randomness"] > 1e-5
+
+
+def with_noise(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    loss_sum, num_targets = module(batch)
+    return loss_sum * (1 + 0.01 * torch.rand(())), num_targets
+
+
+def test_measuring_it_leaves_no_trace() -> None:
+    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}))
+    run.step()
+    before = {name: value.clone() for name, value in run.module.state_dict().items()}
+    random_state = torch.get_rng_state()
+    parts(run)
+    assert run.module.training
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in run.module.state_dict().items())
+
+
+def test_a_run_that_is_asked_to_reports_it_at_its_end(tmp_path: Path) -> None:
+    ends: list[dict[str, float]] = []
+    asked = config(dropout=0.1, check_parts=True).model_copy(update={"dropout": False})
+    train(asked, lambda report: ends.append(report.metrics), tmp_path)
+    assert ends[-1]["parts_loss_ratio"] == pytest.approx(1, abs=1e-5)
+    assert ends[-1]["loss_randomness"] == 0
+    assert ends[-1]["num_dropouts_off"] == 4

@@ -24,7 +24,7 @@ from trainers.data import order as order_module
 from trainers.data.batches import fetch, move
 from trainers.data.cache import cache_directory, cached
 from trainers.data.corpus import no_progress_bars, stdlib_files
-from trainers.data.order import SampleOrder, micro_batch_numbers
+from trainers.data.order import SampleOrder, micro_batch_numbers, permuted
 from trainers.data.packing import cut
 from trainers.data.samples import SampleSet, load_data
 from trainers.data.text import TokenSamples
@@ -90,6 +90,16 @@ def test_micro_batches_are_strided_not_contiguous() -> None:
     split = Split(micro_batch_size=3, gradient_accumulation_steps=2, world_size=2)
     assert list(micro_batch_numbers(12, 0, 1, split)) == [13, 17, 21]
     assert list(micro_batch_numbers(12, 1, 0, split)) == [14, 18, 22]
+
+
+def test_in_another_order_every_micro_batch_keeps_its_samples() -> None:
+    split = Split(micro_batch_size=8, gradient_accumulation_steps=2, world_size=1)
+    micro_batches = [micro_batch_numbers(step, micro_step, 0, split) for step in range(3) for micro_step in range(2)]
+    one, again, other = ([permuted(numbers, seed) for numbers in micro_batches] for seed in (1, 1, 2))
+    assert one == again != other
+    for numbers, order in zip(micro_batches, one, strict=True):
+        assert sorted(order) == list(numbers) != order
+        assert permuted(numbers, None) == list(numbers)
 
 
 def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own() -> None:

@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.support.tiny import config, cpu_run
 from trainers.config import TrialConfig
-from trainers.equivalence import rho, save_weights, weights_of
+from trainers.equivalence import Weights, rho, save_weights, weights_of
 from trainers.gpt import GPT
 from trainers.loop import train
 from trainers.models import num_batch_norms
 
-WHOLE = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
-SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}
-WITH_BATCH_NORM = {"model": {"target": "tests.support.studies:BatchNormModel"}}
+WHOLE: dict[str, Any] = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
+SPLIT: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}
+WITH_BATCH_NORM: dict[str, Any] = {"model": {"target": "tests.support.studies:BatchNormModel"}}
 
 
-def ten_steps(**changes: Any) -> TrialConfig:
-    return config(sample_budget=160, evaluation_samples=0, **changes)
+def ten_steps(*, switch_off_dropout: bool = False, **changes: Any) -> TrialConfig:
+    ten = config(sample_budget=160, evaluation_samples=0, **changes)
+    return ten.model_copy(update={"dropout": not switch_off_dropout})
 
 
 RhoBetween = Callable[[TrialConfig, TrialConfig], float]
@@ -109,6 +111,95 @@ def test_the_initial_weights_of_the_file_are_those_that_the_run_began_with(tmp_p
     saved = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert saved["initial"].keys() == saved["final"].keys() == began.keys()
     assert all(torch.equal(saved["initial"][name], began[name]) for name in began)
+
+
+# A split against its control: the same samples in another order
+
+
+class Attending(nn.Module):
+    """A ViT in small: the key bias of its attention has no gradient but rounding, since softmax takes no notice of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.patches, self.head = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        x = self.patches(batch["patches"])
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        loss_sum = nn.functional.cross_entropy(self.head(x.mean(1)), batch["label"], reduction="sum")
+        return loss_sum, torch.tensor(len(batch["label"]))
+
+
+def patches() -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    generator = torch.Generator().manual_seed(0)
+    samples = [
+        {"patches": torch.randn(9, 6, generator=generator), "label": torch.tensor(number % 4)} for number in range(64)
+    ]
+    return samples, samples[:4]
+
+
+def mean_of_a_micro_batch(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    loss_sum, num_targets = module(batch)
+    return loss_sum / num_targets, torch.ones(())
+
+
+def over_the_longest(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A loss that two equal samples make twice as large, and that is no sum all the same."""
+    loss_sum, num_targets = module(batch)
+    return loss_sum / (batch["targets"] != -100).sum(1).max().clamp(min=1), num_targets
+
+
+ATTENDING: dict[str, Any] = {
+    "model": {"target": "tests.trainers.test_equivalence:Attending"},
+    "data": {"target": "tests.trainers.test_equivalence:patches"},
+}
+WITHOUT_DROPOUT: dict[str, Any] = {"dropout": 0.3, "switch_off_dropout": True}
+REFERENCE: dict[str, Any] = {"micro_batch_size": 8, "gradient_accumulation_steps": 2}
+
+
+def distances(**changes: Any) -> tuple[float, float]:
+    """(rho of a split in eight micro-batches, the largest of three controls), both from the same reference."""
+
+    def end(**more: Any) -> Weights:
+        run = cpu_run(ten_steps(**changes, **more))
+        for _ in range(10):
+            run.step()
+        return weights_of(run.module)
+
+    reference, began = end(**REFERENCE), cpu_run(ten_steps(**changes, **REFERENCE)).initial_weights()
+    controls = [rho(end(**REFERENCE, sample_permutation=number), reference, began) for number in (1, 2, 3)]
+    return rho(end(**SPLIT), reference, began), max(controls)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"padded": True}, WITHOUT_DROPOUT, ATTENDING], ids=["gpt", "padded", "dropout off", "key bias"]
+)
+def test_a_sound_split_is_as_far_from_the_reference_as_rounding_goes(changes: dict[str, Any]) -> None:
+    split, control = distances(**changes)
+    assert 0 < split <= max(1e-4, 3 * control)
+
+
+def test_a_key_bias_is_beyond_any_constant_that_a_model_without_one_would_be_given() -> None:
+    split, control = distances(**ATTENDING, learning_rate=1e-3)
+    assert split > 1e-4
+    assert control > 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"padded": True, "loss": "tests.trainers.test_equivalence:mean_of_a_micro_batch"},
+        {"padded": True, "loss": "tests.trainers.test_equivalence:over_the_longest"},
+        WITH_BATCH_NORM,
+    ],
+    ids=["mean", "over the longest", "BatchNorm"],
+)
+def test_the_control_does_not_cover_for_a_fault(changes: dict[str, Any]) -> None:
+    """No sample leaves its micro-batch in it, so a mean over unequal lengths, or BatchNorm, stays what it is."""
+    split, control = distances(**changes)
+    assert control < 1e-4
+    assert split > 0.02
 
 
 def test_running_statistics_are_compared_and_counters_are_not() -> None:

@@ -18,6 +18,7 @@ from trainers.models import (
     find_blocks,
     loss_function,
     num_batch_norms,
+    switch_off_dropout,
     with_synced_batch_norm,
 )
 
@@ -234,3 +235,48 @@ def test_a_memory_budget_needs_blocks() -> None:
         cpu_run(
             config(model={"target": "tests.trainers.test_models:Bigram"}, activation_checkpointing=0.5, compile=True)
         )
+
+
+# Dropout
+
+
+class Config:
+    def __init__(self) -> None:
+        self.attn_pdrop, self.hidden_dropout, self.width = 0.1, 0.2, 0.5
+
+
+SHARED = Config()
+
+
+class DropsEverywhere(nn.Module):
+    """Dropout as layers, as numbers of a layer, and as numbers of its config."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.attention_dropout, self.scale = SHARED, 0.1, 0.5
+        self.layers = nn.ModuleList([nn.Dropout(0.1), nn.AlphaDropout(0.1), nn.Dropout(0.0)])
+        self.recurrent = nn.LSTM(4, 4, num_layers=2, dropout=0.1)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1)
+
+
+def test_dropout_is_switched_off_wherever_it_is_kept_and_counted() -> None:
+    module = DropsEverywhere()
+    assert switch_off_dropout(module) == 7
+    assert (module.attention_dropout, module.recurrent.dropout, module.attention.dropout) == (0, 0, 0)
+    assert [layer.p for layer in module.layers] == [0, 0, 0]
+    assert (module.config.attn_pdrop, module.config.hidden_dropout, module.config.width) == (0, 0, 0.5)
+    assert module.scale == 0.5
+    assert switch_off_dropout(module) == 0
+
+
+def test_the_object_that_the_next_model_is_built_from_keeps_its_dropout() -> None:
+    switch_off_dropout(DropsEverywhere())
+    assert (SHARED.attn_pdrop, SHARED.hidden_dropout) == (0.1, 0.2)
+
+
+def test_a_transformers_model_draws_nothing_once_its_dropout_is_off() -> None:
+    module = build("hf", model_type="gpt2", config=TINY_GPT2).train()
+    batch = fetch(data()[0], range(4))
+    assert module(batch)[0] != module(batch)[0]
+    assert switch_off_dropout(module) > 0
+    assert module(batch)[0] == module(batch)[0]

@@ -67,3 +67,14 @@ def micro_batch_numbers(first_sample: int, micro_step: int, rank: int, split: Sp
     step's, so that every split sees the same set."""
     first = first_sample + micro_step * split.world_size + rank
     return range(first, first_sample + split.effective_batch_size, split.num_micro_batches)
+
+
+def permuted(numbers: range, seed: int | None) -> list[int]:
+    """Return the sample numbers of one micro-batch in another order; in their own where the seed is None.
+
+    No sample leaves its micro-batch. If some did, a loss that is a mean, or BatchNorm, would make another gradient, and
+    it is the rounding alone that is to change.
+    """
+    if seed is None:
+        return list(numbers)
+    return [numbers[place] for place in permutation(len(numbers), seed, numbers.start).tolist()]
