@@ -166,10 +166,11 @@ class Equivalence(Strict):
     """Is (m x k) really the same as (1 x mk) for this model?"""
 
     type: Literal["equivalence"] = "equivalence"
-    """`equivalence`. Checks that a batch which is split into micro-batches trains the model as the whole batch does.
-    Some models are no longer the same when their batch is split, those with BatchNorm for instance."""
+    """`equivalence`. Checks, in float32 and without dropout, that a batch which is split into micro-batches trains the
+    model as the whole batch does. Some models are no longer the same when their batch is split, those with BatchNorm
+    for instance: then it says which comparisons of the study still hold. A loss that is no sum ends the study."""
     micro_batch_sizes: tuple[PositiveInt, ...] = ()
-    """The micro-batch sizes, in samples per rank, into which the effective batch is split; the first is what the
+    """The micro-batch sizes, in samples per rank, into which the effective batch is split; the largest is what the
     others are compared with. Empty: the chosen micro-batch size and its two largest divisors."""
     effective_batch_size: PositiveInt | None = None
     """The effective batch, in samples. null: twice the largest micro-batch size times `world_size`."""
@@ -177,8 +178,8 @@ class Equivalence(Strict):
     """Optimizer steps of each run."""
     tolerance: Positive | None = None
     """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial
-    weights. null: 1e-4 in float32, and in lower precision the distance that the last split has to its own run in
-    float32."""
+    weights. null: 3 times what rounding alone makes, measured by one to three runs with the samples of each
+    micro-batch in another order, and at least 1e-4."""
 
 
 class Train(Strict):

@@ -368,15 +368,31 @@ def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tm
 # Studies that end early
 
 
-def test_a_model_whose_batch_cannot_be_split_fails_the_study_with_the_number(tmp_path: Path) -> None:
-    stages = [{"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 3}]
-    model = {"target": "tests.support.studies:BatchNormModel"}
-    ran = run(tmp_path, model=model, stages=stages, batch={"micro_batch_size": 8})
-    assert ran.ending.exit_code == 1
+EQUIVALENCE = {"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 3}
+
+
+def test_a_model_whose_batch_cannot_be_split_is_a_finding_with_the_number_and_the_study_goes_on(tmp_path: Path) -> None:
+    stages = [EQUIVALENCE, *grid()]
+    ran = run(tmp_path, model={"target": "tests.support.studies:BatchNormModel"}, stages=stages)
+    assert ran.ending.exit_code == 0, ran.ending.message
     rho = ran.study.trials["equivalence-m4k4"].measured("rho")
     assert rho > 1e-3
-    assert f"rho = {rho:.2e}" in ran.ending.message
-    assert "1 BatchNorm layers" in ran.ending.message
+    assert ran.study.trials["equivalence-m8k2-permuted1"].measured("rho") < 1e-4
+    evidence = ran.recommended()["evidence"]
+    assert f"rho = {rho:.2e}" in evidence["stages"]["equivalence"]
+    assert "1 BatchNorm layers" in evidence["stages"]["equivalence"]
+    assert any("comparable where their micro-batch size is the same" in note for note in evidence["notes"])
+
+
+def test_a_loss_that_is_no_sum_fails_the_study_with_the_numbers(tmp_path: Path) -> None:
+    data = {"target": "tests.support.tiny:data", "kwargs": {"padded": True}}
+    loss = "tests.trainers.test_equivalence:over_the_longest"
+    ran = run(tmp_path, data=data, loss=loss, stages=[EQUIVALENCE, *grid()])
+    assert ran.ending.exit_code == 1
+    ratio = ran.study.trials["equivalence-m8k2"].measured("parts_loss_ratio")
+    assert (
+        f"the losses add up to {ratio:.3f} x and the num_targets add up to 1.000 x that of all in" in ran.ending.message
+    )
     check_running_again_changes_nothing(ran)  # which does not get past a stage that failed
 
 
