@@ -33,7 +33,7 @@ def study_with(*runs: tuple[str, int, int, dict[float, float]]) -> Study:
         for share, loss in losses.items():
             samples = round(share * budget)
             metrics: dict[str, Any] = {"samples_seen": samples, "val_loss": loss}
-            at_rung = {samples: loss} if samples in rungs else {}
+            at_rung: dict[int, float | None] = {samples: loss} if samples in rungs else {}
             study.apply(Evaluated(id=name, metrics=metrics, rungs=at_rung))
             if at_rung and share < max(losses):
                 study.apply(Promoted(id=name, rung=samples, reason=""))
