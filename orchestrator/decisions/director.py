@@ -120,6 +120,7 @@ class Director:
         self._propose()
         if self._has_a_free_lane(num_held):
             self._judge_paused()
+            self._propose()  # who was cut just now may make room for another
         if self._all_fail() and not self._count(TrialState.RUNNING):
             self._give_up()
 
