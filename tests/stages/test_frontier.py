@@ -90,7 +90,13 @@ def played(
     then: the stages that the study has after it.
     """
     modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
-    known = Known(modes | stage, facts, more_stages=[{"type": name} for name in then], sample_budget=100_000, memory_limit=f"{LIMIT}MiB")
+    known = Known(
+        modes | stage,
+        facts,
+        more_stages=[{"type": name} for name in then],
+        sample_budget=100_000,
+        memory_limit=f"{LIMIT}MiB",
+    )
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         world.end(known, waiting[0])
     return known, known.conclude()

@@ -1,0 +1,127 @@
+"""Who takes part in the train stage, and what each may train on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.stages.candidates import FEWEST_STEPS, Field, field_of
+from orchestrator.study.trial import PLANNED_RATE
+from tests.support.known_stage import Known
+from tests.support.loss_worlds import IDEAL, throughput_of
+from tests.support.worlds import FULL
+
+BATCHES = (4, 8, 16, 64, 256)
+BUDGET = 4096
+"""Of the baseline, batch 8."""
+
+
+def known_of(rates: dict[int, float], **changes: Any) -> Known:
+    keys: dict[str, Any] = {"sample_budget": BUDGET} | changes
+    return Known({"type": "train"}, **keys).concluded(throughput_of(rates))
+
+
+def field(rates: dict[int, float], **changes: Any) -> Field:
+    return field_of(known_of(rates, **changes).context)
+
+
+def budgets(found: Field) -> dict[int, int]:
+    return {one.split.effective_batch_size: one.sample_budget for one in found.candidates}
+
+
+RATES = {batch: IDEAL.samples_per_second(batch) for batch in BATCHES}
+
+
+@pytest.mark.parametrize("objective", [{}, {"objective": "target", "target_loss": 3.0}])
+def test_equal_time_gives_each_batch_the_samples_it_gets_done_in_whole_steps(objective: dict[str, Any]) -> None:
+    found = field(RATES, **objective)
+    assert found.seconds is not None
+    assert found.seconds == pytest.approx(BUDGET / RATES[8])
+    assert budgets(found)[8] == BUDGET, "the baseline's is the study file's, as it is"
+    assert budgets(found).keys() == set(BATCHES)
+    for batch, budget in budgets(found).items():
+        assert budget % batch == 0
+        assert abs(budget - RATES[batch] * found.seconds) <= batch / 2
+    assert found.left_out == ()
+
+
+def test_equal_samples_gives_every_batch_as_many() -> None:
+    found = field(RATES, objective="samples")
+    assert set(budgets(found).values()) == {BUDGET}
+    assert found.seconds is None
+
+
+def test_a_batch_of_too_few_steps_is_left_out_with_both_numbers() -> None:
+    found = field(RATES, sample_budget=2048)
+    steps = round(2048 / RATES[8] * RATES[256] / 256)
+    assert steps < FEWEST_STEPS
+    assert budgets(found).keys() == {4, 8, 16, 64}
+    assert found.left_out == (
+        f"effective batch 256 was left out: its {256 * steps} samples are {steps} optimizer steps, fewer than "
+        f"{FEWEST_STEPS}; raise sample_budget to include it",
+    )
+    enough = field({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS)
+    fewer = field({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS - 16)
+    assert [enough.left_out == (), fewer.left_out == ()] == [True, False]
+
+
+def test_the_baseline_takes_part_however_few_its_steps_are() -> None:
+    found = field({8: 100.0, 32: 100.0}, sample_budget=80)
+    assert budgets(found) == {8: 80}
+    assert found.baseline.protected
+
+
+@pytest.mark.parametrize(
+    ("reference", "baseline"), [(1, 4), (4, 4), (7, 8), (11, 8), (12, 16), (32, 16), (33, 64), (9999, 256)]
+)
+def test_the_baseline_is_the_candidate_nearest_in_proportion_to_the_reference_batch(
+    reference: int, baseline: int
+) -> None:
+    found = field(RATES, sample_budget=60_000, optimizer={"lr": 1e-3, "reference_batch_size": reference})
+    assert found.baseline.split.effective_batch_size == baseline
+    assert [one.split.effective_batch_size for one in found.candidates if one.protected] == [baseline]
+    assert "baseline" in found.baseline.role
+    assert budgets(found)[baseline] == 60_000
+    distance = {batch: abs(math.log(batch / reference)) for batch in BATCHES}
+    assert distance[baseline] == min(distance.values())
+
+
+def test_roles_say_who_is_fastest_and_who_has_the_largest_micro_batch() -> None:
+    found = field({4: 90.0, 8: 100.0, 64: 300.0, 128: 280.0}, sample_budget=60_000)
+    assert [(one.split.effective_batch_size, one.role) for one in found.candidates] == [
+        (4, ""), (8, "baseline"), (64, "most samples/s, largest micro-batch"), (128, ""),
+    ]  # fmt: skip
+
+
+def test_a_candidate_trains_in_its_fastest_form_at_the_scaled_rate_and_knows_its_speed() -> None:
+    known = known_of(RATES)
+    for proposal in known.propose():
+        config = proposal.config
+        batch = config.effective_batch_size
+        assert (config.micro_batch_size, config.gradient_accumulation_steps) == (min(batch, 64), max(1, batch // 64))
+        assert config.learning_rate == pytest.approx(1e-3 * (batch / 8) ** 0.5)
+        assert config.sample_budget == budgets(field(RATES))[batch]
+        assert config.evaluations[-1] == config.sample_budget, "its schedule ends where its own budget does"
+        assert proposal.expected == {PLANNED_RATE: RATES[batch]}
+
+
+def test_each_runs_in_the_mode_in_which_it_is_fastest() -> None:
+    findings = throughput_of({8: 100.0, 16: 150.0})
+    slower, faster = findings.rates
+    findings = replace(findings, rates=(slower, replace(faster, mode=FULL)))
+    proposals = Known({"type": "train"}, sample_budget=BUDGET).concluded(findings).propose()
+    modes = {p.config.effective_batch_size: p.config.activation_checkpointing for p in proposals}
+    assert modes == {8: "none", 16: "full"}
+
+
+def test_without_rates_the_study_files_batch_is_alone_and_the_baseline() -> None:
+    batch = {"micro_batch_size": 4, "effective_batch_size": 16}
+    known = Known({"type": "train"}, batch=batch)
+    found = field_of(known.context)
+    assert (budgets(found), found.seconds, found.left_out) == ({16: 512}, None, ())
+    (proposal,) = known.propose()
+    assert (proposal.id, proposal.protected, proposal.role) == ("train-m4k4", True, "baseline")
+    assert proposal.expected == {}

@@ -1,0 +1,245 @@
+"""The surface over batch and learning rate, on surfaces whose truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from orchestrator.stages.surface import (
+    APART,
+    BELOW_DIVERGED,
+    Grid,
+    Observation,
+    Point,
+    Surface,
+    fit,
+    next_point,
+    runs_to_decide,
+)
+
+BATCHES = (4, 8, 16, 32, 64, 128, 256)
+GRID = Grid({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
+SEED_DEVIATION = 0.004
+"""Of the synthetic runs, as a share of their loss."""
+
+
+@dataclass
+class Truth:
+    """Losses at equal time: a batch is as fast as batch / (batch + half_speed), and wastes what the noise scale says."""
+
+    half_speed: float
+    noise_scale: float
+    curvature: float
+    offset: float
+    slope: float
+    noise: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def best_u(self, batch: int) -> float:
+        return self.offset + self.slope * math.log2(batch / BATCHES[len(BATCHES) // 2])
+
+    def loss(self, batch: int, u: float) -> float:
+        samples = 20_000 * batch / (batch + self.half_speed)
+        best = 1.5 + 25 * (samples / (1 + batch / self.noise_scale)) ** -0.35
+        return best * (1 + self.curvature * (u - self.best_u(batch)) ** 2)
+
+    def best_loss(self, batch: int) -> float:
+        return self.loss(batch, self.best_u(batch))
+
+    def run(self, point: Point) -> Observation:
+        batch = point.effective_batch_size
+        loss = self.loss(batch, GRID.u(batch, point.learning_rate)) * (1 + self.noise.gauss(0, SEED_DEVIATION))
+        return Observation(batch, point.learning_rate, loss)
+
+
+def truth_of(random_: random.Random) -> Truth:
+    return Truth(
+        half_speed=random_.choice([0, 16, 128]),
+        noise_scale=random_.choice([30, 100, 500, 3000]),
+        curvature=math.exp(random_.gauss(math.log(0.012), 0.7)),
+        offset=random_.gauss(0, 1),
+        slope=random_.gauss(0, 0.25),
+        noise=random_,
+    )
+
+
+def at_rule(batch: int) -> Point:
+    return Point(batch, GRID.rule[batch])
+
+
+def searched(truth: Truth, most_runs: int) -> tuple[Surface, int, list[Observation]]:
+    """What is known after runs that were asked for one after the other, the batch to choose, and the runs."""
+    tried = [at_rule(batch) for batch in (BATCHES[0], 32, BATCHES[-1])]
+    runs = [truth.run(point) for point in tried]
+    while True:
+        surface = fit(GRID, runs)
+        choice = max(surface.p_best, key=lambda batch: surface.p_best[batch])
+        if surface.p_best[choice] >= 0.9 or len(runs) >= most_runs:
+            return surface, choice, runs
+        point = next_point(surface, tried, choice)
+        assert point is not None
+        tried.append(point)
+        runs.append(truth.run(point))
+
+
+@dataclass(frozen=True)
+class Case:
+    claimed: float
+    """p_best of the choice."""
+    is_right: bool
+    num_runs: int
+    covered: int
+    """Of how many batches the 90 % interval of the best rate holds the true one."""
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    random_ = random.Random(0)
+    return tuple(case(truth_of(random_)) for _ in range(60))
+
+
+def case(truth: Truth) -> Case:
+    surface, choice, runs = searched(truth, most_runs=9)
+    best = min(truth.best_loss(batch) for batch in BATCHES)
+    is_right = truth.best_loss(choice) <= best * (1 + SEED_DEVIATION)
+    return Case(surface.p_best[choice], is_right, len(runs), sum(covers(surface, batch, truth) for batch in BATCHES))
+
+
+def covers(surface: Surface, batch: int, truth: Truth) -> bool:
+    low, high = np.quantile(surface.best_u(batch), (0.05, 0.95))
+    return bool(low <= truth.best_u(batch) <= high)
+
+
+# What it finds
+
+
+def test_the_chosen_batch_is_right_in_nine_of_ten_worlds_after_nine_runs_at_most() -> None:
+    """The whole grid of seven batches and five rates would be 35 runs."""
+    assert max(one.num_runs for one in cases()) <= 9
+    assert statistics.fmean(one.is_right for one in cases()) >= 0.9
+
+
+def test_the_claimed_probability_is_how_often_it_is_right() -> None:
+    claimed = statistics.fmean(one.claimed for one in cases())
+    assert claimed == pytest.approx(statistics.fmean(one.is_right for one in cases()), abs=0.1)
+
+
+def test_ninety_percent_intervals_of_the_best_rate_hold_it_almost_as_often() -> None:
+    assert sum(one.covered for one in cases()) / (len(cases()) * len(BATCHES)) >= 0.85
+
+
+def test_more_runs_find_the_best_rate_more_closely() -> None:
+    truth = Truth(16, 500, 0.02, offset=1.0, slope=0.1)
+    few = fit(GRID, [truth.run(at_rule(batch)) for batch in BATCHES])
+    points = [Point(batch, GRID.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1, 2)]
+    many = fit(GRID, [truth.run(point) for point in points])
+    for batch in BATCHES:
+        assert many.best_u(batch).std() < few.best_u(batch).std()
+        assert np.median(many.best_u(batch)) == pytest.approx(truth.best_u(batch), abs=0.3)
+        assert np.median(many.best_loss(batch)) == pytest.approx(truth.best_loss(batch), rel=0.01)
+
+
+def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None:
+    truth = Truth(16, 500, 0.02, offset=0.0, slope=0.0)
+    points = [Point(batch, GRID.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1)] * 2
+    quiet = fit(
+        GRID,
+        [
+            replace(
+                truth.run(p), loss=truth.loss(p.effective_batch_size, GRID.u(p.effective_batch_size, p.learning_rate))
+            )
+            for p in points
+        ],
+    )
+    noisy = fit(
+        GRID,
+        [replace(run, loss=(run.loss or 0) * (1 + 0.01 * (-1) ** i)) for i, run in enumerate(map(truth.run, points))],
+    )
+    assert quiet.seed_deviation < 0.7 * noisy.seed_deviation
+
+
+# What it must not depend on
+
+
+def some_runs() -> list[Observation]:
+    truth = Truth(16, 500, 0.012, offset=0.7, slope=0.1)
+    return [truth.run(Point(batch, GRID.rate(batch, u))) for batch, u in ((4, 0), (32, 0), (256, 0), (64, 1), (32, 1))]
+
+
+def test_the_same_observations_give_the_same_surface_bit_for_bit() -> None:
+    one, other = fit(GRID, some_runs()), fit(GRID, some_runs())
+    for batch in BATCHES:
+        assert np.array_equal(one.best_u(batch), other.best_u(batch))
+        assert np.array_equal(one.best_loss(batch), other.best_loss(batch))
+    assert one.p_best == other.p_best
+
+
+def test_the_scale_of_the_loss_does_not_matter() -> None:
+    runs = some_runs()
+    thousandfold = [replace(run, loss=1000 * (run.loss or 0)) for run in runs]
+    one, other = fit(GRID, runs), fit(GRID, thousandfold)
+    assert other.p_best == pytest.approx(one.p_best)
+    assert other.seed_deviation == pytest.approx(1000 * one.seed_deviation)
+    for batch in BATCHES:
+        assert other.best_u(batch) == pytest.approx(one.best_u(batch))
+        assert other.best_loss(batch) == pytest.approx(1000 * one.best_loss(batch))
+
+
+# What bounds it
+
+
+def test_a_rate_that_diverged_bounds_what_is_counted_on_at_its_batch() -> None:
+    runs = [run for run in some_runs() if run.effective_batch_size != 64]
+    for u in (1.0, -0.5):
+        surface = fit(GRID, [*runs, Observation(64, GRID.rate(64, u), None)])
+        assert surface.best_u(64).max() <= u - BELOW_DIVERGED + 1e-9
+        assert surface.best_u(32).max() > u - BELOW_DIVERGED, "at other batches nothing is known"
+    both = fit(GRID, [*runs, *(Observation(64, GRID.rate(64, u), None) for u in (2.0, 1.0))])
+    assert both.highest == {64: pytest.approx(1.0 - BELOW_DIVERGED)}
+
+
+def test_no_run_is_asked_for_where_a_lower_rate_diverged_or_one_close_by_was_tried() -> None:
+    runs = [*some_runs(), Observation(64, GRID.rate(64, 1.0), None)]
+    tried = [Point(run.effective_batch_size, run.learning_rate) for run in runs]
+    surface = fit(GRID, runs)
+    for choice in BATCHES:
+        point = next_point(surface, tried, choice)
+        assert point is not None
+        u = GRID.u(point.effective_batch_size, point.learning_rate)
+        here = [
+            GRID.u(p.effective_batch_size, p.learning_rate)
+            for p in tried
+            if p.effective_batch_size == point.effective_batch_size
+        ]
+        assert all(abs(u - before) >= APART for before in here)
+        assert u <= surface.highest.get(point.effective_batch_size, math.inf)
+
+
+def test_a_single_batch_is_decided_and_nothing_is_asked_for() -> None:
+    grid = Grid({32: 1e-3})
+    surface = fit(grid, [Observation(32, 1e-3, 3.0)])
+    assert surface.p_best == {32: 1.0}
+    assert next_point(surface, [Point(32, 1e-3)], 32) is None
+    assert runs_to_decide(surface, 32, 1) == 0.0
+
+
+def test_more_seeds_count_more_and_an_extrapolated_run_less() -> None:
+    def spread(**changes: float) -> float:
+        runs = [replace(run, **changes) if run.effective_batch_size == 32 else run for run in some_runs()]
+        return float(fit(GRID, runs).best_loss(32).std())
+
+    assert spread(num_seeds=16) < spread() < spread(extra_deviation=0.5)
+
+
+def test_fewer_runs_are_said_to_decide_what_lies_further_apart() -> None:
+    def left(gap: float) -> float:
+        runs = [Observation(batch, GRID.rule[batch], 3.0 + gap * (batch != 32)) for batch in (4, 32, 256)]
+        return runs_to_decide(fit(GRID, runs), 32, len(runs))
+
+    assert left(1.0) <= left(0.1) <= left(0.01)
+    assert left(0.01) > 1

@@ -1,0 +1,262 @@
+"""Which batch is best at equal cost, played in worlds where the answer is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.recommendation import Recommendation, recommend
+from orchestrator.stages import train
+from orchestrator.stages.findings import found
+from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
+from tests.support.known_stage import Known
+from tests.support.lane_player import World, play_stage, study_of
+from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
+from tests.support.worlds import KNOWN
+from trainers.config import TrialConfig
+
+BATCHES = (4, 8, 16, 32, 64, 128, 256)
+BUDGET = 8192
+
+
+def study(**changes: Any) -> StudyConfig:
+    stage = {"type": "train"} | changes.pop("stage", {})
+    return study_of(**{"stages": [stage], "sample_budget": BUDGET} | changes)
+
+
+def played(
+    path: Path, truth: LossWorld, world: World | None = None, batches: tuple[int, ...] = BATCHES, **changes: Any
+) -> tuple[StudyConfig, Study]:
+    config = study(**changes)
+    return config, play_stage(path / "journal.jsonl", config, "train", world or truth, found=[truth.rates(batches)])
+
+
+def findings_of(known: Study) -> TrainFindings:
+    findings = found(known, TrainFindings)
+    assert findings is not None
+    return findings
+
+
+def chosen(known: Study) -> int:
+    return known.trials[findings_of(known).winner].config.effective_batch_size
+
+
+def recommended(config: StudyConfig, known: Study) -> Recommendation:
+    recommendation = recommend(config, known)
+    assert recommendation is not None
+    return recommendation
+
+
+def at_equal_time(world: LossWorld, batch: int) -> float:
+    """What the batch comes to at its best learning rate, in the time that batch 8 takes for the budget."""
+    return world.best_loss(batch, BUDGET * world.samples_per_second(batch) / world.samples_per_second(8))
+
+
+# Worlds
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, -1.5])
+@pytest.mark.parametrize("batches", [BATCHES, (4, 8, 16, 64, 256)], ids=str)
+def test_where_a_large_batch_is_faster_and_wastes_little_a_large_one_is_chosen(
+    tmp_path: Path, batches: tuple[int, ...], offset: float
+) -> None:
+    """Whatever the error of the scaling rule; at equal time 4 is far behind, 64 and 128 are alike, and 256 is past it."""
+    world = LossWorld(IDEAL.noise_scale, IDEAL.half_speed_batch, offset=offset)
+    truth = {batch: at_equal_time(world, batch) for batch in batches}
+    assert truth[4] > 1.1 * truth[64]
+    _, known = played(tmp_path, world, batches=batches)
+    assert chosen(known) >= 64
+    assert truth[chosen(known)] < 1.01 * min(truth.values())
+
+
+def test_where_the_small_batch_is_right_it_is_chosen(tmp_path: Path) -> None:
+    truth = {batch: at_equal_time(SMALL_IS_RIGHT, batch) for batch in BATCHES}
+    assert min(truth, key=lambda batch: truth[batch]) == 4
+    _, known = played(tmp_path, SMALL_IS_RIGHT)
+    assert chosen(known) == 4
+
+
+def test_where_both_are_alike_the_baseline_stays_and_the_verdict_says_that_the_batch_does_not_matter(
+    tmp_path: Path,
+) -> None:
+    config, known = played(tmp_path, FLAT, batches=(8, 64))
+    recommendation = recommended(config, known)
+    assert chosen(known) == 8
+    assert "no other batch gains more than 0.0" in recommendation.verdict
+    assert "so the batch is not your bottleneck" in recommendation.verdict
+    assert recommendation.p_best is not None
+    assert recommendation.p_best >= ENOUGH
+
+
+def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path: Path) -> None:
+    """Which of six equals is the best takes more runs than there are; the choice is no worse than the others all the same."""
+    config, known = played(tmp_path, FLAT, batches=BATCHES[:-1])
+    recommendation = recommended(config, known)
+    assert {4, 8, 16, 32} <= set(recommendation.undecided_between)
+    assert "; undetermined between effective batches 4, 8, 16, 32" in recommendation.verdict
+    assert "bottleneck" not in recommendation.verdict
+    assert recommendation.would_decide is not None
+    assert recommendation.would_decide.endswith("raise stages.train.max_runs")
+
+
+def test_at_equal_samples_the_smallest_is_the_best_in_the_same_world(tmp_path: Path) -> None:
+    config, known = played(tmp_path, LossWorld(noise_scale=50, half_speed_batch=16), objective="samples")
+    assert chosen(known) == 4
+    assert findings_of(known).seconds is None
+    assert {trial.config.sample_budget for trial in known.trials.values()} == {BUDGET}
+    assert "after the same samples" in recommended(config, known).verdict
+
+
+def test_to_a_target_the_batch_that_gets_there_first_is_chosen(tmp_path: Path) -> None:
+    """And its seconds are told beside the baseline's."""
+    target = at_equal_time(IDEAL, 64) + 0.15
+    config, known = played(tmp_path, IDEAL, objective="target", target_loss=target)
+    assert chosen(known) >= 64
+    best = findings_of(known).ranking[0]
+    assert best.reached
+    assert best.score is not None
+    assert best.score < BUDGET / IDEAL.samples_per_second(8)
+    assert f"reaches val loss {target:g} after" in recommended(config, known).verdict
+
+
+# How it goes about it
+
+
+def test_the_first_runs_are_the_baseline_and_the_batches_furthest_from_each_other_at_the_rules_rates() -> None:
+    known = Known({"type": "train"}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
+    first = known.propose()
+    assert [p.config.effective_batch_size for p in first] == [8, 4, 256]
+    assert [p.protected for p in first] == [True, False, False]
+    for proposal in first:
+        assert proposal.config.learning_rate == pytest.approx(1e-3 * (proposal.config.effective_batch_size / 8) ** 0.5)
+
+
+def test_runs_are_asked_for_one_after_the_other_and_no_more_than_allowed(tmp_path: Path) -> None:
+    """In a world that stays undecided: only what the last run came to says which is next."""
+    _, known = played(tmp_path, IDEAL, stage={"max_runs": 5}, batches=(32, 64, 128))
+    trials = list(known.trials.values())
+    assert len({trial.candidate for trial in trials}) <= 5
+    points = [(t.config.effective_batch_size, t.config.learning_rate) for t in trials]
+    assert len(set(points)) == len(points), "nothing is run twice"
+
+
+def test_it_stops_asking_once_the_best_is_likely_enough(tmp_path: Path) -> None:
+    _, known = played(tmp_path, SMALL_IS_RIGHT, stage={"max_runs": 30})
+    findings = findings_of(known)
+    assert FIRST_RUNS <= len({trial.candidate for trial in known.trials.values()}) < 15
+    mine = findings.of_batch(chosen(known))
+    assert mine is not None
+    assert mine.p_best >= ENOUGH
+
+
+def test_with_several_lanes_as_many_runs_are_asked_for_at_a_time() -> None:
+    known = Known({"type": "train"}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
+    for proposal in known.propose():
+        known.end(proposal.id, val_loss=IDEAL(proposal.config, proposal.config.sample_budget)["val_loss"])
+    wanted = [train.propose(replace(known.context, num_lanes=lanes)) for lanes in (1, 2, 4)]
+    assert [len(proposals) - FIRST_RUNS for proposals in wanted] == [1, 2, 4]
+    assert wanted[2][: FIRST_RUNS + 2] == wanted[1], "the same first"
+
+
+def test_the_same_world_leads_to_the_same_runs_and_findings(tmp_path: Path) -> None:
+    studies = []
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        studies.append(played(tmp_path / run, IDEAL)[1])
+    assert list(studies[0].trials) == list(studies[1].trials)
+    assert findings_of(studies[0]) == findings_of(studies[1])
+
+
+def test_every_seed_of_a_run_is_trained_and_a_run_counts_once(tmp_path: Path) -> None:
+    _, known = played(tmp_path, SMALL_IS_RIGHT, seeds=[0, 1], stage={"max_runs": 4, "pruner": {"type": "none"}})
+    runs = {trial.candidate for trial in known.trials.values()}
+    assert len(runs) <= 4
+    assert len(known.trials) == 2 * len(runs)
+    assert chosen(known) == 4
+
+
+# What is not as it should be
+
+
+def test_a_batch_that_cannot_run_is_no_candidate_any_more(tmp_path: Path) -> None:
+    def lost(config: TrialConfig, samples: int) -> dict[str, Any]:
+        if config.effective_batch_size >= 128:
+            return {"outcome": "out_of_memory", "reason": "too large"}
+        return IDEAL(config, samples)
+
+    _, known = played(tmp_path, IDEAL, lost)
+    assert chosen(known) == 64
+    batches = {one.effective_batch_size for one in findings_of(known).batches}
+    assert 256 not in batches
+    tries = [t for t in known.trials.values() if t.config.effective_batch_size == 256]
+    assert len(tries) == 1, "once is enough"
+
+
+def test_a_rate_that_diverges_is_answered_with_lower_ones(tmp_path: Path) -> None:
+    """The rule's rate is too high for every batch but the smallest."""
+    world = LossWorld(IDEAL.noise_scale, IDEAL.half_speed_batch, offset=-2.0)
+
+    def diverges(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = world(config, samples)
+        too_high = config.learning_rate > 0.7e-3 * (config.effective_batch_size / 8) ** 0.5 and samples > BUDGET / 3
+        return point | (
+            {"loss": math.nan, "val_loss": math.nan} if too_high and config.effective_batch_size > 8 else {}
+        )
+
+    _, known = played(tmp_path, world, diverges)
+    assert any(trial.cause is Cause.DIVERGED for trial in known.trials.values())
+    assert chosen(known) >= 64
+
+
+def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_run_of_the_likeliest(
+    tmp_path: Path,
+) -> None:
+    _, known = played(tmp_path, SMALL_IS_RIGHT, batches=BATCHES[:-1])
+    findings = findings_of(known)
+    assert [one.effective_batch_size for one in findings.batches] == list(BATCHES[:-1])
+    for one in findings.batches:
+        assert one.learning_rate_low <= one.learning_rate <= one.learning_rate_high
+        assert one.score_low <= one.score <= one.score_high
+    assert max(findings.batches, key=lambda one: one.p_best).effective_batch_size == 4
+    of_winner = [
+        t for t in known.trials.values() if t.config.effective_batch_size == 4 and t.state is TrialState.COMPLETE
+    ]
+    assert findings.val_loss == min(trial.measured("val_loss") for trial in of_winner)
+    assert findings.seconds == pytest.approx(BUDGET / SMALL_IS_RIGHT.samples_per_second(8))
+    reason = known.conclusions["train"].reason
+    assert reason.startswith(
+        "effective batch 4 (4 x 1; most samples/s) is the best at equal cost (8 s of training each) with probability "
+    )
+    assert f"{len({t.candidate for t in known.trials.values()})} runs of " in reason
+
+
+def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
+    _, known = played(tmp_path, SMALL_IS_RIGHT, sample_budget=2048)
+    assert [note.split(" was left out")[0] for note in known.conclusions["train"].notes] == [
+        "effective batch 64", "effective batch 128", "effective batch 256"
+    ]  # fmt: skip
+
+
+def test_no_candidate_that_finished_is_undetermined() -> None:
+    known = Known({"type": "train"})
+    for name in known.ids():
+        known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+    assert not known.conclude().ok
+    assert known.conclude().reason.startswith("undetermined:")
+
+
+def test_the_findings_of_version_0_2_know_of_no_batches() -> None:
+    known = Known({"type": "train"}).concluded(
+        *KNOWN, TrainFindings("train-m8k2", 3.0, (Ranked("train-m8k2", 3.0, 3.0),))
+    )
+    findings = found(known.study, TrainFindings)
+    assert findings is not None
+    assert (findings.of_batch(16), findings.seconds, findings.ranking[0].reached) == (None, None, True)

@@ -1,0 +1,67 @@
+"""Worlds with a known answer: what a batch, its learning rate and its samples come to, and how fast each batch is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.stages.forms import Rate
+from orchestrator.stages.throughput import ThroughputFindings
+from tests.support.worlds import MIB, NONE, THROUGHPUT
+from trainers.config import TrialConfig
+
+
+@dataclass(frozen=True)
+class LossWorld:
+    """A loss that falls as a power of the samples, of which a batch wastes 1 / (1 + noise scale / batch)."""
+
+    noise_scale: float
+    half_speed_batch: float
+    """Samples/s are proportional to batch / (batch + this): 0 where every batch is equally fast."""
+    offset: float = 0.0
+    """How many factors of 2 the best learning rate of the reference batch lies above the rule's."""
+    curvature: float = 0.012
+    """What a rate that is off by a factor of 2 costs, as a share of the loss."""
+    seed_deviation: float = 0.002
+
+    def __call__(self, config: TrialConfig, samples: int) -> dict[str, Any]:
+        batch = config.effective_batch_size
+        seconds = samples / self.samples_per_second(batch)
+        u = math.log2(config.learning_rate / (1e-3 * (batch / 8) ** 0.5))
+        noise = random.Random(f"{batch} {config.learning_rate:.6g} {config.seed}").gauss(0, self.seed_deviation)
+        loss = self.best_loss(batch, samples) * (1 + self.curvature * (u - self.offset) ** 2) * (1 + noise)
+        return {
+            "loss": loss, "val_loss": loss, "train_seconds": seconds, "peak_memory_bytes": MIB,
+            "tokens_per_second": self.samples_per_second(batch), "step_seconds": batch / self.samples_per_second(batch),
+        }  # fmt: skip
+
+    def best_loss(self, batch: int, samples: float) -> float:
+        """What it comes to at the best learning rate of this batch."""
+        return 1.8 + 14 * (samples / (1 + batch / self.noise_scale)) ** -0.33
+
+    def samples_per_second(self, batch: int) -> float:
+        return 1000 * batch / (batch + self.half_speed_batch)
+
+    def rates(self, batches: Iterable[int], largest_micro_batch: int = 64) -> ThroughputFindings:
+        """What the throughput stage would have found."""
+        return throughput_of({batch: self.samples_per_second(batch) for batch in batches}, largest_micro_batch)
+
+
+def throughput_of(samples_per_second: dict[int, float], largest_micro_batch: int = 64) -> ThroughputFindings:
+    """Findings that know how fast these effective batches are; beyond the largest micro-batch they accumulate."""
+    found = []
+    for batch, rate in sorted(samples_per_second.items()):
+        size = min(batch, largest_micro_batch)
+        found.append(Rate(size, batch // size, batch, NONE, rate, 0.95 * rate, 1.05 * rate, num_rounds=5))
+    return replace(THROUGHPUT, rates=tuple(found))
+
+
+IDEAL = LossWorld(noise_scale=500, half_speed_batch=16)
+"""Learning rates are perfectly retuned, and a large batch is fast and wastes little: large batches win by time."""
+SMALL_IS_RIGHT = LossWorld(noise_scale=5, half_speed_batch=0)
+"""No batch is faster than another, and every larger one wastes samples."""
+FLAT = LossWorld(noise_scale=1e6, half_speed_batch=0)
+"""All batches are alike."""
