@@ -43,7 +43,9 @@ def _sentence(findings: FrontierFindings) -> str:
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
-    is_ = "seems" if any(rival.order == "undetermined" for rival in findings.rivals) else "is"
+    timed_once = not findings.rivals and len(findings.measured) > 1
+    unsure = timed_once or any(rival.order == "undetermined" for rival in findings.rivals)
+    is_ = "seems" if unsure else "is"
     said = [
         f"{_describe(chosen.point)} {is_} fastest inside the limit: {chosen.tokens_per_second:,.0f} tokens/s, {room}"
     ]

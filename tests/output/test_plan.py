@@ -1,0 +1,35 @@
+"""A plan says what the probes of a study may cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.output.plan import print_plan
+from tests.support.lane_player import study_of
+
+FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "train")]
+
+
+def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) -> str:
+    print_plan(study_of(stages=stages, sample_budget=10_000), predict_memory=False)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_probes_take_a_tenth_of_the_training_where_the_study_file_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = planned(capsys, FUNNEL)
+    runs = int(said.split("at most ")[-2].split()[0])
+    each = runs * 10_000 // 20
+    assert f"at most {2 * each:,} samples of probes (frontier {each:,}, throughput {each:,}), 10% of those" in said
+
+
+def test_they_take_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    said = planned(capsys, [{"type": "frontier", "max_samples": 1234}, {"type": "train"}])
+    assert "at most 1,234 samples of probes (frontier 1,234)" in said
+
+
+def test_a_study_that_trains_nothing_has_no_share_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "probes (" not in planned(capsys, [{"type": "frontier"}])
