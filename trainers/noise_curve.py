@@ -22,7 +22,8 @@ class AccumulatedGradient:
     coherence: float | None
     """How far pairs of these micro-batches agree: the same on average for every number of them."""
     coherence_floor: float | None
-    """What the coherence of pure noise stays below with 95 %, for this number of micro-batches and windows."""
+    """What the coherence of pure noise stays below in 95 % of all cases, for this number of micro-batches and windows;
+    see `trainers.noise_estimate.NoiseEstimate`."""
     gradient_norm: float
     gradient_mean: float
     """Over all entries of the gradient."""

@@ -49,8 +49,10 @@ class NoiseEstimate:
 
     coherence: float | None = None
     coherence_floor: float | None = None
-    """What the coherence of pure noise stays below in absolute value, in 95 % of all cases: with as many micro-batches
-    and steps that vary as these do."""
+    """What the coherence of pure noise stays below in absolute value, in 95 % of all cases: Student's t times the error
+    of the coherence's mean over the steps. It is not what one sees of noise on average, which is 0 for every number of
+    micro-batches. For k of them it falls as 1 / sqrt(k (k - 1)), and as one over the root of the number of steps. Beside
+    a strong signal, whose own part of that error it holds too, it is higher than pure noise would have it."""
     noise_scale: float | None = None
     noise_scale_low: float | None = None
     noise_scale_high: float | None = None

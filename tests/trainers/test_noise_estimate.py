@@ -110,6 +110,16 @@ def test_the_coherence_of_pure_noise_is_within_its_floor(num_micro_batches: int,
     assert abs(statistics.fmean(coherence for coherence, _ in coherences)) < 0.01
 
 
+def test_the_floor_falls_with_the_pairs_of_a_step_and_with_the_steps() -> None:
+    def floor(num_micro_batches: int, num_steps: int) -> float:
+        estimates = [estimate_noise(steps, 1, num_micro_batches) for steps in pure_noise(num_micro_batches, num_steps)]
+        return statistics.fmean(estimate.coherence_floor or math.inf for estimate in estimates)
+
+    few = floor(2, 30)
+    assert floor(8, 30) / few == pytest.approx(math.sqrt(2 * 1 / (8 * 7)), rel=0.1)
+    assert floor(2, 120) / few == pytest.approx(1 / 2, rel=0.1)
+
+
 def test_pure_noise_has_no_upper_bound() -> None:
     bounded = [estimate_noise(steps, 1, 4).noise_scale_high for steps in pure_noise(4, 30)]
     assert sum(high is None for high in bounded) >= 270
