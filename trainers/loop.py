@@ -9,7 +9,7 @@ from trainers.compilation import warm_up
 from trainers.config import TrialConfig
 from trainers.device import pick_device
 from trainers.report import Answer, ReportFunction
-from trainers.reporter import Reporter
+from trainers.reporter import Reporter, crossed
 from trainers.run import STEPS_PER_INTERVAL, Run
 
 
@@ -36,7 +36,7 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
             while run.samples_seen < ahead[0]:
                 before = run.samples_seen
                 run.step()
-                if any(before < count <= run.samples_seen for count in config.noise_snapshots):
+                if crossed(config.noise_snapshots, before, run.samples_seen):
                     reporter.snapshot()
                 ends_interval = run.num_steps % STEPS_PER_INTERVAL == 0 or run.ends_phase()
                 # Not at the milestone itself: a run that resumed from a checkpoint saved there would skip its report.

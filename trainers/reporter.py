@@ -22,7 +22,6 @@ from trainers.noise_snapshot import take_snapshot
 from trainers.parallel import reshard
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
-from trainers.step_log import Step
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
@@ -37,6 +36,7 @@ class Reporter:
         self._run, self._report, self._directory, self._token = run, report, directory, token
         self._unreported_losses: list[float] = []
         self._unwritten_lines: list[str] = []
+        self._last_loss: float | None = None
         self._rungs_reported_to = self._saved_to = run.samples_seen
         self._last_report = self._last_checkpoint = time.monotonic()
 
@@ -79,8 +79,8 @@ class Reporter:
     def last_metrics(self) -> dict[str, float]:
         """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last
         report."""
-        steps = self._read()
-        final = {"final_loss": steps[-1].loss} if steps else {}
+        self._read()
+        final = {} if self._last_loss is None else {"final_loss": self._last_loss}
         return self._run.metrics() | final | self._evaluation() | self._dropout()
 
     def end(self, metrics: dict[str, float]) -> None:
@@ -92,14 +92,15 @@ class Reporter:
             self._save(None)
         self._tell("end", metrics)
 
-    def _read(self) -> list[Step]:
+    def _read(self) -> None:
         """Read the interval that ends here. Its steps are kept for the next report and, by a full run, in a file."""
         steps = self._run.read()
+        if steps:
+            self._last_loss = steps[-1].loss
         if self._is_main:
             self._unreported_losses += [step.loss for step in steps]
         if self._is_main and steps and self._run.config.evaluations:
             self._unwritten_lines.append(step_log.line_of(steps))
-        return steps
 
     def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Answer:
         answer = self._tell("milestone", metrics, rungs)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support.gradients import known_windows
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, newest_state
-from trainers import reporter, throughput
+from trainers import reporter, step_log, throughput
 from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
@@ -219,6 +219,19 @@ def test_the_next_report_has_the_figures_and_they_stand_until_the_next_snapshot(
     assert said[300] == first.metrics()
     assert said[400] == second.metrics()
     assert (first.metrics()["snapshot_samples_seen"], first.metrics()["snapshot_micro_batches"]) == (200, 10)
+
+
+def test_no_step_is_lost_to_a_snapshot(tmp_path: Path) -> None:
+    """Neither from the reports nor from the file, and the last one's loss is still told where a snapshot ends the run."""
+    said: dict[str, list[Report]] = {"with": [], "without": []}
+    for name, snapshots in (("with", (200, 400)), ("without", ())):
+        train(config(**SHORT, noise_snapshots=snapshots), said[name].append, tmp_path / name)
+    found, expected = ([loss for report in said[name] for loss in report.step_losses] for name in said)
+    assert found == expected
+    assert len(found) == 100
+    assert said["with"][-1].metrics["final_loss"] == said["without"][-1].metrics["final_loss"] == found[-1]
+    files = [step_log.read_steps(tmp_path / name / step_log.FILE_NAME) for name in said]
+    assert files[0] == files[1]
 
 
 def test_a_snapshot_takes_no_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
