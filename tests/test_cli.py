@@ -17,7 +17,7 @@ from orchestrator.cli import main
 from orchestrator.study.events import Concluded
 from orchestrator.study.journal import Journal
 from tests.support.lane_player import Player, director_of, know
-from tests.support.worlds import KNOWN, train_config, with_accidents
+from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
 
 ROOT = Path(__file__).parents[1]
 VERBS = ("plan", "run", "trial", "status", "report", "export")
@@ -64,13 +64,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Of a study of one train stage, half way in."""
-    config, folder = train_config(), tmp_path / "half way"
+    """Of a study of one grid, half way in."""
+    config, folder = field_config(), tmp_path / "half way"
     folder.mkdir()
     (folder / "study.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with Journal(folder / "journal.jsonl", config.name) as journal:
         know(journal, found=KNOWN)
-        Player(director_of(config, journal, "train"), with_accidents, stop_after=30).play()
+        Player(director_of(config, journal, "grid"), field_with_accidents, stop_after=14).play()
     return folder
 
 
@@ -146,7 +146,7 @@ def test_status_json_has_exactly_the_promised_keys(run_dir: Path, capsys: pytest
     assert (code, err) == (0, "")
     found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert list(found) == ["name", "stages", "trials"]
-    assert found["stages"] == [{"type": "train", "state": "running"}]
+    assert found["stages"] == [{"type": "grid", "state": "running"}]
     assert {tuple(trial) for trial in found["trials"]} == {("id", "stage", "state", "reason", "config", "metrics")}
     states = {trial["state"] for trial in found["trials"]}
     assert states <= {"waiting", "running", "paused", "complete", "pruned", "failed", "out_of_memory"}
@@ -161,7 +161,7 @@ def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     before = (run_dir / "journal.jsonl").read_bytes()
     code, out, _ = call(capsys, "status", str(run_dir))
     assert code == 0
-    assert "train: running" in out
+    assert "grid: running" in out
     assert (run_dir / "journal.jsonl").read_bytes() == before
     assert sorted(path.name for path in run_dir.iterdir()) == ["journal.jsonl", "study.yaml"]
 
@@ -169,7 +169,7 @@ def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "250")
     _, out, _ = call(capsys, "status", str(run_dir))
-    assert "train-m8k2-unscaled" in out
+    assert run_at(max(FIELD, key=lambda rate: FIELD[rate])) in out
     assert "the best 3 go on" in out
 
 

@@ -79,6 +79,13 @@ def test_a_run_that_has_diverged_stays_so(table: Path) -> None:
     assert losses == [8.0, 8.0, None, None, None]
 
 
+def test_a_rate_at_which_any_seed_diverged_is_never_the_best(table: Path) -> None:
+    world = world_of(table, [*grid(), line(rate=0.16, seed=0), line(rate=0.16, seed=1, points=[[250, None]])])
+    finals = world.final_losses(4, 1000)
+    assert finals[0.16] == math.inf
+    assert finals[0.04] == pytest.approx(loss_of(4, 0.04, 0, 1000, 1.0) + 0.005)
+
+
 def test_a_bare_null_is_a_divergence_after_the_point_before_it(table: Path) -> None:
     world = world_of(table, [line(points=[[250, 8.0], None, None])])
     assert [world.loss(4, 0.01, 0, 1000, samples) for samples in (250, 252, 1000)] == [8.0, None, None]

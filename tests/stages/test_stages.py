@@ -22,9 +22,9 @@ from trainers.config import DevicePeak, Precision
 # Equivalence
 
 
-def equivalence_in(precision: Precision, stage: dict[str, Any] | None = None) -> Known:
+def equivalence_in(precision: Precision, stage: dict[str, Any] | None = None, facts: Facts | None = None) -> Known:
     chosen = replace(FRONTIER.chosen, mode=replace(NONE, precision=precision))
-    return Known({"type": "equivalence", **(stage or {})}).concluded(replace(FRONTIER, chosen=chosen))
+    return Known({"type": "equivalence", **(stage or {})}, facts).concluded(replace(FRONTIER, chosen=chosen))
 
 
 def equivalence_of(

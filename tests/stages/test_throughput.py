@@ -267,7 +267,7 @@ def test_a_batch_that_does_not_run_is_named_and_the_others_stand() -> None:
     assert "effective batch 16 did not run in every round; see the reasons of its trials" in known.conclude().notes
 
 
-@pytest.mark.parametrize("budget", [2048, 32_768])
+@pytest.mark.parametrize("budget", [2048, 3072])
 def test_the_largest_batches_give_way_to_max_samples_and_are_named(budget: int) -> None:
     found = frontier(1, 2, 4, 8, 16, 32)
     known = played(found, sample_budget=budget, stage={"max_samples": None}, optimizer={"reference_batch_size": 16})
