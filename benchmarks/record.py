@@ -27,7 +27,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "ray", "transformers", "accelerate", "lightning")
-TOOLS = ("record", "side_by_side", "write_page")
+TOOLS = (
+    "ensemble",
+    "peer_searches",
+    "record",
+    "record_worlds",
+    "side_by_side",
+    "world_table",
+    "world_tasks",
+    "write_page",
+)
 
 
 @dataclass(frozen=True)

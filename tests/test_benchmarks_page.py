@@ -13,7 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TOOLS = {"ensemble", "record", "record_worlds", "side_by_side", "world_table", "world_tasks", "write_page"}
+TOOLS = {
+    "ensemble",
+    "peer_searches",
+    "record",
+    "record_worlds",
+    "side_by_side",
+    "world_table",
+    "world_tasks",
+    "write_page",
+}
 REMEDY = "run: python benchmarks/write_page.py benchmarks/results"
 
 

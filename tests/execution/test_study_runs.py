@@ -120,7 +120,7 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
     assert recommended["effective_batch_size"] == math.prod(split)
     assert [*ran.study.conclusions] == [stage["type"] for stage in stages]
     assert all(conclusion.ok for conclusion in ran.study.conclusions.values())
-    assert ran.study.trials["train-m4k1"].state is TrialState.COMPLETE, "the baseline is never cut"
+    assert ran.study.trials["train-m4k2"].state is TrialState.COMPLETE, "the baseline is never cut"
     report = (ran.run_dir / "report.html").read_text()
     assert all(trial in report for trial in ran.study.trials)
 
@@ -341,6 +341,8 @@ def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else
 
 
 def test_what_was_measured_in_another_study_is_not_measured_again(frontier: Ran, tmp_path: Path) -> None:
+    if frontier_findings(frontier).disturbed:
+        pytest.skip("the machine was busy while the first study timed: such figures are not kept")
     again = run(tmp_path, remeasure=False, **frontier.changes, seeds=[1])
     assert again.ending == frontier.ending
     assert frontier_findings(again) == frontier_findings(frontier)

@@ -218,7 +218,7 @@ class FrontierProgress:
         if not rates:
             return self.stage.largest
         baseline = max(1, baseline_batch(self.context.config) // world_size)
-        at_the_baseline = max(rate_at(rates, baseline), *(rate for size, rate in rates.items() if size <= baseline))
+        at_the_baseline = max([rate_at(rates, baseline), *(rate for size, rate in rates.items() if size <= baseline)])
         usable = largest_usable(self.context, max(rates.values()) / at_the_baseline)
         return self.stage.largest if usable is None else max(1, usable // world_size)
 
