@@ -67,7 +67,7 @@ class _Numbered:
 
 def optuna_tpe(space: Space, chance: Random) -> Chosen:
     """Return the best that Optuna's TPE came to with its successive halving."""
-    import optuna
+    import optuna  # pyright: ignore[reportMissingImports]  (an extra)
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
