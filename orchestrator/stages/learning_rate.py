@@ -171,7 +171,7 @@ def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:
     batches = sorted({trial.config.effective_batch_size for trial in known})
     surface = surface_through(known, context.config, batches)
     assert surface is not None, "a candidate has completed"
-    return surface.grid.rate(batch, float(np.median(surface.best_u(batch))))
+    return surface.coordinates.rate(batch, float(np.median(surface.best_u(batch))))
 
 
 def _settle(ranking: list[Standing], fitted: float) -> Standing:

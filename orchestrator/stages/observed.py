@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.ranking import Standing, by_candidate, elasticity, standings
-from orchestrator.stages.surface import Grid, Observation, Point, Surface, fit
+from orchestrator.stages.surface import Coordinates, Observation, Setting, Surface, fit
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial
 
@@ -20,11 +20,11 @@ def surface_through(trials: Sequence[Trial], config: StudyConfig, batches: Seque
     if all(one.loss is None for one in observed):
         return None
     rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
-    return fit(Grid(rule), observed, elasticity(standings(trials, config.target_loss)))
+    return fit(Coordinates(rule), observed, elasticity(standings(trials, config.target_loss)))
 
 
-def point_of(trial: Trial) -> Point:
-    return Point(trial.config.effective_batch_size, trial.config.learning_rate)
+def setting_of(trial: Trial) -> Setting:
+    return Setting(trial.config.effective_batch_size, trial.config.learning_rate)
 
 
 def observations(trials: Sequence[Trial], target_loss: float | None) -> list[Observation]:
@@ -40,19 +40,19 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
 
     to_target: true where scores are seconds, which the loss of one that was cut cannot tell.
     """
-    point = point_of(seeds[0])
+    setting = setting_of(seeds[0])
     if name in ranking:
         if not math.isfinite(ranking[name].score):
             return None  # it never reached the target, and was not on its way there
-        return Observation(point.effective_batch_size, point.learning_rate, ranking[name].score, len(seeds))
+        return Observation(setting.effective_batch_size, setting.learning_rate, ranking[name].score, len(seeds))
     if not all(trial.state.ended for trial in seeds):
         return None
     if any(trial.cause is Cause.DIVERGED for trial in seeds):
-        return Observation(point.effective_batch_size, point.learning_rate, None)
-    return None if to_target else _extrapolated(point, seeds, ranking)
+        return Observation(setting.effective_batch_size, setting.learning_rate, None)
+    return None if to_target else _extrapolated(setting, seeds, ranking)
 
 
-def _extrapolated(point: Point, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:
+def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:
     """Return what a candidate that was cut at a rung would have come to, had it kept its distance to the best that went
     on; it is uncertain by as much."""
     for level in reversed(range(len(seeds[0].config.rungs))):
@@ -62,7 +62,7 @@ def _extrapolated(point: Point, seeds: list[Trial], ranking: dict[str, Standing]
         if ours is not None and ahead is not None:
             behind = ours - ahead[1]
             loss = ahead[0].score + behind
-            return Observation(point.effective_batch_size, point.learning_rate, loss, len(seeds), abs(behind))
+            return Observation(setting.effective_batch_size, setting.learning_rate, loss, len(seeds), abs(behind))
     return None
 
 

@@ -42,6 +42,15 @@ of that less exact."""
 BELOW_DIVERGED = 0.5
 """Rates within so many factors of 2 below one that diverged are not counted on."""
 
+# Of what is run next.
+REACH = 1.0
+"""How many factors of 2 beyond the rates that were tried the next one may lie."""
+APART = 0.3
+"""A rate within so many factors of 2 of one that was tried at the same batch would say little new."""
+U_STEP = 0.25
+DECISIVE = 1.28
+"""The standard normal quantile of 0.9."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -57,7 +66,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Point:
+class Setting:
     """Where a run could be made."""
 
     effective_batch_size: int
@@ -65,7 +74,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Coordinates:
     """The batches that are candidates, and the learning rate that the scaling rule gives each."""
 
     rule: dict[int, float]
@@ -91,7 +100,7 @@ class Grid:
 class Surface:
     """Draws of the surface that agree with what was observed: each is equally likely."""
 
-    grid: Grid
+    coordinates: Coordinates
     unit: float
     """The loss that 1 stands for."""
     levels: Array
@@ -116,11 +125,11 @@ class Surface:
 
     def loss(self, batch: int, u: Array | float) -> Array:
         """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
-        level = self.levels[:, self.grid.batches.index(batch)]
+        level = self.levels[:, self.coordinates.batches.index(batch)]
         return self.unit * (level + self._tilt(batch) * u + self.curvature * u**2)
 
     def _tilt(self, batch: int) -> Array:
-        return self.linear[:, 0] + self.linear[:, 1] * self.grid.x(batch)
+        return self.linear[:, 0] + self.linear[:, 1] * self.coordinates.x(batch)
 
     @cached_property
     def seed_deviation(self) -> float:
@@ -130,12 +139,14 @@ class Surface:
     @cached_property
     def p_best(self) -> dict[int, float]:
         """For each batch, the probability that none ends lower by more than the seeds' deviation."""
-        losses = np.stack([self.best_loss(batch) for batch in self.grid.batches], axis=1)
+        losses = np.stack([self.best_loss(batch) for batch in self.coordinates.batches], axis=1)
         good = losses <= losses.min(axis=1, keepdims=True) + self.seed_deviation
-        return {batch: float(share) for batch, share in zip(self.grid.batches, good.mean(axis=0), strict=True)}
+        return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
 
-def fit(grid: Grid, observations: Sequence[Observation], elasticity: float = 1.0, seed: int = 0) -> Surface:
+def fit(
+    coordinates: Coordinates, observations: Sequence[Observation], elasticity: float = 1.0, seed: int = 0
+) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
     elasticity: by how many percent what is observed changes where the loss changes by one; 1 where it is the loss.
@@ -146,7 +157,7 @@ def fit(grid: Grid, observations: Sequence[Observation], elasticity: float = 1.0
     losses = np.array([one.loss for one in finite], dtype=float)
     unit = max(float(np.median(np.abs(losses))), 1e-12) * elasticity
     typical = float(np.median(losses)) / unit
-    cells = [_solve(grid, finite, losses / unit - typical, unit, *cell) for cell in _cells()]
+    cells = [_solve(coordinates, finite, losses / unit - typical, unit, *cell) for cell in _cells()]
     evidence = np.array([cell.log_evidence for cell in cells])
     weights = np.exp(evidence - evidence.max())
     random = np.random.default_rng(seed)
@@ -155,15 +166,15 @@ def fit(grid: Grid, observations: Sequence[Observation], elasticity: float = 1.0
     for number in np.unique(chosen):
         here = np.flatnonzero(chosen == number)
         draws[here] = random.multivariate_normal(cells[number].mean, cells[number].covariance, here.size, method="eigh")
-    basis = np.array([_level_row(grid, batch) for batch in grid.batches])
+    basis = np.array([_level_row(coordinates, batch) for batch in coordinates.batches])
     return Surface(
-        grid,
+        coordinates,
         unit,
         levels=typical + draws[:, :-2] @ basis.T,
         linear=draws[:, -2:],
         curvature=np.array([cells[number].curvature for number in chosen]),
         noise=np.array([cells[number].noise for number in chosen]),
-        highest=_highest(grid, observations),
+        highest=_highest(coordinates, observations),
     )
 
 
@@ -189,7 +200,7 @@ def _cells() -> list[tuple[float, float, float]]:
 
 
 def _solve(
-    grid: Grid,
+    coordinates: Coordinates,
     runs: Sequence[Observation],
     losses: Array,
     unit: float,
@@ -201,10 +212,10 @@ def _solve(
 
     losses: in the unit, from the typical loss.
     """
-    u = np.array([grid.u(run.effective_batch_size, run.learning_rate) for run in runs])
-    rows = np.array([_row(grid, run.effective_batch_size, v) for run, v in zip(runs, u, strict=True)])
+    u = np.array([coordinates.u(run.effective_batch_size, run.learning_rate) for run in runs])
+    rows = np.array([_row(coordinates, run.effective_batch_size, v) for run, v in zip(runs, u, strict=True)])
     variance = _variances(runs, losses, unit, noise)
-    prior = _prior_variances(grid, curvature)
+    prior = _prior_variances(coordinates, curvature)
     target = losses - curvature * u**2
     of_data = (rows * prior) @ rows.T + np.diag(variance)
     gain = np.linalg.solve(of_data, rows * prior).T
@@ -224,41 +235,34 @@ def _variances(runs: Sequence[Observation], losses: Array, unit: float, noise: f
     return noise**2 / seeds + (FAR * excess) ** 2 + extra**2
 
 
-def _row(grid: Grid, batch: int, u: float) -> list[float]:
-    return [*_level_row(grid, batch), u, u * grid.x(batch)]
+def _row(coordinates: Coordinates, batch: int, u: float) -> list[float]:
+    return [*_level_row(coordinates, batch), u, u * coordinates.x(batch)]
 
 
-def _level_row(grid: Grid, batch: int) -> list[float]:
+def _level_row(coordinates: Coordinates, batch: int) -> list[float]:
     """Return what a batch's level is made of: the parabola, and its own deviation."""
-    x = grid.x(batch)
-    return [1.0, x, x * x, *(float(batch == other) for other in grid.batches)]
+    x = coordinates.x(batch)
+    return [1.0, x, x * x, *(float(batch == other) for other in coordinates.batches)]
 
 
-def _prior_variances(grid: Grid, curvature: float) -> Array:
-    deviations = [DEVIATION**2] * len(grid.batches)
+def _prior_variances(coordinates: Coordinates, curvature: float) -> Array:
+    deviations = [DEVIATION**2] * len(coordinates.batches)
     tilt = [(2 * curvature * OFFSET_SPREAD) ** 2, (2 * curvature * SLOPE_SPREAD) ** 2]
     return np.array([*(spread**2 for spread in LEVEL_SPREADS), *deviations, *tilt])
 
 
-def _highest(grid: Grid, observations: Sequence[Observation]) -> dict[int, float]:
+def _highest(coordinates: Coordinates, observations: Sequence[Observation]) -> dict[int, float]:
     """Return, for each batch at which a rate diverged, the highest u that is counted on."""
     highest: dict[int, float] = {}
     for one in observations:
         if one.loss is None:
             batch = one.effective_batch_size
-            below = grid.u(batch, one.learning_rate) - BELOW_DIVERGED
+            below = coordinates.u(batch, one.learning_rate) - BELOW_DIVERGED
             highest[batch] = min(below, highest.get(batch, math.inf))
     return highest
 
 
-REACH = 1.0
-"""How many factors of 2 beyond the rates that were tried the next one may lie."""
-APART = 0.3
-"""A rate within so many factors of 2 of one that was tried at the same batch would say little new."""
-U_STEP = 0.25
-
-
-def next_point(surface: Surface, tried: Sequence[Point], choice: int) -> Point | None:
+def next_setting(surface: Surface, tried: Sequence[Setting], choice: int) -> Setting | None:
     """Return the run that is expected to tell most about whether another batch is better than `choice`.
 
     That is the run which lowers most the variance of the difference between the choice and its strongest rival, both
@@ -268,14 +272,14 @@ def next_point(surface: Surface, tried: Sequence[Point], choice: int) -> Point |
     if rival is None:
         return None
     difference = surface.best_loss(rival) - surface.best_loss(choice)
-    options = [point for batch in surface.grid.batches for point in _options(surface, batch, tried)]
-    return max(options, key=lambda point: _told(surface, point, difference), default=None)
+    options = [setting for batch in surface.coordinates.batches for setting in _options(surface, batch, tried)]
+    return max(options, key=lambda setting: _told(surface, setting, difference), default=None)
 
 
 def _rival(surface: Surface, choice: int) -> int | None:
     """Return the batch that is likeliest to be better than the choice."""
     ours = surface.best_loss(choice)
-    others = [batch for batch in surface.grid.batches if batch != choice]
+    others = [batch for batch in surface.coordinates.batches if batch != choice]
     return max(others, key=lambda batch: float((surface.best_loss(batch) < ours).mean()), default=None)
 
 
@@ -293,25 +297,23 @@ def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float:
     return max(0.0, num_runs * (float(difference.var()) / wanted**2 - 1))
 
 
-DECISIVE = 1.28
-"""The standard normal quantile of 0.9."""
-
-
-def _options(surface: Surface, batch: int, tried: Sequence[Point]) -> list[Point]:
+def _options(surface: Surface, batch: int, tried: Sequence[Setting]) -> list[Setting]:
     """Return the rates at which the batch could be run next."""
-    grid = surface.grid
-    everywhere = [grid.u(one.effective_batch_size, one.learning_rate) for one in tried] or [0.0]
-    here = [grid.u(batch, one.learning_rate) for one in tried if one.effective_batch_size == batch]
+    coordinates = surface.coordinates
+    everywhere = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in tried] or [0.0]
+    here = [coordinates.u(batch, one.learning_rate) for one in tried if one.effective_batch_size == batch]
     low, high = min(everywhere) - REACH, min(max(everywhere) + REACH, surface.highest.get(batch, math.inf))
     steps = np.arange(math.ceil(low / U_STEP), math.floor(high / U_STEP) + 1) * U_STEP
-    return [Point(batch, grid.rate(batch, u)) for u in steps if all(abs(u - before) >= APART for before in here)]
+    return [
+        Setting(batch, coordinates.rate(batch, u)) for u in steps if all(abs(u - before) >= APART for before in here)
+    ]
 
 
-def _told(surface: Surface, point: Point, difference: Array) -> float:
-    """Return by how much a run at the point is expected to lower the variance of the difference."""
-    u = surface.grid.u(point.effective_batch_size, point.learning_rate)
-    loss = surface.loss(point.effective_batch_size, u)
-    excess = float((loss - surface.best_loss(point.effective_batch_size)).mean())
+def _told(surface: Surface, setting: Setting, difference: Array) -> float:
+    """Return by how much a run at the setting is expected to lower the variance of the difference."""
+    u = surface.coordinates.u(setting.effective_batch_size, setting.learning_rate)
+    loss = surface.loss(setting.effective_batch_size, u)
+    excess = float((loss - surface.best_loss(setting.effective_batch_size)).mean())
     noise = surface.seed_deviation**2 + (FAR * excess) ** 2
     covariance = float(np.mean((loss - loss.mean()) * (difference - difference.mean())))
     return covariance**2 / (float(loss.var()) + noise)

@@ -14,17 +14,17 @@ import pytest
 from orchestrator.stages.surface import (
     APART,
     BELOW_DIVERGED,
-    Grid,
+    Coordinates,
     Observation,
-    Point,
+    Setting,
     Surface,
     fit,
-    next_point,
+    next_setting,
     runs_to_decide,
 )
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
-GRID = Grid({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
+RULE = Coordinates({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
 SEED_DEVIATION = 0.004
 """Of the synthetic runs, as a share of their loss."""
 
@@ -51,10 +51,10 @@ class Truth:
     def best_loss(self, batch: int) -> float:
         return self.loss(batch, self.best_u(batch))
 
-    def run(self, point: Point) -> Observation:
-        batch = point.effective_batch_size
-        loss = self.loss(batch, GRID.u(batch, point.learning_rate)) * (1 + self.noise.gauss(0, SEED_DEVIATION))
-        return Observation(batch, point.learning_rate, loss)
+    def run(self, setting: Setting) -> Observation:
+        batch = setting.effective_batch_size
+        loss = self.loss(batch, RULE.u(batch, setting.learning_rate)) * (1 + self.noise.gauss(0, SEED_DEVIATION))
+        return Observation(batch, setting.learning_rate, loss)
 
 
 def truth_of(random_: random.Random) -> Truth:
@@ -68,23 +68,23 @@ def truth_of(random_: random.Random) -> Truth:
     )
 
 
-def at_rule(batch: int) -> Point:
-    return Point(batch, GRID.rule[batch])
+def at_rule(batch: int) -> Setting:
+    return Setting(batch, RULE.rule[batch])
 
 
 def searched(truth: Truth, most_runs: int) -> tuple[Surface, int, list[Observation]]:
     """What is known after runs that were asked for one after the other, the batch to choose, and the runs."""
     tried = [at_rule(batch) for batch in (BATCHES[0], 32, BATCHES[-1])]
-    runs = [truth.run(point) for point in tried]
+    runs = [truth.run(setting) for setting in tried]
     while True:
-        surface = fit(GRID, runs)
+        surface = fit(RULE, runs)
         choice = max(surface.p_best, key=lambda batch: surface.p_best[batch])
         if surface.p_best[choice] >= 0.9 or len(runs) >= most_runs:
             return surface, choice, runs
-        point = next_point(surface, tried, choice)
-        assert point is not None
-        tried.append(point)
-        runs.append(truth.run(point))
+        setting = next_setting(surface, tried, choice)
+        assert setting is not None
+        tried.append(setting)
+        runs.append(truth.run(setting))
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def test_ninety_percent_intervals_of_the_best_rate_hold_it_almost_as_often() -> 
 
 def test_more_runs_find_the_best_rate_more_closely() -> None:
     truth = Truth(16, 500, 0.02, offset=1.0, slope=0.1)
-    few = fit(GRID, [truth.run(at_rule(batch)) for batch in BATCHES])
-    points = [Point(batch, GRID.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1, 2)]
-    many = fit(GRID, [truth.run(point) for point in points])
+    few = fit(RULE, [truth.run(at_rule(batch)) for batch in BATCHES])
+    settings = [Setting(batch, RULE.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1, 2)]
+    many = fit(RULE, [truth.run(setting) for setting in settings])
     for batch in BATCHES:
         assert many.best_u(batch).std() < few.best_u(batch).std()
         assert np.median(many.best_u(batch)) == pytest.approx(truth.best_u(batch), abs=0.3)
@@ -146,19 +146,19 @@ def test_more_runs_find_the_best_rate_more_closely() -> None:
 
 def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None:
     truth = Truth(16, 500, 0.02, offset=0.0, slope=0.0)
-    points = [Point(batch, GRID.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1)] * 2
+    settings = [Setting(batch, RULE.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1)] * 2
     quiet = fit(
-        GRID,
+        RULE,
         [
             replace(
-                truth.run(p), loss=truth.loss(p.effective_batch_size, GRID.u(p.effective_batch_size, p.learning_rate))
+                truth.run(p), loss=truth.loss(p.effective_batch_size, RULE.u(p.effective_batch_size, p.learning_rate))
             )
-            for p in points
+            for p in settings
         ],
     )
     noisy = fit(
-        GRID,
-        [replace(run, loss=(run.loss or 0) * (1 + 0.01 * (-1) ** i)) for i, run in enumerate(map(truth.run, points))],
+        RULE,
+        [replace(run, loss=(run.loss or 0) * (1 + 0.01 * (-1) ** i)) for i, run in enumerate(map(truth.run, settings))],
     )
     assert quiet.seed_deviation < 0.7 * noisy.seed_deviation
 
@@ -168,11 +168,13 @@ def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None
 
 def some_runs() -> list[Observation]:
     truth = Truth(16, 500, 0.012, offset=0.7, slope=0.1)
-    return [truth.run(Point(batch, GRID.rate(batch, u))) for batch, u in ((4, 0), (32, 0), (256, 0), (64, 1), (32, 1))]
+    return [
+        truth.run(Setting(batch, RULE.rate(batch, u))) for batch, u in ((4, 0), (32, 0), (256, 0), (64, 1), (32, 1))
+    ]
 
 
 def test_the_same_observations_give_the_same_surface_bit_for_bit() -> None:
-    one, other = fit(GRID, some_runs()), fit(GRID, some_runs())
+    one, other = fit(RULE, some_runs()), fit(RULE, some_runs())
     for batch in BATCHES:
         assert np.array_equal(one.best_u(batch), other.best_u(batch))
         assert np.array_equal(one.best_loss(batch), other.best_loss(batch))
@@ -182,7 +184,7 @@ def test_the_same_observations_give_the_same_surface_bit_for_bit() -> None:
 def test_the_scale_of_the_loss_does_not_matter() -> None:
     runs = some_runs()
     thousandfold = [replace(run, loss=1000 * (run.loss or 0)) for run in runs]
-    one, other = fit(GRID, runs), fit(GRID, thousandfold)
+    one, other = fit(RULE, runs), fit(RULE, thousandfold)
     assert other.p_best == pytest.approx(one.p_best)
     assert other.seed_deviation == pytest.approx(1000 * one.seed_deviation)
     for batch in BATCHES:
@@ -196,50 +198,50 @@ def test_the_scale_of_the_loss_does_not_matter() -> None:
 def test_a_rate_that_diverged_bounds_what_is_counted_on_at_its_batch() -> None:
     runs = [run for run in some_runs() if run.effective_batch_size != 64]
     for u in (1.0, -0.5):
-        surface = fit(GRID, [*runs, Observation(64, GRID.rate(64, u), None)])
+        surface = fit(RULE, [*runs, Observation(64, RULE.rate(64, u), None)])
         assert surface.best_u(64).max() <= u - BELOW_DIVERGED + 1e-9
         assert surface.best_u(32).max() > u - BELOW_DIVERGED, "at other batches nothing is known"
-    both = fit(GRID, [*runs, *(Observation(64, GRID.rate(64, u), None) for u in (2.0, 1.0))])
+    both = fit(RULE, [*runs, *(Observation(64, RULE.rate(64, u), None) for u in (2.0, 1.0))])
     assert both.highest == {64: pytest.approx(1.0 - BELOW_DIVERGED)}
 
 
 def test_no_run_is_asked_for_where_a_lower_rate_diverged_or_one_close_by_was_tried() -> None:
-    runs = [*some_runs(), Observation(64, GRID.rate(64, 1.0), None)]
-    tried = [Point(run.effective_batch_size, run.learning_rate) for run in runs]
-    surface = fit(GRID, runs)
+    runs = [*some_runs(), Observation(64, RULE.rate(64, 1.0), None)]
+    tried = [Setting(run.effective_batch_size, run.learning_rate) for run in runs]
+    surface = fit(RULE, runs)
     for choice in BATCHES:
-        point = next_point(surface, tried, choice)
-        assert point is not None
-        u = GRID.u(point.effective_batch_size, point.learning_rate)
+        setting = next_setting(surface, tried, choice)
+        assert setting is not None
+        u = RULE.u(setting.effective_batch_size, setting.learning_rate)
         here = [
-            GRID.u(p.effective_batch_size, p.learning_rate)
+            RULE.u(p.effective_batch_size, p.learning_rate)
             for p in tried
-            if p.effective_batch_size == point.effective_batch_size
+            if p.effective_batch_size == setting.effective_batch_size
         ]
         assert all(abs(u - before) >= APART for before in here)
-        assert u <= surface.highest.get(point.effective_batch_size, math.inf)
+        assert u <= surface.highest.get(setting.effective_batch_size, math.inf)
 
 
 def test_a_single_batch_is_decided_and_nothing_is_asked_for() -> None:
-    grid = Grid({32: 1e-3})
-    surface = fit(grid, [Observation(32, 1e-3, 3.0)])
+    coordinates = Coordinates({32: 1e-3})
+    surface = fit(coordinates, [Observation(32, 1e-3, 3.0)])
     assert surface.p_best == {32: 1.0}
-    assert next_point(surface, [Point(32, 1e-3)], 32) is None
+    assert next_setting(surface, [Setting(32, 1e-3)], 32) is None
     assert runs_to_decide(surface, 32, 1) == 0.0
 
 
 def test_more_seeds_count_more_and_an_extrapolated_run_less() -> None:
     def spread(**changes: float) -> float:
         runs = [replace(run, **changes) if run.effective_batch_size == 32 else run for run in some_runs()]
-        return float(fit(GRID, runs).best_loss(32).std())
+        return float(fit(RULE, runs).best_loss(32).std())
 
     assert spread(num_seeds=16) < spread() < spread(extra_deviation=0.5)
 
 
 def test_fewer_runs_are_said_to_decide_what_lies_further_apart() -> None:
     def left(gap: float) -> float:
-        runs = [Observation(batch, GRID.rule[batch], 3.0 + gap * (batch != 32)) for batch in (4, 32, 256)]
-        return runs_to_decide(fit(GRID, runs), 32, len(runs))
+        runs = [Observation(batch, RULE.rule[batch], 3.0 + gap * (batch != 32)) for batch in (4, 32, 256)]
+        return runs_to_decide(fit(RULE, runs), 32, len(runs))
 
     assert left(1.0) <= left(0.1) <= left(0.01)
     assert left(0.01) > 1

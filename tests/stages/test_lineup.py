@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stages.candidates import FEWEST_STEPS, Field, field_of
+from orchestrator.config.stages import FEWEST_STEPS
+from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import PLANNED_RATE
 from tests.support.known_stage import Known
 from tests.support.loss_worlds import IDEAL, throughput_of
@@ -24,11 +25,11 @@ def known_of(rates: dict[int, float], **changes: Any) -> Known:
     return Known({"type": "train"}, **keys).concluded(throughput_of(rates))
 
 
-def field(rates: dict[int, float], **changes: Any) -> Field:
-    return field_of(known_of(rates, **changes).context)
+def lineup(rates: dict[int, float], **changes: Any) -> Lineup:
+    return lineup_of(known_of(rates, **changes).context)
 
 
-def budgets(found: Field) -> dict[int, int]:
+def budgets(found: Lineup) -> dict[int, int]:
     return {one.split.effective_batch_size: one.sample_budget for one in found.candidates}
 
 
@@ -37,7 +38,7 @@ RATES = {batch: IDEAL.samples_per_second(batch) for batch in BATCHES}
 
 @pytest.mark.parametrize("objective", [{}, {"objective": "target", "target_loss": 3.0}])
 def test_equal_time_gives_each_batch_the_samples_it_gets_done_in_whole_steps(objective: dict[str, Any]) -> None:
-    found = field(RATES, **objective)
+    found = lineup(RATES, **objective)
     assert found.seconds is not None
     assert found.seconds == pytest.approx(BUDGET / RATES[8])
     assert budgets(found)[8] == BUDGET, "the baseline's is the study file's, as it is"
@@ -49,13 +50,13 @@ def test_equal_time_gives_each_batch_the_samples_it_gets_done_in_whole_steps(obj
 
 
 def test_equal_samples_gives_every_batch_as_many() -> None:
-    found = field(RATES, objective="samples")
+    found = lineup(RATES, objective="samples")
     assert set(budgets(found).values()) == {BUDGET}
     assert found.seconds is None
 
 
 def test_a_batch_of_too_few_steps_is_left_out_with_both_numbers() -> None:
-    found = field(RATES, sample_budget=2048)
+    found = lineup(RATES, sample_budget=2048)
     steps = round(2048 / RATES[8] * RATES[256] / 256)
     assert steps < FEWEST_STEPS
     assert budgets(found).keys() == {4, 8, 16, 64}
@@ -63,13 +64,13 @@ def test_a_batch_of_too_few_steps_is_left_out_with_both_numbers() -> None:
         f"effective batch 256 was left out: its {256 * steps} samples are {steps} optimizer steps, fewer than "
         f"{FEWEST_STEPS}; raise sample_budget to include it",
     )
-    enough = field({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS)
-    fewer = field({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS - 16)
+    enough = lineup({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS)
+    fewer = lineup({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS - 16)
     assert [enough.left_out == (), fewer.left_out == ()] == [True, False]
 
 
 def test_the_baseline_takes_part_however_few_its_steps_are() -> None:
-    found = field({8: 100.0, 32: 100.0}, sample_budget=80)
+    found = lineup({8: 100.0, 32: 100.0}, sample_budget=80)
     assert budgets(found) == {8: 80}
     assert found.baseline.protected
 
@@ -80,7 +81,7 @@ def test_the_baseline_takes_part_however_few_its_steps_are() -> None:
 def test_the_baseline_is_the_candidate_nearest_in_proportion_to_the_reference_batch(
     reference: int, baseline: int
 ) -> None:
-    found = field(RATES, sample_budget=60_000, optimizer={"lr": 1e-3, "reference_batch_size": reference})
+    found = lineup(RATES, sample_budget=60_000, optimizer={"lr": 1e-3, "reference_batch_size": reference})
     assert found.baseline.split.effective_batch_size == baseline
     assert [one.split.effective_batch_size for one in found.candidates if one.protected] == [baseline]
     assert "baseline" in found.baseline.role
@@ -90,7 +91,7 @@ def test_the_baseline_is_the_candidate_nearest_in_proportion_to_the_reference_ba
 
 
 def test_roles_say_who_is_fastest_and_who_has_the_largest_micro_batch() -> None:
-    found = field({4: 90.0, 8: 100.0, 64: 300.0, 128: 280.0}, sample_budget=60_000)
+    found = lineup({4: 90.0, 8: 100.0, 64: 300.0, 128: 280.0}, sample_budget=60_000)
     assert [(one.split.effective_batch_size, one.role) for one in found.candidates] == [
         (4, ""), (8, "baseline"), (64, "most samples/s, largest micro-batch"), (128, ""),
     ]  # fmt: skip
@@ -103,7 +104,7 @@ def test_a_candidate_trains_in_its_fastest_form_at_the_scaled_rate_and_knows_its
         batch = config.effective_batch_size
         assert (config.micro_batch_size, config.gradient_accumulation_steps) == (min(batch, 64), max(1, batch // 64))
         assert config.learning_rate == pytest.approx(1e-3 * (batch / 8) ** 0.5)
-        assert config.sample_budget == budgets(field(RATES))[batch]
+        assert config.sample_budget == budgets(lineup(RATES))[batch]
         assert config.evaluations[-1] == config.sample_budget, "its schedule ends where its own budget does"
         assert proposal.expected == {PLANNED_RATE: RATES[batch]}
 
@@ -120,7 +121,7 @@ def test_each_runs_in_the_mode_in_which_it_is_fastest() -> None:
 def test_without_rates_the_study_files_batch_is_alone_and_the_baseline() -> None:
     batch = {"micro_batch_size": 4, "effective_batch_size": 16}
     known = Known({"type": "train"}, batch=batch)
-    found = field_of(known.context)
+    found = lineup_of(known.context)
     assert (budgets(found), found.seconds, found.left_out) == ({16: 512}, None, ())
     (proposal,) = known.propose()
     assert (proposal.id, proposal.protected, proposal.role) == ("train-m4k4", True, "baseline")

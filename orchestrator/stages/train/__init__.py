@@ -1,0 +1,53 @@
+"""Which batch ends best at equal cost, each at its own learning rate? Full training runs, asked for one after the other.
+
+The first runs are the baseline's and those of a few batches far apart, at the scaling rule's rates. From then on the
+surface over batch and rate says which run would tell most, until the best batch is found with enough probability.
+
+    lineup (which batches, what each may train on) -> propose (run by run) -> choice (by the surface) -> conclude
+"""
+
+from __future__ import annotations
+
+from orchestrator.config.stages import Frontier, Train
+from orchestrator.stages.candidates import Candidate
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import TRAINING_COLUMNS
+from orchestrator.stages.findings import winner_of
+from orchestrator.stages.stage import Stage
+from orchestrator.stages.train.choice import ENOUGH as ENOUGH
+from orchestrator.stages.train.conclude import conclude
+from orchestrator.stages.train.figures import figures
+from orchestrator.stages.train.findings import BatchFindings as BatchFindings
+from orchestrator.stages.train.findings import Ranked as Ranked
+from orchestrator.stages.train.findings import TrainFindings as TrainFindings
+from orchestrator.stages.train.lineup import lineup_of
+from orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
+from orchestrator.stages.train.propose import propose
+from orchestrator.units import number_text
+
+
+def describe(context: StageContext[Train]) -> list[str]:
+    most = context.stage.max_runs
+    if context.config.keys_of(Frontier):
+        return [f"every effective batch in its fastest form, at equal {_cost(context)}; {most} runs at most"]
+    return [_described(one) for one in lineup_of(context).candidates] + [f"{most} runs at most"]
+
+
+def _cost(context: StageContext[Train]) -> str:
+    return "samples" if context.config.objective == "samples" else "training time"
+
+
+def _described(candidate: Candidate) -> str:
+    return f"train-{candidate.split}  {candidate.role}, {number_text(candidate.sample_budget)} samples"
+
+
+STAGE = Stage[Train](
+    propose,
+    conclude,
+    describe,
+    figures,
+    TRAINING_COLUMNS,
+    winner=lambda context: winner_of(context.study, TrainFindings),
+    precedence=2,
+    num_full_runs=lambda context: context.stage.max_runs,
+)

@@ -1,0 +1,40 @@
+"""Which batch the runs speak for so far. Pure."""
+
+from __future__ import annotations
+
+from orchestrator.config.stages import Train
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.observed import observations, surface_through
+from orchestrator.stages.ranking import standings
+from orchestrator.stages.surface import Surface
+from orchestrator.stages.train.lineup import Lineup, lineup_of
+from orchestrator.study.trial import Trial, TrialState
+
+ENOUGH = 0.9
+"""The probability of having found the best batch at which no further run is asked for."""
+
+
+def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
+    """Return the surface through what has ended so far; None before anything has completed."""
+    trials = context.trials()
+    lost = {t.config.effective_batch_size for t in trials if _cannot_run(t)}
+    known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
+    batches = [one.split.effective_batch_size for one in lineup.candidates]
+    kept = [batch for batch in batches if batch in known or batch not in lost]
+    return surface_through(trials, context.config, kept)
+
+
+def _cannot_run(trial: Trial) -> bool:
+    return trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+
+
+def choice_of(context: StageContext[Train], surface: Surface) -> int:
+    """Return the batch to choose by now: the baseline where it is good enough, else the likeliest of those that were
+    run."""
+    ranking = standings(context.trials(), context.config.target_loss)
+    complete = {one.trials[0].config.effective_batch_size for one in ranking}
+    baseline = lineup_of(context).baseline.split.effective_batch_size
+    run = [batch for batch in surface.coordinates.batches if batch in complete]
+    if surface.p_best.get(baseline, 0.0) >= ENOUGH and baseline in run:
+        return baseline
+    return max(run, key=lambda batch: surface.p_best[batch])

@@ -1,0 +1,80 @@
+"""What the runs of the train stage come to: the batch that is likeliest to be the best, in words and numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.config.stages import Train
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import concluded
+from orchestrator.stages.ranking import Standing, standings
+from orchestrator.stages.surface import Array, Surface, runs_to_decide
+from orchestrator.stages.train.choice import choice_of, surface_of
+from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings
+from orchestrator.stages.train.lineup import Lineup, lineup_of
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import TrialState
+from orchestrator.units import seconds_text
+
+
+def conclude(context: StageContext[Train]) -> Conclusion:
+    """Conclude with the batch that is likeliest to be the best, and its best run."""
+    lineup, trials = lineup_of(context), context.trials()
+    ranking = standings(trials, context.config.target_loss)
+    surface = surface_of(context, lineup)
+    if not ranking or surface is None:
+        reason = "undetermined: no candidate finished its run; see the reasons of the trials"
+        return Conclusion("train", ok=False, reason=reason)
+    choice = choice_of(context, surface)
+    winner = next(one for one in ranking if one.trials[0].config.effective_batch_size == choice)
+    findings = TrainFindings(
+        winner=winner.trials[0].id,
+        val_loss=winner.val_loss,
+        ranking=tuple(Ranked(one.name, one.val_loss, one.score, one.reached) for one in ranking),
+        batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
+        seed_deviation=surface.seed_deviation,
+        seconds=lineup.seconds,
+    )
+    return concluded(findings, _sentence(context, winner, findings), lineup.left_out)
+
+
+def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
+    rates = [surface.coordinates.rate(batch, u) for u in _interval(surface.best_u(batch))]
+    losses = _interval(surface.best_loss(batch))
+    candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
+    runs = {t.candidate for t in context.trials() if t.config.effective_batch_size == batch}
+    return BatchFindings(
+        batch,
+        candidate.sample_budget,
+        learning_rate=rates[1],
+        learning_rate_low=rates[0],
+        learning_rate_high=rates[2],
+        score=losses[1],
+        score_low=losses[0],
+        score_high=losses[2],
+        p_best=surface.p_best[batch],
+        num_runs=len(runs),
+        num_runs_to_decide=runs_to_decide(surface, batch, len({t.candidate for t in context.trials()})),
+    )
+
+
+def _interval(draws: Array) -> tuple[float, float, float]:
+    """Return the 5th, 50th and 95th percentile."""
+    low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
+    return float(low), float(middle), float(high)
+
+
+def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFindings) -> str:
+    config, first = winner.trials[0].config, winner.trials[0]
+    mine = findings.of_batch(config.effective_batch_size)
+    assert mine, "the winner is one of the batches"
+    trials = context.trials()
+    cut = sum(trial.state is TrialState.PRUNED for trial in trials)
+    cost = "the same samples" if findings.seconds is None else f"{seconds_text(findings.seconds)} of training each"
+    return (
+        f"effective batch {config.effective_batch_size} ({config.micro_batch_size} x "
+        f"{config.gradient_accumulation_steps}{f'; {first.role}' if first.role else ''}) is the best at equal cost "
+        f"({cost}) with probability {mine.p_best:.2f}: val loss {winner.val_loss:.3f} at learning rate "
+        f"{config.learning_rate:.3g}; {len({t.candidate for t in trials})} runs of "
+        f"{len({t.config.effective_batch_size for t in trials})} batches, {cut} trials were pruned"
+    )

@@ -1,0 +1,61 @@
+"""What the train stage hands on: the best run, and what every batch would come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that finished."""
+
+    name: str
+    val_loss: float
+    """The mean of its seeds."""
+    score: float | None
+    """Its score under the study's objective, the smaller the better; None if its loss was not falling to the target."""
+    reached: bool = True
+    """False if it never reached the target: then its score is a projection."""
+
+
+@dataclass(frozen=True)
+class BatchFindings:
+    """What is known of a batch at its best learning rate, whether or not it was run at just that."""
+
+    effective_batch_size: int
+    sample_budget: int
+    learning_rate: float
+    learning_rate_low: float
+    learning_rate_high: float
+    """Where its best rate lies, with the ends of the 90 % interval."""
+    score: float
+    score_low: float
+    score_high: float
+    """What it would come to with that rate, with the ends of the 90 % interval."""
+    p_best: float
+    """The probability that no batch is better by more than the seeds' deviation."""
+    num_runs: int
+    num_runs_to_decide: float = 0.0
+    """About how many more runs would tell whether it or its strongest rival is better."""
+
+
+@dataclass(frozen=True)
+class TrainFindings:
+    STAGE: ClassVar[str] = "train"
+
+    winner: str
+    """A trial: the first seed of the best run of the best batch."""
+    val_loss: float
+    ranking: tuple[Ranked, ...] = ()
+    """The best first."""
+    batches: tuple[BatchFindings, ...] = ()
+    """The smallest first. Empty in a study of version 0.2."""
+    seed_deviation: float | None = None
+    """The deviation of a score from seed to seed."""
+    seconds: float | None = None
+    """The training time that each could take; None where all trained on the same samples."""
+
+    def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
+        """Return what is known of a batch; None in a study of version 0.2."""
+        return next((one for one in self.batches if one.effective_batch_size == effective_batch_size), None)

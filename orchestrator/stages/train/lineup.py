@@ -1,0 +1,90 @@
+"""The candidates of the train stage, and what each may train on. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from orchestrator.config.stages import FEWEST_STEPS, Train
+from orchestrator.config.trial import baseline_batch
+from orchestrator.stages.candidates import Candidate
+from orchestrator.stages.chosen import chosen_mode
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.rates import Rate, rates
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who takes part in the train stage."""
+
+    candidates: tuple[Candidate, ...]
+    """One for every effective batch, the smallest first; one of them is the baseline."""
+    seconds: float | None
+    """The training time that each may take; None where no rate is known, or all train on the same samples."""
+    left_out: tuple[str, ...]
+    """Why batches with a known rate are no candidates, each with its numbers."""
+
+    @property
+    def baseline(self) -> Candidate:
+        return next(one for one in self.candidates if one.protected)
+
+
+def lineup_of(context: StageContext[Train]) -> Lineup:
+    """Return every effective batch whose rate is known, in its fastest form; the study file's batch if none is."""
+    known = rates(context)
+    if not known:
+        given = context.given_split()
+        budget = context.config.sample_budget
+        alone = Candidate("baseline", given, chosen_mode(context.study), budget, protected=True)
+        return Lineup((alone,), None, ())
+    baseline = _baseline(known, baseline_batch(context.config))
+    seconds = _seconds(context, baseline)
+    candidates = tuple(_candidate(context, rate, seconds, baseline, known) for rate in known)
+    large_enough = tuple(one for one in candidates if one.protected or _num_steps(one) >= FEWEST_STEPS)
+    return Lineup(
+        large_enough,
+        seconds,
+        tuple(_too_few_steps(one) for one in candidates if one not in large_enough),
+    )
+
+
+def _baseline(known: tuple[Rate, ...], batch: int) -> Rate:
+    """Return the rate of the study file's own batch, or of the nearest to it in proportion."""
+    return min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / batch)))
+
+
+def _seconds(context: StageContext[Train], baseline: Rate) -> float | None:
+    if context.config.objective == "samples":
+        return None
+    return context.config.sample_budget / baseline.samples_per_second
+
+
+def _candidate(
+    context: StageContext[Train], rate: Rate, seconds: float | None, baseline: Rate, known: tuple[Rate, ...]
+) -> Candidate:
+    batch, budget = rate.effective_batch_size, context.config.sample_budget
+    if seconds is not None and rate is not baseline:
+        budget = max(1, round(seconds * rate.samples_per_second / batch)) * batch
+    split = context.split(rate.micro_batch_size, rate.gradient_accumulation_steps)
+    role = _role(rate, baseline, known)
+    return Candidate(role, split, rate.mode, budget, rate.samples_per_second, protected=rate is baseline)
+
+
+def _role(rate: Rate, baseline: Rate, known: tuple[Rate, ...]) -> str:
+    roles = {
+        "baseline": rate is baseline,
+        "most samples/s": rate is max(known, key=lambda one: one.samples_per_second),
+        "largest micro-batch": rate is max(known, key=lambda one: (one.micro_batch_size, -one.effective_batch_size)),
+    }
+    return ", ".join(role for role, is_its in roles.items() if is_its)
+
+
+def _num_steps(candidate: Candidate) -> int:
+    return candidate.sample_budget // candidate.split.effective_batch_size
+
+
+def _too_few_steps(candidate: Candidate) -> str:
+    return (
+        f"effective batch {candidate.split.effective_batch_size} was left out: its {candidate.sample_budget} samples are "
+        f"{_num_steps(candidate)} optimizer steps, fewer than {FEWEST_STEPS}; raise sample_budget to include it"
+    )
