@@ -12,6 +12,7 @@ from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from trainers.config import Split, TrialConfig, derive_accumulation
+from trainers.machine_load import disturbance
 
 Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
 
@@ -29,6 +30,10 @@ class StageContext(Generic[Keys]):
     def trials(self) -> list[Trial]:
         """Return the stage's own trials, in the order they were proposed."""
         return self.study.of_stage(self.stage.type)
+
+    def disturbance(self, trial: Trial) -> str | None:
+        """Return what else was at work on the machine while the trial's steps were timed; None if nothing was."""
+        return disturbance(trial.metrics, lanes_share=1 - 1 / (self.num_lanes * self.config.world_size))
 
     def limit_bytes(self) -> int | None:
         """Return the memory that a rank may take: the study file's limit, or its share of the host when the study

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Literal, TypeVar
 
-from orchestrator.study.trial import Trial
 from trainers.student_t import t_quantile
 
 # The intervals of all pairs that are compared hold together with this probability (Bonferroni): the fastest of several
@@ -32,9 +31,6 @@ OUTLYING = 6.0
 _MAD_SHARE = 0.6745
 # A machine on which single timings scatter by more than this share is busy with something else.
 BUSY = 0.1
-
-# The share of the CPUs' time that other programs take, above which a trial was not alone.
-CROWDED = 0.25
 
 Order = Literal["slower", "tied", "undetermined"]
 """How a rival stands to what was chosen: it is slower; it may be as fast, and not faster by more than MARGIN; or it may
@@ -175,11 +171,6 @@ class Timings(Generic[Name]):
             return None
         probability = 1 - (1 - CONFIDENCE) / 2 / num_pairs
         return t_quantile(self._degrees_of_freedom, probability) * self.spread / math.sqrt(len(self.rounds))
-
-
-def crowded(trial: Trial) -> bool:
-    """True if other programs had much of the CPUs while the trial ran, as far as its metrics tell."""
-    return (trial.metric("other_cpu_share") or 0.0) > CROWDED
 
 
 def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool]) -> int:

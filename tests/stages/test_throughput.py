@@ -209,6 +209,24 @@ def test_more_rounds_until_the_rates_are_known_and_no_more_than_allowed() -> Non
     assert any(note.startswith("the machine was busy: they scatter by ") for note in busy.conclude().notes)
 
 
+def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
+    def ended(share: float, **changes: Any) -> Known:
+        known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN], **changes)
+        known.concluded(frontier(4, 8))
+        while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+            beside = share if not known.study.trials else 0.0
+            known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, other_cpu_share=beside)
+        return known
+
+    alone, crowded = ended(0.1), ended(0.6)
+    assert not alone.found(ThroughputFindings).busy
+    assert crowded.found(ThroughputFindings).busy
+    first = next(iter(crowded.study.trials))
+    told = f"the machine was busy: {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet"
+    assert told in crowded.conclude().notes
+    assert not ended(0.6, world_size=2).found(ThroughputFindings).busy, "the other rank may have half of them"
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_the_intervals_of_the_rates_cover_how_much_faster_one_batch_is(noise: float) -> None:
     held = []

@@ -53,16 +53,16 @@ def test_what_lies_between_two_stretches_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("metrics", "reason"),
     [
-        ({"cpu_wait_share": 0.06}, "it waited 6% of the time for a CPU"),
+        ({"cpu_wait_share": 0.26}, "it waited 26% of the time for a CPU"),
         ({"stolen_cpu_share": 0.04}, "its host gave 4% of the CPUs to others"),
-        ({"other_cpu_share": 0.11}, "other processes took 11% of the CPUs"),
+        ({"other_cpu_share": 0.26}, "other processes took 26% of the CPUs"),
         ({"clock_ratio": 0.9}, "the clock fell to 90% of its highest"),
         ({"gpu_slowed": 1.0}, "the GPU slowed itself down for its heat or power supply"),
         ({"other_gpu_processes": 2.0}, "2 other process(es) had the GPU, too"),
     ],
 )
 def test_each_disturbance_is_named_with_its_number(metrics: dict[str, float], reason: str) -> None:
-    quiet = {"cpu_wait_share": 0.04, "stolen_cpu_share": 0.02, "other_cpu_share": 0.09, "clock_ratio": 0.95}
+    quiet = {"cpu_wait_share": 0.24, "stolen_cpu_share": 0.02, "other_cpu_share": 0.24, "clock_ratio": 0.95}
     assert disturbance(quiet | {"gpu_slowed": 0.0, "other_gpu_processes": 0.0}) is None
     assert disturbance(quiet | metrics) == reason
 
@@ -75,8 +75,8 @@ def test_several_disturbances_are_all_named_and_without_figures_nothing_is_claim
 
 
 def test_the_studys_other_lanes_are_no_disturbance() -> None:
-    assert disturbance({"other_cpu_share": 0.55}, lanes_share=0.5) is None
-    assert disturbance({"other_cpu_share": 0.65}, lanes_share=0.5) is not None
+    assert disturbance({"other_cpu_share": 0.7}, lanes_share=0.5) is None
+    assert disturbance({"other_cpu_share": 0.8}, lanes_share=0.5) is not None
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of
 from orchestrator.stages.probing import max_samples
-from orchestrator.stages.timing import crowded
 from orchestrator.study.trial import Trial
 
 
@@ -31,8 +30,7 @@ def on_the_machine(known: FrontierProgress) -> list[str]:
     ]
     if known.timed and known.timed.busy:
         notes.append(f"the finalists' timings: {known.timed.unrest()}")
-    if any(crowded(trial) for trial in known.trials()):
-        notes.append("other programs took much of the CPUs")
+    notes += [f"{trial.id}: {why}" for trial, why in _disturbed(known)[:1]]
     if not notes:
         return []
     return [f"the machine was busy: {'; '.join(notes)}. Such figures are not kept for later studies"]
@@ -40,8 +38,15 @@ def on_the_machine(known: FrontierProgress) -> list[str]:
 
 def disturbed_trials(known: FrontierProgress) -> tuple[str, ...]:
     """Return the trials whose speed says little of another day, in the order they were proposed."""
-    suspect = {trial.id for trial in [*known.fallen, *_timings_in_doubt(known)]}
-    return tuple(trial.id for trial in known.trials() if trial.id in suspect or crowded(trial))
+    disturbed = [trial for trial, _ in _disturbed(known)]
+    suspect = {trial.id for trial in [*known.fallen, *_timings_in_doubt(known), *disturbed]}
+    return tuple(trial.id for trial in known.trials() if trial.id in suspect)
+
+
+def _disturbed(known: FrontierProgress) -> list[tuple[Trial, str]]:
+    """Return the trials during which something else was at work, and what."""
+    found = [(trial, known.context.disturbance(trial)) for trial in known.trials()]
+    return [(trial, why) for trial, why in found if why]
 
 
 def _timings_in_doubt(known: FrontierProgress) -> list[Trial]:

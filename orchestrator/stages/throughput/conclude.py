@@ -12,7 +12,7 @@ from orchestrator.stages.noise_scale import NoiseScale, pooled_noise_scale
 from orchestrator.stages.ranking import goodput
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.throughput.propose import ThroughputProgress
-from orchestrator.stages.timing import Ratio, Timings, crowded, held_against
+from orchestrator.stages.timing import Ratio, Timings, held_against
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial
 
@@ -29,7 +29,7 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     others = {batch: timed.ratio(form, fastest, len(forms)) for batch, form in forms.items() if form != fastest}
     scale = pooled_noise_scale(known.first_round())
     rates = [rate_of(form, timed.rate(form), timed.interval(form), len(timed.rounds)) for form in forms.values()]
-    findings = _findings(rates, _batch(fastest), scale, others, is_busy(known, timed))
+    findings = _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed)))
     said = [_fastest(fastest, timed), *_others(context, timed, others), _noise(scale, findings)]
     return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))
 
@@ -40,8 +40,12 @@ def _fastest_forms(known: ThroughputProgress, timed: Timings[Form]) -> dict[int,
     return {batch: form for batch, form in fastest.items() if form is not None}
 
 
-def is_busy(known: ThroughputProgress, timed: Timings[Form]) -> bool:
-    return timed.busy or any(crowded(trial) for trial in known.context.trials())
+def unrest_of(known: ThroughputProgress, timed: Timings[Form]) -> str | None:
+    """Return the sign that something else had the machine; None if there is none."""
+    if timed.busy:
+        return timed.unrest()
+    found = ((trial, known.context.disturbance(trial)) for trial in known.context.trials())
+    return next((f"{trial.id}: {why}" for trial, why in found if why), None)
 
 
 def _findings(
@@ -125,10 +129,8 @@ def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[i
 
 
 def _on_the_machine(known: ThroughputProgress, timed: Timings[Form]) -> list[str]:
-    if not is_busy(known, timed):
-        return []
-    signs = [timed.unrest()] if timed.busy else ["other programs took much of the CPUs"]
-    return [f"the machine was busy: {signs[0]}. Time the batches again when it is quiet"]
+    unrest = unrest_of(known, timed)
+    return [f"the machine was busy: {unrest}. Time the batches again when it is quiet"] if unrest else []
 
 
 def _in_the_noise(trial: Trial) -> bool:
