@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record import names
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TOOLS = {
-    "ensemble",
-    "peer_searches",
-    "record",
-    "record_worlds",
-    "side_by_side",
-    "world_table",
-    "world_tasks",
-    "write_page",
-}
 REMEDY = "run: python benchmarks/write_page.py benchmarks/results"
 
 
@@ -48,7 +39,7 @@ def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
 
 
 def test_every_benchmark_has_a_result() -> None:
-    benchmarks = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - TOOLS
+    benchmarks = set(names(ROOT / "benchmarks"))
     assert benchmarks <= {path.stem for path in RESULTS.glob("*.json")}, "record it: python benchmarks/record.py NAME"
 
 

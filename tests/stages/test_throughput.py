@@ -222,7 +222,9 @@ def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     assert not alone.found(ThroughputFindings).busy
     assert crowded.found(ThroughputFindings).busy
     first = next(iter(crowded.study.trials))
-    told = f"the machine was busy: {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet"
+    told = (
+        f"the machine was busy: {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet"
+    )
     assert told in crowded.conclude().notes
     assert not ended(0.6, world_size=2).found(ThroughputFindings).busy, "the other rank may have half of them"
 
