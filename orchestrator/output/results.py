@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from orchestrator.stages import stage_of
+from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 
@@ -31,7 +32,7 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     result = recommendation.verdict if recommendation else done or "the study has no result yet"
     broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
     if broken:
-        where = f"{run_dir}/trials/{broken[0].id}"
+        where = trial_directory(run_dir, broken[0].id)
         what = f"{len(broken)} trial(s) failed; {broken[0].id}: {broken[0].explanation} (see {where})"
         return Ending(1, f"{result}\n{what}")
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)

@@ -73,10 +73,15 @@ def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
         yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
+def trial_directory(run_dir: Path, trial_id: str) -> Path:
+    """Return where the files of a trial lie."""
+    return run_dir / "trials" / trial_id
+
+
 def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
     """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed."""
     for trial in trials:
-        directory = run_dir / "trials" / trial.id
+        directory = trial_directory(run_dir, trial.id)
         for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
             leftover.unlink(missing_ok=True)
         if (

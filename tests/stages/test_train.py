@@ -260,3 +260,17 @@ def test_the_findings_of_version_0_2_know_of_no_batches() -> None:
     findings = found(known.study, TrainFindings)
     assert findings is not None
     assert (findings.of_batch(16), findings.seconds, findings.ranking[0].reached) == (None, None, True)
+
+
+def test_the_protected_run_alone_measures_its_noise_once_it_is_warm_and_along_its_way(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL)
+    for trial in known.trials.values():
+        snapshots, budget = trial.config.noise_snapshots, trial.config.sample_budget
+        if trial.protected:
+            assert snapshots[0] >= trial.config.warmup_samples
+            assert {round(share * budget) for share in (0.25, 0.5, 1.0)} <= set(snapshots)
+        else:
+            assert snapshots == ()
+    (tmp_path / "without").mkdir()
+    _, without = played(tmp_path / "without", IDEAL, statistics=False)
+    assert not any(trial.config.noise_snapshots for trial in without.trials.values())

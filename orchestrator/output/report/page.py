@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
@@ -21,6 +22,7 @@ from orchestrator.output.report.tables import (
     trials_table,
     value_element,
 )
+from orchestrator.output.report.training import RunCurves, read_curves, training_section
 from orchestrator.output.time_split import LaneTime, lane_time
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -44,20 +46,27 @@ STYLE = Path(__file__).with_name("style.css")
 
 
 def write_report(path: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None) -> None:
-    """Write report.html whole or not at all, so that nobody reads half of it."""
-    page = render_report(config, study, recommendation).encode("utf-8", "replace")
+    """Write report.html whole or not at all, so that nobody reads half of it. Beside it lie the files of the trials."""
+    curves = read_curves(path.parent, study, recommendation.evidence.trial if recommendation else None)
+    page = render_report(config, study, recommendation, curves).encode("utf-8", "replace")
     with written_whole(path) as file:
         file.write(page)
 
 
-def render_report(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> str:
-    """Return the page. All text goes through the tree's writer, which escapes it."""
+def render_report(
+    config: StudyConfig, study: Study, recommendation: Recommendation | None, curves: Sequence[RunCurves] = ()
+) -> str:
+    """Return the page. All text goes through the tree's writer, which escapes it.
+
+    curves: of the runs that are worth a closer look.
+    """
     body = element(
         "main",
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
         _answer(config, study, recommendation),
         *[_stage_section(StageContext(keys, config, study, run_dir="")) for keys in config.stages],
+        training_section(curves),
         _time_section(config, study),
     )
     head = element(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.config.stages import Train
-from orchestrator.config.trial import scaled_learning_rate
+from orchestrator.config.trial import scaled_learning_rate, warmup_samples
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.observed import setting_of
@@ -17,6 +17,7 @@ from orchestrator.study.trial import Proposal
 
 FIRST_RUNS = 3
 SAME_RATE = 0.01
+SNAPSHOT_SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
 def propose(context: StageContext[Train]) -> list[Proposal]:
@@ -72,7 +73,17 @@ def _runs_of(context: StageContext[Train], lineup: Lineup, setting: Setting) -> 
     if not _same(setting, _at_rule(context, candidate)):
         name += f"-lr{setting.learning_rate:.3g}"
         candidate = replace(candidate, protected=False)
-    return seeded(context, name, candidate, learning_rate=setting.learning_rate, rungs=rungs)
+    snapshots = _snapshots(context, candidate) if candidate.protected else ()
+    return seeded(context, name, candidate, learning_rate=setting.learning_rate, rungs=rungs, noise_snapshots=snapshots)
+
+
+def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int, ...]:
+    """Return when the protected run measures its gradient noise: once it is warm, and at shares of its way."""
+    if not context.config.statistics:
+        return ()
+    warm = warmup_samples(context.config.optimizer, candidate.split.effective_batch_size, candidate.sample_budget)
+    counts = {warm, *(round(share * candidate.sample_budget) for share in SNAPSHOT_SHARES)}
+    return tuple(sorted(count for count in counts if count >= max(1, warm)))
 
 
 def _next(context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting]) -> Setting | None:

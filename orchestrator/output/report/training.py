@@ -1,0 +1,159 @@
+"""What the files of single runs show: the loss and gradient norm of every step, and the gradient noise along the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from orchestrator.output.plots import element
+from orchestrator.output.report.figures import figure_element
+from orchestrator.output.report.tables import html_table, number_cell
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series
+from orchestrator.study.run_directory import trial_directory
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
+from orchestrator.units import number_text
+from trainers.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
+from trainers.step_log import FILE_NAME, Step, read_steps
+
+# A figure has room for so many points of a run, of which each pair is the lowest and the highest of its steps: a spike
+# of a single step is seen.
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """What a run has kept of its course."""
+
+    name: str
+    steps: list[Step]
+    snapshots: list[NoiseSnapshot]
+
+
+def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurves]:
+    """Return the curves of the recommended run and of the baseline's, as far as there are any."""
+    shown = {"recommended": study.trials.get(winner or ""), "baseline": _first_protected(study)}
+    if shown["recommended"] is shown["baseline"]:
+        shown = {"baseline": shown["baseline"]}
+    found = [_curves(name, trial_directory(run_dir, trial.id)) for name, trial in shown.items() if trial]
+    return [one for one in found if one.steps or one.snapshots]
+
+
+def _first_protected(study: Study) -> Trial | None:
+    return next((trial for trial in study.trials.values() if trial.protected), None)
+
+
+def _curves(name: str, directory: Path) -> RunCurves:
+    return RunCurves(name, read_steps(directory / FILE_NAME), read_noise_curve(directory / NOISE_CURVE_FILE))
+
+
+def training_section(curves: Sequence[RunCurves]) -> Element | None:
+    """Return the section of these runs; None where they have kept nothing."""
+    if not curves:
+        return None
+    figures = [*step_figures(curves), *_noise_figures(curves)]
+    return element(
+        "section",
+        element(
+            "h2", "Along the way", element("span", "How did the steps go, and how noisy were they?", class_="question")
+        ),
+        element("div", *map(figure_element, figures), class_="plots"),
+        *[_noise_table(one) for one in curves if one.snapshots],
+        id="training",
+    )
+
+
+def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
+    kept = [one for one in curves if one.steps]
+    if not kept:
+        return []
+    losses = [Series(one.name, _thinned(one.steps, [s.loss for s in one.steps]), i) for i, one in enumerate(kept)]
+    norms = [
+        Series(one.name, _thinned(one.steps, [s.gradient_norm for s in one.steps]), i) for i, one in enumerate(kept)
+    ]
+    samples = Axis("samples seen", zero=True)
+    return [
+        Figure(samples, Axis("training loss"), tuple(losses), "The loss of every step, before its update."),
+        Figure(samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
+    ]
+
+
+def _thinned(steps: Sequence[Step], values: Sequence[float]) -> tuple[Mark, ...]:
+    """Return at most MOST_POINTS marks: of every stretch of steps the lowest and the highest, in their order."""
+    points = [(s.samples_seen, value) for s, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    length = max(1, math.ceil(2 * len(points) / MOST_POINTS))
+    stretches = [points[start : start + length] for start in range(0, len(points), length)]
+    ends = [{min(one, key=lambda p: p[1]), max(one, key=lambda p: p[1])} for one in stretches]
+    return tuple(Mark(x, y) for some in ends for x, y in sorted(some))
+
+
+def _noise_figures(curves: Sequence[RunCurves]) -> list[Figure]:
+    """Return the noise scale over the run, and what accumulation shows of the gradient at the last snapshot."""
+    kept = [one for one in curves if one.snapshots]
+    if not kept:
+        return []
+    return [_noise_scale_figure(kept), _coherence_figure(kept[-1])]
+
+
+def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
+    series = tuple(
+        Series(
+            one.name,
+            tuple(
+                Mark(s.samples_seen, s.noise_scale, low=s.noise_scale_low, high=s.noise_scale_high)
+                for s in one.snapshots
+                if s.noise_scale is not None
+            ),
+            number,
+        )
+        for number, one in enumerate(curves)
+    )
+    top = 3 * max((mark.y for some in series for mark in some.marks), default=1.0)
+    return Figure(
+        Axis("samples seen", zero=True),
+        Axis("noise scale, samples", zero=True, top=top),
+        series,
+        "Gradient noise scale (B_simple) with its 95 % interval, each measured at weights that stood still. It orders "
+        "candidates and decides nothing: it is SGD's measure, and other optimizers have others (arXiv 2602.03001).",
+    )
+
+
+def _coherence_figure(curves: RunCurves) -> Figure:
+    last = curves.snapshots[-1]
+    coherence = tuple(Mark(row.samples, row.coherence) for row in last.accumulated if row.coherence is not None)
+    floor = tuple(Mark(row.samples, row.coherence_floor) for row in last.accumulated if row.coherence_floor is not None)
+    return Figure(
+        Axis("samples in the gradient", log=True, ticks=tuple(float(row.samples) for row in last.accumulated)),
+        Axis("gradient coherence", zero=True),
+        (Series("coherence", coherence, 1), Series("floor", floor, AUXILIARY_COLOUR, dashed=True)),
+        f"At {number_text(last.samples_seen)} samples of the {curves.name} run. At the floor the micro-batches' gradients "
+        "show nothing but noise.",
+    )
+
+
+_HEADERS = (
+    "at, samples", "micro-batches", "samples", "coherence", "its floor", "norm", "mean", "variance", "gradient SNR",
+    "Adam SNR", "update / weights",
+)  # fmt: skip
+
+
+def _noise_table(curves: RunCurves) -> Element:
+    """Return a row for every number of micro-batches at every snapshot."""
+    rows = [_noise_row(snapshot, row) for snapshot in curves.snapshots for row in snapshot.accumulated]
+    summary = (
+        f"Gradients of 1 to {curves.snapshots[-1].accumulated[-1].num_micro_batches} micro-batches, {curves.name} run"
+    )
+    return element("details", element("summary", summary), html_table(list(_HEADERS), rows, "numbers"))
+
+
+def _noise_row(snapshot: NoiseSnapshot, row: AccumulatedGradient) -> Element:
+    figures = (
+        row.coherence, row.coherence_floor, row.gradient_norm, row.gradient_mean, row.gradient_variance, row.gradient_snr,
+        row.adam_snr, row.update_ratio,
+    )  # fmt: skip
+    counts = [f"{count:,}" for count in (snapshot.samples_seen, row.num_micro_batches, row.samples)]
+    cells = [*counts, *("-" if value is None else f"{value:.3g}" for value in figures)]
+    return element("tr", *[number_cell(cell) for cell in cells])
