@@ -117,6 +117,15 @@ class Batch(Strict):
     """Samples per optimizer step over all ranks. null: what the other two keys make it."""
 
 
+class Budget(Strict):
+    """What a whole study may cost."""
+
+    device_hours: Positive | None = None
+    """The hours for which trials may hold devices, all together: a trial on two GPUs takes two device-hours in an hour,
+    start and compiling included. A run that would not end within what is left is not started, and when all is spent the
+    running ones are stopped at their next report; the answer is made from what has ended. null: there is no limit."""
+
+
 class StudyConfig(Strict):
     """A whole study file. Only `model` and `data` must be given; `name` is the file's where it is left out."""
 
@@ -191,6 +200,8 @@ class StudyConfig(Strict):
     target_loss: float | None = None
     """The validation loss to reach, for `objective: target`. null: there is none, as for the
     other objectives."""
+    budget: Budget = Budget()
+    """What the whole study may cost: `{device_hours: 2}`."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (

@@ -15,7 +15,8 @@ from dataclasses import asdict, replace
 
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions import verdicts
-from orchestrator.decisions.decision import GO_ON, Action, Decision
+from orchestrator.decisions.budget import Spending
+from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from orchestrator.decisions.kill_rules import judge_probe
 from orchestrator.decisions.observer import Observer
 from orchestrator.stages import stage_of
@@ -53,17 +54,19 @@ class Director:
     def __init__(
         self, context: StageContext[StageKeys], journal: Journal, observer: Observer, num_lanes: int,
         is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Begin the stage, or go on with it.
 
         is_stopping: True once Ctrl-C was pressed. measurements: those of earlier studies, if this stage may reuse them.
+        clock: what the seconds are measured with for which trials hold lanes.
         """
         self.context, self.num_lanes = replace(context, num_lanes=num_lanes), num_lanes
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._losses: dict[str, list[float]] = {}
         """The loss of every step heard of each running trial."""
-        self._started: dict[str, float] = {}
+        self._spending = Spending(context.config, self.study, clock)
         self._halted = self._impossible = ""
         """Why nothing can run for now; why the stage cannot have a result."""
         self._asked_at = self._judged_at = 0
@@ -118,6 +121,8 @@ class Director:
         if self._halted:
             raise Halted(self._halted)
         self._propose()
+        if self._spending.is_spent:
+            self._stop_what_waits(Cause.BUDGET, self._spending.reason)
         if self._has_a_free_lane(num_held):
             self._judge_paused()
             self._propose()  # who was cut just now may make room for another
@@ -125,7 +130,7 @@ class Director:
             self._give_up()
 
     def on_started(self, trial_id: str) -> None:
-        self._started[trial_id] = time.monotonic()
+        self._spending.begin(trial_id)
         self._record(Started(id=trial_id))
 
     def on_message(self, trial_id: str, message: Message) -> Decision:
@@ -141,6 +146,8 @@ class Director:
         decision = self._between_rungs(trial, message.metrics)
         if message.evaluated:
             self._evaluated(trial_id, message)
+        if decision.action is Action.GO_ON and self._spending.is_spent:
+            decision = stop(Cause.BUDGET, self._spending.reason)
         if decision.action is Action.STOP:
             self._end(trial_id, TrialState.PRUNED, decision.cause, decision.reason)
             return decision
@@ -166,10 +173,14 @@ class Director:
         kind = self.context.stage.type
         if self._impossible:
             return Conclusion(kind, ok=False, reason=self._impossible)
+        lacking = self._lacking()
         try:
-            return self.stage.conclude(self.context)
+            conclusion = self.stage.conclude(self.context)
         except ValueError as error:
             return Conclusion(kind, ok=False, reason=str(error))
+        if not conclusion.ok:
+            return replace(conclusion, reason="; ".join([conclusion.reason, *lacking]))
+        return replace(conclusion, notes=(*conclusion.notes, *lacking))
 
     # Proposals
 
@@ -201,7 +212,25 @@ class Director:
         if self._asked_at == self.study.num_events or (self._asked_at and self.stage.proposes_once):
             return []
         self._asked_at = self.study.num_events
+        return self._affordable(self._wanted())
+
+    def _wanted(self) -> list[Proposal]:
         return [wanted for wanted in self.proposals() if wanted.id not in self.study.trials]
+
+    def _lacking(self) -> list[str]:
+        """Return what the study's budget kept the stage from."""
+        if self._spending.left() is None:
+            return []
+        stopped = sum(trial.cause is Cause.BUDGET for trial in self.context.trials())
+        cut = [f"{stopped} trials were stopped: {self._spending.reason}"] if stopped else []
+        return cut + [self._spending.left_out(one) for one in self._wanted()[:1]]
+
+    def _affordable(self, wanted: list[Proposal]) -> list[Proposal]:
+        return self._spending.affordable(wanted, self._unended()) if wanted else []
+
+    def _unended(self) -> list[Trial]:
+        states, stage = (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED), self.context.stage.type
+        return [trial for state in states for trial in self.study.in_state(stage, state)]
 
     def _reuse(self, trial_id: str, measured: Measured) -> None:
         event = Ended(
@@ -219,9 +248,12 @@ class Director:
         failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
         what = f"all of the first {len(failed)} trials failed, so no more were started"
         self._impossible = f"{what}; {failed[-1].id}: {failed[-1].explanation}"
-        for trial in self.context.trials():
-            if not trial.state.ended:
-                self._end(trial.id, TrialState.PRUNED, Cause.STOPPED, what)
+        self._stop_what_waits(Cause.STOPPED, what)
+
+    def _stop_what_waits(self, cause: Cause, why: str) -> None:
+        for state in (TrialState.WAITING, TrialState.PAUSED):
+            for trial in self.study.in_state(self.context.stage.type, state):
+                self._end(trial.id, TrialState.PRUNED, cause, why)
 
     # Messages
 
@@ -286,12 +318,7 @@ class Director:
         if times == MAX_INTERRUPTIONS:
             what = f"its machine was lost {times} times since its last evaluation; {reason}"
             return self._end(trial_id, TrialState.FAILED, Cause.FAILED, what)
-        return self._record(Interrupted(id=trial_id, reason=reason, seconds=self._held_seconds(trial_id)))
-
-    def _held_seconds(self, trial_id: str) -> float:
-        """Return how long it has held a lane since it was last started; 0 for one that waits."""
-        started = self._started.pop(trial_id, None)
-        return 0.0 if started is None else time.monotonic() - started
+        return self._record(Interrupted(id=trial_id, reason=reason, seconds=self._spending.end(trial_id)))
 
     # Rungs
 
@@ -306,7 +333,7 @@ class Director:
         if rung in trial.promoted:
             return GO_ON
         reason = f"waiting at {rung} samples"
-        self._record(Paused(id=trial_id, rung=rung, reason=reason, seconds=self._held_seconds(trial_id)))
+        self._record(Paused(id=trial_id, rung=rung, reason=reason, seconds=self._spending.end(trial_id)))
         return Decision(Action.PAUSE, Cause.RUNG, reason)
 
     def _judge_paused(self) -> None:
@@ -338,7 +365,7 @@ class Director:
     def _end(
         self, trial_id: str, state: TrialState, cause: Cause | None, reason: str, metrics: Metrics | None = None
     ) -> None:
-        seconds = self._held_seconds(trial_id)
+        seconds = self._spending.end(trial_id)
         event = Ended(id=trial_id, state=state, cause=cause, reason=reason, metrics=metrics or {}, seconds=seconds)
         self._record(event)
         self._losses.pop(trial_id, None)

@@ -26,6 +26,8 @@ class Cause(StrEnum):
     """The user's code raised an error, it hung, or it took its processes down again and again."""
     INTERRUPTED = "interrupted"
     """Its machine was taken away, or its processes were told to end."""
+    BUDGET = "budget"
+    """The study's `budget` was spent."""
     STOPPED = "stopped"
     """It was never started, because all the trials before it had failed."""
 

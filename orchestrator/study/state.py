@@ -61,6 +61,8 @@ class Study:
     facts: Facts = field(default_factory=Facts)
     ready: dict[str, float] = field(default_factory=dict)
     """For each driver, by its token: the seconds from its command until the cluster was there."""
+    lane_seconds: float = field(default=0.0, init=False, compare=False)
+    """How long all trials together have held their lanes, as far as the journal tells."""
     num_events: int = field(default=0, init=False, compare=False)
     """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
     _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
@@ -166,6 +168,7 @@ class Study:
         """Add or replace a trial, and keep the ranks sorted. Nothing else may write to `trials`."""
         before = self.trials.get(trial.id)
         self.trials[trial.id] = trial
+        self.lane_seconds += trial.seconds - (before.seconds if before else 0.0)
         self._numbers.setdefault(trial.id, len(self._numbers))
         place, rank = (trial.stage, trial.state), self._rank(trial)
         if before is not None:

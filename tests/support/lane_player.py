@@ -6,6 +6,7 @@ verdict, and when started again goes on from its checkpoint and repeats the repo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -127,10 +128,11 @@ def director_of(
     num_lanes: int = 1,
     run_dir: str = "/run",
     observer: Observer | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Director:
     keys = next(keys for keys in config.stages if keys.type == stage)
     context = StageContext(keys, config, journal.study, run_dir)
-    return Director(context, journal, observer or Observer(), num_lanes)
+    return Director(context, journal, observer or Observer(), num_lanes, clock=clock)
 
 
 def play_stage(

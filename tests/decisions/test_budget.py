@@ -1,0 +1,127 @@
+"""A study never costs more than its budget, and its answer is made from what has ended by then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.recommendation import recommend
+from orchestrator.stages.findings import Findings, found
+from orchestrator.stages.train import ENOUGH, TrainFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import RunBegan
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
+from tests.support.lane_player import Player, World, director_of, know, study_of
+from tests.support.loss_worlds import IDEAL
+from tests.support.worlds import field_config, field_curves
+
+BATCHES = (4, 8, 16, 32, 64)
+RUN_SECONDS = 8192 / IDEAL.samples_per_second(8)
+"""Every run is planned to take so long, at equal time."""
+SECONDS_PER_MESSAGE = RUN_SECONDS / 8
+"""What the clock of these studies says: a run has 8 messages."""
+
+
+@dataclass
+class Clock:
+    num_lanes: int = 1
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self) -> None:
+        self.now += SECONDS_PER_MESSAGE / self.num_lanes  # the lanes work side by side, and speak in turn
+
+
+def played(
+    path: Path, config: StudyConfig, stage: str, world: World, found: tuple[Findings, ...] = (), lanes: int = 1
+) -> Study:
+    clock = Clock(lanes)
+    with Journal(path, config.name) as journal:
+        journal.append(RunBegan(token="first"))
+        know(journal, found)
+        director = director_of(config, journal, stage, num_lanes=lanes, clock=clock)
+        return Player(director, world, lanes, before_message=clock.tick).play()
+
+
+def trained(path: Path, seconds: float | None, lanes: int = 1, **changes: Any) -> tuple[StudyConfig, Study]:
+    """The train stage, with a budget of so many seconds of one device."""
+    budget = {} if seconds is None else {"budget": {"device_hours": seconds / 3600}}
+    config = study_of(stages=[{"type": "train"}], sample_budget=8192, **budget, **changes)
+    return config, played(path, config, "train", IDEAL, (IDEAL.rates(BATCHES),), lanes)
+
+
+def names(study: Study, *states: TrialState) -> list[str]:
+    return [trial.id for trial in study.trials.values() if trial.state in states]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("num_runs", [1.6, 2.5])
+def test_it_holds_and_the_answer_is_made_from_what_fitted_in(tmp_path: Path, num_runs: float, lanes: int) -> None:
+    seconds = num_runs * RUN_SECONDS
+    _, without = trained(tmp_path / "without.jsonl", None, lanes)
+    config, known = trained(tmp_path / "with.jsonl", seconds, lanes)
+    assert without.lane_seconds > 1.2 * seconds, "else the budget would change nothing"
+    assert known.lane_seconds <= seconds + lanes * SECONDS_PER_MESSAGE, "every lane is stopped at its next message"
+    assert names(known, TrialState.COMPLETE)
+    assert known.conclusions["train"].ok
+    findings = found(known, TrainFindings)
+    assert findings is not None
+    is_decided = max(one.p_best for one in findings.batches) >= ENOUGH
+    assert is_decided or any("of budget.device_hours (0.0" in note for note in known.conclusions["train"].notes)
+    assert recommend(config, known) is not None
+
+
+def test_a_run_that_would_not_end_in_time_is_not_started_and_the_note_says_what_it_needs(tmp_path: Path) -> None:
+    _, known = trained(tmp_path / "journal.jsonl", 1.6 * RUN_SECONDS)
+    assert all(trial.cause is not Cause.BUDGET for trial in known.trials.values())
+    note = next(note for note in known.conclusions["train"].notes if "budget" in note)
+    assert f" would take {RUN_SECONDS:.0f} s, and " in note
+    assert note.endswith(
+        f" s of budget.device_hours ({1.6 * RUN_SECONDS / 3600:.3g}) were left; raise it to go further"
+    )
+
+
+def test_a_budget_that_holds_no_run_says_what_one_takes(tmp_path: Path) -> None:
+    config, known = trained(tmp_path / "journal.jsonl", RUN_SECONDS / 2)
+    conclusion = known.conclusions["train"]
+    assert not conclusion.ok
+    assert f" would take {RUN_SECONDS:.0f} s, and {RUN_SECONDS / 2:.0f} s of budget.device_hours" in conclusion.reason
+    assert recommend(config, known) is None
+
+
+def test_without_known_rates_the_running_ones_are_stopped_and_the_waiting_ones_never_start(tmp_path: Path) -> None:
+    config = field_config()
+    config = config.model_copy(update={"budget": type(config.budget)(device_hours=6 / 3600)})
+    known = played(tmp_path / "journal.jsonl", config, "grid", field_curves)
+    cut = [trial for trial in known.trials.values() if trial.cause is Cause.BUDGET]
+    assert cut
+    assert all(trial.state.ended for trial in known.trials.values())
+    assert {trial.explanation for trial in cut} == {"budget: budget.device_hours (1.7e-3) is spent"}
+    assert known.lane_seconds <= 6 + SECONDS_PER_MESSAGE
+    conclusion = known.conclusions["grid"]
+    assert f"{len(cut)} trials were stopped: budget.device_hours (1.7e-3) is spent" in known.conclusions["grid"].reason
+
+
+def test_a_study_that_goes_on_counts_what_was_spent_before(tmp_path: Path) -> None:
+    config, known = trained(tmp_path / "journal.jsonl", 1.6 * RUN_SECONDS)
+    assert replay(tmp_path / "journal.jsonl", config.name).lane_seconds == pytest.approx(known.lane_seconds)
+    clock = Clock()
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        director = director_of(config, journal, "train", clock=clock)
+        director.advance()
+        assert director.next_trial() is None
+        assert director.is_finished()
+
+
+def test_two_ranks_spend_it_twice_as_fast(tmp_path: Path) -> None:
+    _, one = trained(tmp_path / "one.jsonl", 1.6 * RUN_SECONDS)
+    _, two = trained(tmp_path / "two.jsonl", 3.2 * RUN_SECONDS, world_size=2)
+    assert two.lane_seconds == pytest.approx(one.lane_seconds, abs=RUN_SECONDS)
