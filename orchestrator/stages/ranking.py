@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Trial, TrialState
 
@@ -136,6 +138,22 @@ def elasticity(ranking: Sequence[Standing]) -> float:
         abs(math.log(b[1] / a[1]) / math.log(a[0] / b[0])) for a, b in itertools.pairwise(points) if a[0] > b[0] > 0
     ]
     return statistics.median(steps) if steps else 1.0
+
+
+def loss_at_samples(seeds: Sequence[Trial], samples_seen: int) -> float | None:
+    """Return the mean validation loss after so many samples, interpolated between evaluations; None where a seed has none
+    on both sides."""
+    losses = [_loss_at(trial, samples_seen) for trial in seeds]
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if len(known) == len(losses) else None
+
+
+def _loss_at(trial: Trial, samples_seen: int) -> float | None:
+    points = [(point.get("samples_seen"), point.get("val_loss")) for point in trial.history]
+    curve = sorted((x, y) for x, y in points if x is not None and y is not None)
+    if not curve or not curve[0][0] <= samples_seen <= curve[-1][0]:
+        return None
+    return float(np.interp(samples_seen, *zip(*curve, strict=True)))
 
 
 def _crossing(before: tuple[float, float], after: tuple[float, float], loss: float) -> float:

@@ -106,7 +106,6 @@ def test_without_known_rates_the_running_ones_are_stopped_and_the_waiting_ones_n
     assert all(trial.state.ended for trial in known.trials.values())
     assert {trial.explanation for trial in cut} == {"budget: budget.device_hours (1.7e-3) is spent"}
     assert known.lane_seconds <= 6 + SECONDS_PER_MESSAGE
-    conclusion = known.conclusions["grid"]
     assert f"{len(cut)} trials were stopped: budget.device_hours (1.7e-3) is spent" in known.conclusions["grid"].reason
 
 

@@ -15,6 +15,7 @@ from orchestrator.stages import train
 from orchestrator.stages.findings import found
 from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
 from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 from tests.support.known_stage import Known
@@ -33,10 +34,15 @@ def study(**changes: Any) -> StudyConfig:
 
 
 def played(
-    path: Path, truth: LossWorld, world: World | None = None, batches: tuple[int, ...] = BATCHES, **changes: Any
+    path: Path,
+    truth: LossWorld,
+    world: World | None = None,
+    batches: tuple[int, ...] = BATCHES,
+    facts: Facts | None = None,
+    **changes: Any,
 ) -> tuple[StudyConfig, Study]:
-    config = study(**changes)
-    return config, play_stage(path / "journal.jsonl", config, "train", world or truth, found=[truth.rates(batches)])
+    config, found = study(**changes), [truth.rates(batches)]
+    return config, play_stage(path / "journal.jsonl", config, "train", world or truth, found=found, facts=facts)
 
 
 def findings_of(known: Study) -> TrainFindings:
@@ -274,3 +280,28 @@ def test_the_protected_run_alone_measures_its_noise_once_it_is_warm_and_along_it
     (tmp_path / "without").mkdir()
     _, without = played(tmp_path / "without", IDEAL, statistics=False)
     assert not any(trial.config.noise_snapshots for trial in without.trials.values())
+
+
+def test_data_that_is_trained_on_more_than_once_is_said_with_how_often(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL, facts=Facts(num_train_samples=10_000))
+    complete = [trial.config for trial in known.trials.values() if trial.state is TrialState.COMPLETE]
+    budgets = {config.effective_batch_size: config.sample_budget for config in complete}
+    note = next(note for note in known.conclusions["train"].notes if "repeated" in note)
+    assert note.startswith("the data (10,000 training samples) was repeated: effective batch ")
+    for batch, budget in budgets.items():
+        assert (f"effective batch {batch} {budget / 10_000:.1f} times" in note) == (budget > 10_000)
+    (tmp_path / "enough").mkdir()
+    _, enough = played(tmp_path / "enough", IDEAL, facts=Facts(num_train_samples=10**6))
+    assert not any("repeated" in note for note in enough.conclusions["train"].notes)
+
+
+def test_who_leads_at_equal_samples_is_said_where_it_is_another_batch(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL)
+    note = next(
+        note for note in known.conclusions["train"].notes if note.startswith("at equal samples (8,192, read from")
+    )
+    assert "effective batch 8 leads with val loss" in note or "effective batch 4 leads with val loss" in note
+    assert f"and effective batch {chosen(known)} has " in note
+    (tmp_path / "small").mkdir()
+    _, small = played(tmp_path / "small", SMALL_IS_RIGHT)
+    assert not any(note.startswith("at equal samples") for note in small.conclusions["train"].notes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.ranking import Standing, standings
+from orchestrator.stages.ranking import Standing, loss_at_samples, standings
 from orchestrator.stages.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.train.choice import choice_of, surface_of
 from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings
@@ -35,7 +38,34 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
     )
-    return concluded(findings, _sentence(context, winner, findings), lineup.left_out)
+    notes = (*lineup.left_out, *_repeated(context, ranking), *_at_equal_samples(ranking, winner))
+    return concluded(findings, _sentence(context, winner, findings), notes)
+
+
+def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:
+    """Return how often the runs went through the data, where one of them went through all of it."""
+    num_samples = context.study.facts.num_train_samples
+    budgets = {one.trials[0].config.effective_batch_size: one.trials[0].config.sample_budget for one in ranking}
+    passes = {batch: budget / num_samples for batch, budget in budgets.items() if num_samples and budget > num_samples}
+    if not passes:
+        return []
+    each = ", ".join(f"effective batch {batch} {passes[batch]:.1f} times" for batch in sorted(passes))
+    return [f"the data ({num_samples:,} training samples) was repeated: {each}"]
+
+
+def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str]:
+    """Return who leads at equal samples, where that is another batch than at equal time."""
+    fewest = min(one.trials[0].config.sample_budget for one in ranking)
+    losses = {one.name: loss_at_samples(one.trials, fewest) for one in ranking}
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    leader = min(ranking, key=lambda one: known.get(one.name, math.inf))
+    batch, ours = leader.trials[0].config.effective_batch_size, winner.trials[0].config.effective_batch_size
+    if batch == ours or winner.name not in known:
+        return []
+    return [
+        f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
+        f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
+    ]
 
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:

@@ -1,0 +1,49 @@
+"""What a published formula would have picked stands beside the recommendation, where it applies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.output.published import StepLaw, published_pick
+from orchestrator.study.facts import Facts
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
+from tests.support.example_study import add_trial, end_trial, example_config
+
+FACTS = Facts(num_parameters=10**9)
+
+
+def trained(tokens_per_second: float = 128_000.0, **changes: Any) -> Trial:
+    """A run with steps of 32 samples that took a second each: by default 4,000 tokens a sample."""
+    config = example_config(**changes)
+    study = Study(config.name)
+    add_trial(study, config, "train-m32k1", "", micro_batch_size=32, learning_rate=6e-4)
+    end_trial(study, "train-m32k1", 60.0, {"tokens_per_second": tokens_per_second, "step_seconds": 1.0})
+    return study.trials["train-m32k1"]
+
+
+def test_the_law_says_what_the_paper_says_of_its_largest_model() -> None:
+    """1 B parameters on 100 B tokens: figure 1 of the paper has its optimum near 1.2e-3 and 1.1 M tokens."""
+    law = StepLaw(10**9, 1e11)
+    assert law.learning_rate == pytest.approx(1.79 * 10 ** (-0.713 * 9 + 0.307 * 11), rel=1e-9)
+    assert 1e-3 < law.learning_rate < 2e-3
+    assert 0.9e6 < law.batch_tokens < 1.3e6
+    assert StepLaw(10**9, 2e11).batch_tokens / law.batch_tokens == pytest.approx(2**0.571)
+    assert StepLaw(2 * 10**9, 1e11).batch_tokens == law.batch_tokens, "the batch follows the tokens alone"
+
+
+def test_it_is_told_in_samples_of_the_studys_own_length() -> None:
+    trial = trained()
+    law = StepLaw(10**9, trial.config.sample_budget * 4000.0)
+    batch = max(1, round(law.batch_tokens / 4000))
+    assert published_pick(FACTS, trial) == (
+        f"the Step Law (arXiv 2503.04715) would pick effective batch {batch} at learning rate {law.learning_rate:.2g}"
+    )
+
+
+def test_nothing_is_told_of_what_it_was_not_fitted_on() -> None:
+    assert published_pick(Facts(), trained()) is None
+    assert published_pick(FACTS, trained(tokens_per_second=32.0)) is None, "a classifier: one target a sample"
+    assert published_pick(FACTS, trained(optimizer={"type": "sgd"})) is None
