@@ -157,82 +157,85 @@ def fit(
     losses = np.array([one.loss for one in finite], dtype=float)
     unit = max(float(np.median(np.abs(losses))), 1e-12) * elasticity
     typical = float(np.median(losses)) / unit
-    cells = [_solve(coordinates, finite, losses / unit - typical, unit, *cell) for cell in _cells()]
-    evidence = np.array([cell.log_evidence for cell in cells])
-    weights = np.exp(evidence - evidence.max())
+    posterior = _posterior(coordinates, finite, losses / unit - typical, unit)
+    weights = np.exp(posterior.log_evidence - posterior.log_evidence.max())
     random = np.random.default_rng(seed)
-    chosen = random.choice(len(cells), size=NUM_DRAWS, p=weights / weights.sum())
-    draws = np.empty((NUM_DRAWS, cells[0].mean.size))
-    for number in np.unique(chosen):
-        here = np.flatnonzero(chosen == number)
-        draws[here] = random.multivariate_normal(cells[number].mean, cells[number].covariance, here.size, method="eigh")
+    chosen = np.sort(random.choice(weights.size, size=NUM_DRAWS, p=weights / weights.sum()))
+    draws = posterior.draws(chosen, random)
     basis = np.array([_level_row(coordinates, batch) for batch in coordinates.batches])
     return Surface(
         coordinates,
         unit,
         levels=typical + draws[:, :-2] @ basis.T,
         linear=draws[:, -2:],
-        curvature=np.array([cells[number].curvature for number in chosen]),
-        noise=np.array([cells[number].noise for number in chosen]),
+        curvature=posterior.curvature[chosen],
+        noise=posterior.noise[chosen],
         highest=_highest(coordinates, observations),
     )
 
 
 @dataclass(frozen=True)
-class _Cell:
-    """The posterior for one curvature and noise."""
+class _Posterior:
+    """Of the linear model that is left once curvature and noise are given: exact, for every cell of a grid of the two."""
 
-    curvature: float
-    noise: float
+    curvature: Array
+    """[cell]"""
+    noise: Array
+    """[cell]"""
     mean: Array
+    """[cell, coefficient]"""
     covariance: Array
-    log_evidence: float
+    """[cell, coefficient, coefficient]"""
+    log_evidence: Array
+    """[cell]"""
+
+    def draws(self, cells: NDArray[np.int64], random: np.random.Generator) -> Array:
+        """Return coefficients drawn from these cells, one row for each."""
+        used, place = np.unique(cells, return_inverse=True)
+        variances, directions = np.linalg.eigh(self.covariance[used])
+        factors = directions * np.sqrt(np.abs(variances))[:, None, :]
+        normal = random.standard_normal((cells.size, self.mean.shape[1]))
+        return self.mean[cells] + np.einsum("dij,dj->di", factors[place], normal)
 
 
-def _cells() -> list[tuple[float, float, float]]:
-    """Return (curvature, noise, log prior) on a grid of both."""
+def _cells() -> tuple[Array, Array, Array]:
+    """Return (curvature, noise, log prior) of every cell of a grid of both."""
     steps = np.linspace(-2, 2, 9)
-    return [
-        (CURVATURE * math.exp(CURVATURE_SPREAD * i), NOISE * math.exp(NOISE_SPREAD * j), -(i * i + j * j) / 2)
-        for i in steps
-        for j in steps
-    ]
+    i, j = (axis.ravel() for axis in np.meshgrid(steps, steps, indexing="ij"))
+    return CURVATURE * np.exp(CURVATURE_SPREAD * i), NOISE * np.exp(NOISE_SPREAD * j), -(i**2 + j**2) / 2
 
 
-def _solve(
-    coordinates: Coordinates,
-    runs: Sequence[Observation],
-    losses: Array,
-    unit: float,
-    curvature: float,
-    noise: float,
-    log_prior: float,
-) -> _Cell:
-    """Return the exact posterior of the linear model that is left once curvature and noise are given.
-
-    losses: in the unit, from the typical loss.
-    """
+def _posterior(coordinates: Coordinates, runs: Sequence[Observation], losses: Array, unit: float) -> _Posterior:
+    """losses: of the runs, in the unit, from the typical loss."""
+    curvature, noise, log_prior = _cells()
     u = np.array([coordinates.u(run.effective_batch_size, run.learning_rate) for run in runs])
     rows = np.array([_row(coordinates, run.effective_batch_size, v) for run, v in zip(runs, u, strict=True)])
-    variance = _variances(runs, losses, unit, noise)
-    prior = _prior_variances(coordinates, curvature)
-    target = losses - curvature * u**2
-    of_data = (rows * prior) @ rows.T + np.diag(variance)
-    gain = np.linalg.solve(of_data, rows * prior).T
-    covariance = np.diag(prior) - gain @ (rows * prior)
-    _, log_determinant = np.linalg.slogdet(of_data)
-    log_evidence = log_prior - (log_determinant + target @ np.linalg.solve(of_data, target)) / 2
-    return _Cell(curvature, noise, gain @ target, (covariance + covariance.T) / 2, float(log_evidence))
+    prior = np.array([_prior_variances(coordinates, one) for one in curvature])
+    target = losses - curvature[:, None] * u**2
+    weighted = rows * prior[:, None, :]
+    of_data = weighted @ rows.T + _diagonal(_variances(runs, losses, unit, noise))
+    gain = np.linalg.solve(of_data, weighted).swapaxes(1, 2)
+    covariance = _diagonal(prior) - gain @ weighted
+    explained = np.linalg.solve(of_data, target[:, :, None])[:, :, 0]
+    log_evidence = log_prior - (np.linalg.slogdet(of_data).logabsdet + (target * explained).sum(axis=1)) / 2
+    mean = (gain @ target[:, :, None])[:, :, 0]
+    return _Posterior(curvature, noise, mean, (covariance + covariance.swapaxes(1, 2)) / 2, log_evidence)
 
 
-def _variances(runs: Sequence[Observation], losses: Array, unit: float, noise: float) -> Array:
+def _diagonal(rows: Array) -> Array:
+    """Return for every row the matrix that has it on its diagonal."""
+    return rows[:, :, None] * np.eye(rows.shape[1])
+
+
+def _variances(runs: Sequence[Observation], losses: Array, unit: float, noise: Array) -> Array:
+    """Return how uncertain every run's loss is: [noise, run]."""
     lowest: dict[int, float] = {}
     for run, loss in zip(runs, losses, strict=True):
         lowest[run.effective_batch_size] = min(loss, lowest.get(run.effective_batch_size, math.inf))
     excess = np.array([loss - lowest[run.effective_batch_size] for run, loss in zip(runs, losses, strict=True)])
     seeds = np.array([run.num_seeds for run in runs])
     extra = np.array([run.extra_deviation for run in runs]) / unit
-    return noise**2 / seeds + (FAR * excess) ** 2 + extra**2
+    return noise[:, None] ** 2 / seeds + (FAR * excess) ** 2 + extra**2
 
 
 def _row(coordinates: Coordinates, batch: int, u: float) -> list[float]:
