@@ -31,21 +31,28 @@ class Candidate:
 def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object) -> list[Proposal]:
     """Return one proposal for each seed of the study; the id names the seed where there are several.
 
-    changes: fields of the TrialConfig that differ from what the study file and the scaling rule say.
+    changes: fields of the TrialConfig that differ from what the study file and the scaling rule say. What was proposed
+    before is returned as it was: a stage is asked at every event, and a configuration takes a millisecond to check.
     """
-    seeds = context.config.seeds
-    settings = {"sample_budget": candidate.sample_budget, **changes}
-    planned = candidate.samples_per_second
-    expected = {} if planned is None else {PLANNED_RATE: planned}
+    seeds, trials = context.config.seeds, context.study.trials
+    ids = {f"{name}-s{seed}" if len(seeds) > 1 else name: seed for seed in seeds}
     return [
-        Proposal(
-            f"{name}-s{seed}" if len(seeds) > 1 else name,
-            context.stage.type,
-            context.trial(candidate.split, candidate.mode, **settings, seed=seed),
-            candidate=name,
-            role=candidate.role,
-            protected=candidate.protected,
-            expected=expected,
-        )
-        for seed in seeds
+        trials[one].proposal if one in trials else _proposal(context, one, name, candidate, changes | {"seed": seed})
+        for one, seed in ids.items()
     ]
+
+
+def _proposal(
+    context: StageContext[StageKeys], trial_id: str, name: str, candidate: Candidate, changes: dict[str, object]
+) -> Proposal:
+    planned = candidate.samples_per_second
+    settings = {"sample_budget": candidate.sample_budget} | changes
+    return Proposal(
+        trial_id,
+        context.stage.type,
+        context.trial(candidate.split, candidate.mode, **settings),
+        candidate=name,
+        role=candidate.role,
+        protected=candidate.protected,
+        expected={} if planned is None else {PLANNED_RATE: planned},
+    )
