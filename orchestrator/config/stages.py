@@ -183,7 +183,7 @@ class Equivalence(Strict):
 
 
 class Train(Strict):
-    """Which candidate reaches the loss first?"""
+    """Which batch ends best at equal cost?"""
 
     type: Literal["train"] = "train"
     """`train`. Trains candidates at equal cost, each batch at learning rates of its own, until the probability of

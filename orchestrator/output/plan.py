@@ -39,13 +39,19 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     if memory:
         console.print(Text(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
-    console.print(Text(f"\nat most {full_runs} full runs of {config.sample_budget:,} samples, beside the short probes"))
+    console.print(Text(f"\nat most {full_runs} full runs of {_run_cost(config)}, beside the short probes"))
     if hours := config.budget.device_hours:
         console.print(Text(f"at most {hours:g} device-hours in all (budget.device_hours)"))
     if probing := _probing(config, study, full_runs):
         console.print(Text(probing))
     if estimate:
         console.print(Text(estimate))
+
+
+def _run_cost(config: StudyConfig) -> str:
+    """Return what a full run takes: under `objective: samples` all take as many, else as long as the baseline."""
+    samples = f"{config.sample_budget:,} samples"
+    return samples if config.objective == "samples" else f"the time in which the baseline takes {samples}"
 
 
 _MEMORY_TITLE = (

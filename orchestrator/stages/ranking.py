@@ -153,7 +153,7 @@ def _loss_at(trial: Trial, samples_seen: int) -> float | None:
     curve = sorted((x, y) for x, y in points if x is not None and y is not None)
     if not curve or not curve[0][0] <= samples_seen <= curve[-1][0]:
         return None
-    return float(np.interp(samples_seen, *zip(*curve, strict=True)))
+    return float(np.interp(samples_seen, [x for x, _ in curve], [y for _, y in curve]))
 
 
 def _crossing(before: tuple[float, float], after: tuple[float, float], loss: float) -> float:

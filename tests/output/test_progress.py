@@ -53,7 +53,7 @@ def test_a_log_has_a_line_for_whatever_starts_waits_or_ends(
         progress.ended(study.trials["train-m2"])
         progress.concluded(Conclusion("train", ok=True, reason="train-m1 ends first", notes=("a note",)))
     assert capsys.readouterr().out.splitlines() == [
-        "train: Which candidate reaches the loss first?",
+        "train: Which batch ends best at equal cost?",
         "  train-m1: running",
         "  train-m1: paused  rung: waiting at 512 samples",
         "  train-m2: pruned  diverged: the loss is nan",

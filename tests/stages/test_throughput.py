@@ -209,6 +209,23 @@ def test_more_rounds_until_the_rates_are_known_and_no_more_than_allowed() -> Non
     assert any(note.startswith("the machine was busy: they scatter by ") for note in busy.conclude().notes)
 
 
+def test_goodput_has_an_interval_and_what_may_be_the_best_within_it_is_named() -> None:
+    known = played(frontier(4, 8, 16), noisy(0.01), optimizer={"reference_batch_size": 16})
+    findings = known.found(ThroughputFindings)
+    assert findings.goodput_ends.keys() == findings.goodput.keys()
+    for batch, (low, high) in findings.goodput_ends.items():
+        assert low <= findings.goodput[batch] <= high
+    rates = {rate.effective_batch_size: rate for rate in findings.rates}
+    for batch, rate in rates.items():  # the noise scale is 40 [30, 50] samples
+        of_rate = rate.high / rate.samples_per_second
+        assert findings.goodput_ends[batch][1] >= of_rate * findings.goodput[batch] - 1e-12
+    best = max(findings.goodput, key=lambda batch: findings.goodput[batch])
+    least = findings.goodput_ends[best][0]
+    rivals = [batch for batch, (_, most) in sorted(findings.goodput_ends.items()) if most > least and batch != best]
+    named = known.conclude().reason.partition(" has the best goodput of these")[2]
+    assert named == (f"; within the intervals it may be {', '.join(map(str, rivals))}" if rivals else "")
+
+
 def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     def ended(share: float, **changes: Any) -> Known:
         known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN], **changes)

@@ -305,3 +305,16 @@ def test_who_leads_at_equal_samples_is_said_where_it_is_another_batch(tmp_path: 
     (tmp_path / "small").mkdir()
     _, small = played(tmp_path / "small", SMALL_IS_RIGHT)
     assert not any(note.startswith("at equal samples") for note in small.conclusions["train"].notes)
+
+
+def test_how_goodput_did_is_told_beside_the_order_that_came_out(tmp_path: Path) -> None:
+    def told(goodput: dict[int, float]) -> str:
+        config = study()
+        foretold = replace(IDEAL.rates((8, 64, 256)), goodput=goodput)
+        known = play_stage(tmp_path / f"{goodput[8]}.jsonl", config, "train", IDEAL, found=[foretold])
+        return next(note for note in known.conclusions["train"].notes if note.startswith("goodput had foretold"))
+
+    assert told({8: 0.2, 64: 1.0, 256: 0.9}) == "goodput had foretold the order of the batches: 64, 256, 8"
+    assert told({8: 1.0, 64: 0.5, 256: 0.9}) == (
+        "goodput had foretold the order 8, 256, 64; at their best rates the batches came out 64, 256, 8"
+    )

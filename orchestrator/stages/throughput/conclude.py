@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import RankBatch
@@ -52,23 +54,43 @@ def _findings(
     rates: list[Rate], fastest: RankBatch, scale: NoiseScale | None, others: dict[int, Ratio], busy: bool
 ) -> ThroughputFindings:
     point = scale.point if scale else None
-    gains = {
-        rate.effective_batch_size: goodput(rate.samples_per_second, rate.effective_batch_size, point)
-        for rate in rates
-        if point
-    }
+    gains = _goodputs(rates, point) if point else {}
     best = max(rates, key=lambda rate: gains[rate.effective_batch_size]) if gains else None
     return ThroughputFindings(
         critical_batch_size=point,
         critical_batch_size_low=scale.low if scale else None,
         critical_batch_size_high=scale.high if scale else None,
-        goodput={batch: gain / max(gains.values()) for batch, gain in gains.items()},
+        goodput=gains,
+        goodput_ends=_goodput_ends(rates, gains, scale) if scale else {},
         best_tokens_per_second=fastest,
         best_goodput=RankBatch(best.micro_batch_size, best.gradient_accumulation_steps) if best else fastest,
         rates=tuple(rates),
         undetermined=tuple(batch for batch, ratio in others.items() if ratio.order == "undetermined"),
         busy=busy,
     )
+
+
+def _goodputs(rates: list[Rate], noise_scale: float) -> dict[int, float]:
+    """Return the goodput of every batch, relative to the best."""
+    gains = {
+        rate.effective_batch_size: goodput(rate.samples_per_second, rate.effective_batch_size, noise_scale)
+        for rate in rates
+    }
+    return {batch: gain / max(gains.values()) for batch, gain in gains.items()}
+
+
+def _goodput_ends(rates: list[Rate], gains: dict[int, float], scale: NoiseScale) -> dict[int, tuple[float, float]]:
+    """Return what each relative goodput lies between. An unbounded noise scale makes every batch as efficient as one."""
+    if not gains:
+        return {}
+    at_ends = [gains, *(_goodputs(rates, end) for end in (scale.low, scale.high or math.inf) if end > 0)]
+    return {
+        rate.effective_batch_size: (
+            min(one[rate.effective_batch_size] for one in at_ends) * rate.low / rate.samples_per_second,
+            max(one[rate.effective_batch_size] for one in at_ends) * rate.high / rate.samples_per_second,
+        )
+        for rate in rates
+    }
 
 
 def _batch(form: Form) -> RankBatch:
@@ -97,7 +119,10 @@ def _noise(scale: NoiseScale | None, findings: ThroughputFindings) -> str:
     if scale is None or scale.point is None:
         return "the noise scale is undetermined, so goodput is not ranked"
     best = max(findings.goodput, key=lambda batch: findings.goodput[batch])
-    return f"the noise scale is {scale} samples, so effective batch {best} has the best goodput of these"
+    least = findings.goodput_ends[best][0] if best in findings.goodput_ends else 1.0
+    rivals = [str(b) for b, (_, most) in sorted(findings.goodput_ends.items()) if b != best and most > least]
+    beside = f"; within the intervals it may be {', '.join(rivals)}" if rivals else ""
+    return f"the noise scale is {scale} samples, so effective batch {best} has the best goodput of these{beside}"
 
 
 def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:

@@ -29,8 +29,10 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     speed = Series("", _speed_marks(context))
     coherence = Series("coherence", _marks(context, "coherence"), 1)
     floor = Series("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR, dashed=True)
-    gain = Series("", _marks(context, "goodput"), 2)
-    gain_figure = _figure(context, Axis("goodput, relative", zero=True), (gain,), "Progress per second.")
+    gain = Series("", _goodput_marks(context), 2)
+    gain_figure = _figure(
+        context, Axis("goodput, relative", zero=True), (gain,), "Progress per second, with its 95 % interval."
+    )
     return [
         _figure(context, Axis("tokens/s", zero=True), (speed,), "What accumulation costs."),
         _figure(context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
@@ -67,6 +69,15 @@ def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:
         if trial.proposal.round in (None, 1)
     ]
     return tuple(Mark(x, y) for x, y in sorted((x, y) for x, y in points if y is not None))
+
+
+def _goodput_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
+    findings = found(context.study, ThroughputFindings)
+    ends = findings.goodput_ends if findings else {}
+    return tuple(
+        replace(one, low=ends[int(one.x)][0], high=ends[int(one.x)][1]) if int(one.x) in ends else one
+        for one in _marks(context, "goodput")
+    )
 
 
 def _noise_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from orchestrator.stages.chosen import RankBatch
@@ -28,5 +28,7 @@ class ThroughputFindings:
     versions."""
     undetermined: tuple[int, ...] = ()
     """The effective batches that may be faster than the fastest by more than 5 %."""
+    goodput_ends: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """The least and the most that a goodput can be within the intervals of noise scale and rate."""
     busy: bool = False
     """True if something else had the machine while the batches were timed."""

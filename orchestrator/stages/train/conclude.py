@@ -9,9 +9,10 @@ import numpy as np
 
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import concluded
+from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.ranking import Standing, loss_at_samples, standings
 from orchestrator.stages.surface import Array, Surface, runs_to_decide
+from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.train.choice import choice_of, surface_of
 from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings
 from orchestrator.stages.train.lineup import Lineup, lineup_of
@@ -38,7 +39,12 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
     )
-    notes = (*lineup.left_out, *_repeated(context, ranking), *_at_equal_samples(ranking, winner))
+    notes = (
+        *lineup.left_out,
+        *_repeated(context, ranking),
+        *_at_equal_samples(ranking, winner),
+        *_foretold(context, findings),
+    )
     return concluded(findings, _sentence(context, winner, findings), notes)
 
 
@@ -66,6 +72,26 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
         f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
     ]
+
+
+def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:
+    """Return how the order of the batches that goodput foretold did."""
+    throughput = found(context.study, ThroughputFindings)
+    goodputs = throughput.goodput if throughput else {}
+    run = [one for one in findings.batches if one.num_runs and one.effective_batch_size in goodputs]
+    if len(run) < 2:
+        return []
+    came_out = [one.effective_batch_size for one in sorted(run, key=lambda one: one.score)]
+    predicted = sorted(came_out, key=lambda batch: -goodputs[batch])
+    if predicted == came_out:
+        return [f"goodput had foretold the order of the batches: {_listed(came_out)}"]
+    return [
+        f"goodput had foretold the order {_listed(predicted)}; at their best rates the batches came out {_listed(came_out)}"
+    ]
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return ", ".join(map(str, batches))
 
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
