@@ -96,7 +96,7 @@ class Recommendation:
     verdict: str
     """For people: the configuration, and what it wins against the baseline."""
     p_best: float | None = None
-    """The probability that no batch is better by more than the seeds' deviation; None where only one was tried."""
+    """The probability that no batch is better by more than the seeds' deviation or 0.4 %; None where only one was tried."""
     scope: Scope | None = None
     """What the recommendation was measured on."""
     undecided_between: tuple[int, ...] = ()

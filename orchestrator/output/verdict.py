@@ -55,8 +55,8 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
 
 
 def p_best(study: Study, winner: Trial) -> float | None:
-    """Return the probability that no batch is better than the recommended one by more than the seeds' deviation; None
-    where only one was tried."""
+    """Return the probability that no batch is better than the recommended one by a useful gain; None where only one was
+    tried."""
     compared = _compared(study, winner)
     return compared.mine.p_best if compared else None
 

@@ -42,7 +42,9 @@ of that less exact."""
 BELOW_DIVERGED = 0.5
 """Rates within so many factors of 2 below one that diverged are not counted on."""
 
-# Of what is run next.
+# Of what is best, and what is run next.
+USEFUL = NOISE
+"""A gain of a smaller share of the loss is not worth choosing another batch for, however small the seeds' deviation."""
 REACH = 1.0
 """How many factors of 2 beyond the rates that were tried the next one may lie."""
 APART = 0.3
@@ -137,10 +139,15 @@ class Surface:
         return self.unit * float(np.median(self.noise))
 
     @cached_property
+    def useful_gain(self) -> float:
+        """The smallest difference worth choosing another batch for: no seed makes it, and it is at least USEFUL."""
+        return max(self.seed_deviation, USEFUL * self.unit)
+
+    @cached_property
     def p_best(self) -> dict[int, float]:
-        """For each batch, the probability that none ends lower by more than the seeds' deviation."""
+        """For each batch, the probability that none ends lower by more than a useful gain."""
         losses = np.stack([self.best_loss(batch) for batch in self.coordinates.batches], axis=1)
-        good = losses <= losses.min(axis=1, keepdims=True) + self.seed_deviation
+        good = losses <= losses.min(axis=1, keepdims=True) + self.useful_gain
         return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
 
@@ -290,13 +297,13 @@ def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float:
     """Return about how many more runs would tell whether the batch or its strongest rival is better, after so many.
 
     The variance of their difference falls about as the number of runs grows; it is told where the difference is as large
-    as DECISIVE deviations, or both are known to lie within the seeds' deviation of each other.
+    as DECISIVE deviations, or both are known to lie within a useful gain of each other.
     """
     rival = _rival(surface, batch)
     if rival is None:
         return 0.0
     difference = surface.best_loss(rival) - surface.best_loss(batch)
-    wanted = max(abs(float(difference.mean())), surface.seed_deviation) / DECISIVE
+    wanted = max(abs(float(difference.mean())), surface.useful_gain) / DECISIVE
     return max(0.0, num_runs * (float(difference.var()) / wanted**2 - 1))
 
 

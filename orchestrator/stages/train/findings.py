@@ -34,7 +34,7 @@ class BatchFindings:
     score_high: float
     """What it would come to with that rate, with the ends of the 90 % interval."""
     p_best: float
-    """The probability that no batch is better by more than the seeds' deviation."""
+    """The probability that no batch is better by more than a useful gain: the seeds' deviation, or 0.4 % if that is more."""
     num_runs: int
     num_runs_to_decide: float = 0.0
     """About how many more runs would tell whether it or its strongest rival is better."""
