@@ -120,10 +120,10 @@ class Batch(Strict):
 class Budget(Strict):
     """What a whole study may cost."""
 
-    device_hours: Positive | None = None
+    device_hours: Positive
     """The hours for which trials may hold devices, all together: a trial on two GPUs takes two device-hours in an hour,
     start and compiling included. A run that would not end within what is left is not started, and when all is spent the
-    running ones are stopped at their next report; the answer is made from what has ended. null: there is no limit."""
+    running ones are stopped at their next report; the answer is made from what has ended."""
 
 
 class StudyConfig(Strict):
@@ -200,8 +200,8 @@ class StudyConfig(Strict):
     target_loss: float | None = None
     """The validation loss to reach, for `objective: target`. null: there is none, as for the
     other objectives."""
-    budget: Budget = Budget()
-    """What the whole study may cost: `{device_hours: 2}`."""
+    budget: Budget | None = None
+    """What the whole study may cost: `{device_hours: 2}`. null: there is no limit."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (

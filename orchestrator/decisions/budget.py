@@ -17,7 +17,8 @@ class Spending:
     """The lane time of a study: that of trials which have ended is in the journal, that of the running ones here."""
 
     def __init__(self, config: StudyConfig, study: Study, clock: Callable[[], float]) -> None:
-        self._hours, self._world_size, self._study = config.budget.device_hours, config.world_size, study
+        self._hours = config.budget.device_hours if config.budget else None
+        self._world_size, self._study = config.world_size, study
         self._clock = clock
         self._started: dict[str, float] = {}
 

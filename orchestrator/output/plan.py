@@ -40,8 +40,8 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
         console.print(Text(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
     console.print(Text(f"\nat most {full_runs} full runs of {_run_cost(config)}, beside the short probes"))
-    if hours := config.budget.device_hours:
-        console.print(Text(f"at most {hours:g} device-hours in all (budget.device_hours)"))
+    if config.budget:
+        console.print(Text(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if probing := _probing(config, study, full_runs):
         console.print(Text(probing))
     if estimate:

@@ -78,7 +78,7 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     runs = max(1, round(compared.mine.num_runs_to_decide)) * len(config.seeds)
     seconds = compared.findings.seconds or winner.metric("train_seconds") or 0.0
     hours = runs * seconds * config.world_size / 3600
-    keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget.device_hours else "")
+    keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     each = f"of {seconds_text(seconds)}" if runs == 1 else f"of {seconds_text(seconds)} each"
     return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import Budget, StudyConfig
 from orchestrator.output.recommendation import recommend
 from orchestrator.stages.findings import Findings, found
 from orchestrator.stages.train import ENOUGH, TrainFindings
@@ -98,8 +98,7 @@ def test_a_budget_that_holds_no_run_says_what_one_takes(tmp_path: Path) -> None:
 
 
 def test_without_known_rates_the_running_ones_are_stopped_and_the_waiting_ones_never_start(tmp_path: Path) -> None:
-    config = field_config()
-    config = config.model_copy(update={"budget": type(config.budget)(device_hours=6 / 3600)})
+    config = field_config().model_copy(update={"budget": Budget(device_hours=6 / 3600)})
     known = played(tmp_path / "journal.jsonl", config, "grid", field_curves)
     cut = [trial for trial in known.trials.values() if trial.cause is Cause.BUDGET]
     assert cut
