@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import read_yaml
+from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.study.journal import Journal
 from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, written_whole
@@ -44,7 +44,7 @@ def _is_ours(entry: Path) -> bool:
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
     """Write study.yaml. It may change until the first trial is proposed; raises ValueError if it changed after that."""
-    before, now = read_yaml(path) if path.exists() else None, config.model_dump(mode="json")
+    before, now = _stored(path) if path.exists() else None, config.model_dump(mode="json")
     if before == now:
         return
     if before is not None and has_begun:
@@ -54,6 +54,15 @@ def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
         )
     with written_whole(path) as file:
         file.write(yaml.safe_dump(now, sort_keys=False).encode())
+
+
+def _stored(path: Path) -> object:
+    """Return the study that the file holds, with the defaults of keys that its version did not have; what is no study
+    of any version as it stands there, to be shown."""
+    try:
+        return load_stored_study(path).model_dump(mode="json")
+    except ValueError:
+        return read_yaml(path)
 
 
 def _difference(before: object, now: object) -> str:

@@ -1,0 +1,54 @@
+"""A run directory belongs to one study, whatever version began it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.trial import base_trial
+from orchestrator.study.events import proposed
+from orchestrator.study.run_directory import open_run_directory
+from orchestrator.study.trial import Proposal
+from tests.support.lane_player import study_of
+
+
+def begin(run_dir: Path, config: StudyConfig) -> None:
+    with open_run_directory(config, run_dir) as journal:
+        journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
+
+
+def rewrite(run_dir: Path, without: tuple[str, ...] = (), **changes: Any) -> None:
+    """Leave study.yaml as a version wrote it that did not have these keys."""
+    path = run_dir / "study.yaml"
+    tree = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in without}
+    path.write_text(yaml.safe_dump(tree | changes))
+
+
+def test_a_study_begun_before_a_key_existed_goes_on_with_its_default(tmp_path: Path) -> None:
+    begin(tmp_path, study_of())
+    rewrite(tmp_path, without=("budget", "target_loss"))
+    open_run_directory(study_of(), tmp_path).close()
+    with pytest.raises(
+        ValueError, match=r"another study:\n  budget: None there, absent now\n  budget.device_hours: absent there, 1"
+    ):
+        open_run_directory(study_of(budget={"device_hours": 1}), tmp_path)
+
+
+def test_a_study_of_version_0_2_goes_on_as_it_was_meant(tmp_path: Path) -> None:
+    begin(tmp_path, study_of(objective="samples"))
+    rewrite(tmp_path, without=("budget", "target_loss"), objective="val_loss")
+    open_run_directory(study_of(objective="samples"), tmp_path).close()
+    rewrite(tmp_path, objective="val_loss")
+    with pytest.raises(ValueError, match="objective: samples there, time now"):
+        open_run_directory(study_of(), tmp_path)
+
+
+def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
+    begin(tmp_path, study_of())
+    rewrite(tmp_path, bugdet=7)
+    with pytest.raises(ValueError, match="bugdet: 7 there, absent now"):
+        open_run_directory(study_of(), tmp_path)
