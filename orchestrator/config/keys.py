@@ -11,6 +11,7 @@ from orchestrator.config.stages import (
     AtLeastOne,
     Equivalence,
     Frontier,
+    Horizons,
     KillRules,
     LearningRate,
     Positive,
@@ -126,6 +127,17 @@ class Budget(Strict):
     running ones are stopped at their next report; the answer is made from what has ended."""
 
 
+LONGEST_EXTRAPOLATION = 8
+"""How many times as long as the study a real run may be: further, runs at 1/4, 1/2 and 1 say little."""
+
+
+class RealRun(Strict):
+    """The run that the recommendation is for, where it is longer than the study."""
+
+    samples: PositiveInt
+    """Its length, told as `sample_budget` is: what the baseline trains on. At most 8 times `sample_budget`."""
+
+
 class StudyConfig(Strict):
     """A whole study file. Only `model` and `data` must be given; `name` is the file's where it is left out."""
 
@@ -202,6 +214,9 @@ class StudyConfig(Strict):
     other objectives."""
     budget: Budget | None = None
     """What the whole study may cost: `{device_hours: 2}`. null: there is no limit."""
+    real_run: RealRun | None = None
+    """What the recommendation is for, where that is longer than the study: `{samples: 1_000_000}`. The stage `horizons`,
+    which then follows the others, carries batch and learning rate to that length. null: the study's own length."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
@@ -212,6 +227,16 @@ class StudyConfig(Strict):
         LearningRate(),
     )
     """The stages of the study, in the order in which they run; each at most once."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _horizons_of_a_real_run(cls, tree: object) -> object:
+        """Append the stage that a real run needs, where the study file does not say when it is to come."""
+        if not isinstance(tree, dict) or tree.get("real_run") is None:
+            return tree
+        stages = tree.get("stages", cls.model_fields["stages"].default)
+        named = [stage.get("type") if isinstance(stage, dict) else getattr(stage, "type", None) for stage in stages]
+        return tree if "horizons" in named else tree | {"stages": [*stages, {"type": "horizons"}]}
 
     @model_validator(mode="after")
     def _checks_across_keys(self) -> StudyConfig:
@@ -224,6 +249,7 @@ class StudyConfig(Strict):
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
         check_shards(self.parallel, self.world_size)
+        self._check_real_run()
         effective = given_batch(self.batch, self.world_size).effective_batch_size
         if effective > self.sample_budget:
             raise ValueError(
@@ -235,6 +261,25 @@ class StudyConfig(Strict):
             for micro_batch_size in equivalence.micro_batch_sizes:
                 derive_accumulation(equivalence.effective_batch_size, micro_batch_size, self.world_size)
         return self
+
+    def _check_real_run(self) -> None:
+        horizons, train = self.keys_of(Horizons), self.keys_of(Train)
+        if self.real_run is None:
+            if horizons:
+                raise ValueError("the stage horizons needs real_run: {samples: ...}; add it or remove the stage")
+            return
+        samples, budget = self.real_run.samples, self.sample_budget
+        if self.objective == "target":
+            raise ValueError("real_run compares losses, and objective: target compares seconds; remove one of them")
+        if train is None:
+            raise ValueError("real_run goes on from what the stage train finds; add that stage or remove real_run")
+        if not budget < samples <= LONGEST_EXTRAPOLATION * budget:
+            least = -(-samples // LONGEST_EXTRAPOLATION)
+            raise ValueError(
+                f"real_run.samples ({samples}) must be more than sample_budget ({budget}) and at most "
+                f"{LONGEST_EXTRAPOLATION} times that, which is as far as the study's runs carry; "
+                + (f"raise sample_budget to {least}" if samples > budget else "remove real_run")
+            )
 
     def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:
         """Return the study's stage of this class, or None where it has none."""

@@ -208,6 +208,16 @@ class LearningRate(Strict):
     """Which rates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
+class Horizons(Strict):
+    """Which batch and learning rate should the longer real run have?"""
+
+    type: Literal["horizons"] = "horizons"
+    """`horizons`. For a study with `real_run`: trains the chosen batch and its strongest rival for shares of the study's
+    length too, and says what the real run's length makes of batch, learning rate and loss."""
+    shares: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], AtLeastOne] = (0.25, 0.5)
+    """The lengths of the further runs, as shares of each batch's own budget. Every run has its whole schedule."""
+
+
 class Grid(Strict):
     """Every combination of the lists, each a full training run; what does not divide is skipped and listed."""
 
@@ -231,7 +241,7 @@ class Grid(Strict):
     """Which combinations are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
-StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Grid
+StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizons | Grid
 """The keys of some stage."""
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 """The same as a study file holds them: the word under `type` says which they are."""

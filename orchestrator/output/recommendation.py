@@ -15,6 +15,7 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
@@ -103,6 +104,8 @@ class Recommendation:
     """The effective batches between which the study could not decide."""
     would_decide: str | None = None
     """What would decide it, for people; None where it is decided."""
+    real_run: HorizonsFindings | None = None
+    """What holds for the real run, where the study was asked for it."""
     complete: bool
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
@@ -161,6 +164,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         scope=scope_of(config, study, winner),
         undecided_between=undecided_between(study, winner),
         would_decide=would_decide(config, study, winner),
+        real_run=found(study, HorizonsFindings),
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, winner),
         alternatives=_alternatives(config, study, winner),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.published import published_pick
 from orchestrator.stages.findings import found
+from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
@@ -120,6 +121,8 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
     scope = f" Measured with {scope_of(config, study, winner)}."
+    real = study.conclusions.get(HorizonsFindings.STAGE)
+    scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
     published = published_pick(study.facts, winner)
     beside = f" For comparison, {published}." if published else ""
     return f"{what}: {_why(config, study, winner)}.{edge if _is_on_edge(study, winner) else ''}{scope}{beside}"

@@ -1,0 +1,34 @@
+"""The horizons stage's figure: the loss that each batch ends at, over the length of its run."""
+
+from __future__ import annotations
+
+from orchestrator.config.stages import Horizons
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.figures import Axis, Figure, Mark, Series
+from orchestrator.stages.findings import found
+from orchestrator.stages.horizons.conclude import curve_of
+from orchestrator.stages.horizons.findings import HorizonsFindings
+from orchestrator.stages.horizons.propose import rivals
+from orchestrator.stages.ranking import standings
+
+
+def figures(context: StageContext[Horizons]) -> list[Figure]:
+    ended = {one.name: one for one in standings(context.trials())}
+    findings = found(context.study, HorizonsFindings)
+    budget = context.config.sample_budget
+    series = []
+    for colour, rival in enumerate(rivals(context)):
+        marks = [Mark(one.length * budget, one.loss) for one in curve_of(context, rival, ended)]
+        for one in findings.batches if findings else ():
+            if findings and one.effective_batch_size == rival.effective_batch_size:
+                low, high = one.val_loss_low, one.val_loss_high
+                marks.append(Mark(findings.samples, one.val_loss, low=low, high=high))
+        series.append(Series(f"batch {rival.effective_batch_size}", tuple(marks), colour))
+    return [
+        Figure(
+            Axis("length of the run, samples of the baseline", log=True),
+            Axis("validation loss at its end"),
+            tuple(series),
+            "Each point is a whole run with its own schedule; the last one, with its 90 % interval, is extrapolated.",
+        )
+    ]
