@@ -54,33 +54,51 @@ def judge_rung(
     someone better may still come. The study cannot get stuck: when nothing runs any more, everyone who is left has come
     to the lowest rung at which anyone waits, so that rung decides.
     """
-    here = [entrant for entrant in entrants if entrant.value is not None]
-    if not here:
+    ranked = sorted((entrant for entrant in entrants if entrant.value is not None), key=_value)
+    if not ranked:
         return {}
     missing = sum(entrant.value is None and not entrant.out for entrant in entrants)
-    places = math.ceil((len(here) + missing) / reduction_factor)
+    places = math.ceil((len(ranked) + missing) / reduction_factor)
     places_now = places - missing  # these are certain, even if everyone who is missing were better
     if not synchronous:
-        places_now = max(places_now, early_places(len(here), reduction_factor, first=first, demand=demand))
-    ranked = sorted(here, key=_value)
+        places_now = max(places_now, early_places(len(ranked), reduction_factor, first=first, demand=demand))
     tied = _value(ranked[0]) + tie
     tied_now = -math.inf if synchronous and missing else tied
-    last_on = max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf
-    last_hope = max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf
-    verdicts: dict[str, Decision] = {}
-    for place, entrant in enumerate(ranked, start=1):
-        if entrant.promoted or entrant.out:
-            continue
-        at = f"place {place} of {len(here)} at {where}"
-        if entrant.protected:
-            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{at}; never cut before the end")
-        elif _value(entrant) <= last_on:
-            verdicts[entrant.name] = _at_rung(Action.GO_ON, f"{at}; the best {places_now} go on")
-        elif _value(entrant) > last_hope:
-            verdicts[entrant.name] = _at_rung(Action.STOP, f"{at}; the best {places} go on")
-        else:
-            verdicts[entrant.name] = _at_rung(Action.PAUSE, f"{at}; waiting for the others")
-    return verdicts
+    lines = _Lines(
+        places,
+        places_now,
+        last_on=max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf,
+        last_hope=max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf,
+    )
+    return {
+        entrant.name: _verdict(entrant, f"place {place} of {len(ranked)} at {where}", lines)
+        for place, entrant in enumerate(ranked, start=1)
+        if not (entrant.promoted or entrant.out)
+    }
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where those at a rung part."""
+
+    places: int
+    """How many go on from here in the end."""
+    places_now: int
+    """How many go on whoever may still come."""
+    last_on: float
+    """The worst value that goes on now."""
+    last_hope: float
+    """The worst value that may go on yet."""
+
+
+def _verdict(entrant: Entrant, at: str, lines: _Lines) -> Decision:
+    if entrant.protected:
+        return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
+    if _value(entrant) <= lines.last_on:
+        return _at_rung(Action.GO_ON, f"{at}; the best {lines.places_now} go on")
+    if _value(entrant) > lines.last_hope:
+        return _at_rung(Action.STOP, f"{at}; the best {lines.places} go on")
+    return _at_rung(Action.PAUSE, f"{at}; waiting for the others")
 
 
 def _at_rung(action: Action, reason: str) -> Decision:

@@ -164,10 +164,8 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
 
 def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:
     """Return the rate at the minimum of the curve through all that was run: it errs less than the best of a few runs."""
-    batch = trials[0].config.effective_batch_size
-    of_train = context.study.of_stage(TrainFindings.STAGE)
-    before = of_train if all(trial in of_train for trial in run_before(context.study)) else run_before(context.study)
-    known = [*before, *context.trials()]
+    winner, batch = _winner(context.study), trials[0].config.effective_batch_size
+    known = [*(context.study.of_stage(winner.stage) if winner else ()), *context.trials()]
     batches = sorted({trial.config.effective_batch_size for trial in known})
     surface = surface_through(known, context.config, batches)
     assert surface is not None, "a candidate has completed"

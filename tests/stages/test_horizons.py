@@ -72,8 +72,8 @@ def test_the_same_runs_give_the_same_draws() -> None:
 
 def test_the_best_of_three_rates_is_the_minimum_of_their_parabola() -> None:
     for best in (-0.7, 0.0, 0.4):
-        losses = tuple(2.0 + 0.03 * (u - best) ** 2 for u in (-1, 0, 1))
-        log2_rate, deviation = best_of_three(1e-3, 2.0, losses, 0.001)
+        low, middle, high = (2.0 + 0.03 * (u - best) ** 2 for u in (-1, 0, 1))
+        log2_rate, deviation = best_of_three(1e-3, 2.0, (low, middle, high), 0.001)
         assert log2_rate == pytest.approx(math.log2(1e-3) + best)
         assert 0 < deviation < 0.1
     assert best_of_three(1e-3, 2.0, (2.0, 2.1, 2.15), 0.001) == (math.log2(1e-3) - 1, 1.0), "no minimum among them"
