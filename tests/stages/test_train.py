@@ -241,7 +241,7 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
     assert reason.startswith(
         "effective batch 4 (4 x 1; most samples/s) is the best at equal cost (8 s of training each) with probability "
     )
-    assert f"{len({t.candidate for t in known.trials.values()})} runs of " in reason
+    assert f" of {len(findings.batches)} batches were run, in {len({t.candidate for t in known.trials.values()})} runs, " in reason
 
 
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
@@ -318,3 +318,12 @@ def test_how_goodput_did_is_told_beside_the_order_that_came_out(tmp_path: Path) 
     assert told({8: 1.0, 64: 0.5, 256: 0.9}) == (
         "goodput had foretold the order 8, 256, 64; at their best rates the batches came out 64, 256, 8"
     )
+
+
+def test_a_single_batch_is_not_said_to_be_the_best_of_anything(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL, batches=(8,))
+    reason = known.conclusions["train"].reason
+    assert reason.startswith("effective batch 8 (8 x 1; ")
+    assert ", the only batch, ends at val loss " in reason
+    assert "probability" not in reason
+    assert reason.endswith("; 1 run, 0 trials pruned")

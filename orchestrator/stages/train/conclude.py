@@ -121,16 +121,27 @@ def _interval(draws: Array) -> tuple[float, float, float]:
 
 
 def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFindings) -> str:
-    config, first = winner.trials[0].config, winner.trials[0]
+    first, trials = winner.trials[0], context.trials()
+    config = first.config
+    role = f"; {first.role}" if first.role else ""
+    what = (
+        f"effective batch {config.effective_batch_size} ({config.micro_batch_size} x "
+        f"{config.gradient_accumulation_steps}{role})"
+    )
+    runs, pruned = len({t.candidate for t in trials}), sum(t.state is TrialState.PRUNED for t in trials)
+    tried = f"{_counted(runs, 'run')}, {_counted(pruned, 'trial')} pruned"
+    ending = f"val loss {winner.val_loss:.3f} at learning rate {config.learning_rate:.3g}"
+    if len(findings.batches) == 1:
+        return f"{what}, the only batch, ends at {ending}; {tried}"
     mine = findings.of_batch(config.effective_batch_size)
     assert mine, "the winner is one of the batches"
-    trials = context.trials()
-    cut = sum(trial.state is TrialState.PRUNED for trial in trials)
     cost = "the same samples" if findings.seconds is None else f"{seconds_text(findings.seconds)} of training each"
+    batches = len({t.config.effective_batch_size for t in trials})
     return (
-        f"effective batch {config.effective_batch_size} ({config.micro_batch_size} x "
-        f"{config.gradient_accumulation_steps}{f'; {first.role}' if first.role else ''}) is the best at equal cost "
-        f"({cost}) with probability {mine.p_best:.2f}: val loss {winner.val_loss:.3f} at learning rate "
-        f"{config.learning_rate:.3g}; {len({t.candidate for t in trials})} runs of "
-        f"{len({t.config.effective_batch_size for t in trials})} batches, {cut} trials were pruned"
+        f"{what} is the best at equal cost ({cost}) with probability {mine.p_best:.2f}: {ending}; "
+        f"{batches} of {len(findings.batches)} batches were run, in {tried}"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
