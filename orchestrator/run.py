@@ -25,7 +25,7 @@ from orchestrator.output.tracking import open_tracker
 from orchestrator.signals import interrupts_between_events, sigterm_is_ctrl_c
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.study.events import ClusterReady, FactsRead, RunBegan
+from orchestrator.study.events import ClusterReady, FactsRead, Noticed, RunBegan
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal
 from orchestrator.study.reuse import Measurements, identity
@@ -34,6 +34,7 @@ from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import TrialState
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
+from trainers.notices import Notice, heard_by
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
@@ -61,8 +62,10 @@ def run_study(
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
-            token = _begin(config, journal, is_local=address is None)
+            token, notices = _begin(config, journal, is_local=address is None)
             with Progress(config, journal.study, quiet) as progress:
+                for notice in notices:
+                    progress.noticed(None, notice)
                 _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
         except Halted as error:
             why = f"{error}. Nothing is lost: mend that, and run the same command again"
@@ -73,14 +76,18 @@ def run_study(
         return finish(config, run_dir, journal.study)
 
 
-def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> str:
-    """Check what can be checked before anything starts, and return this process's token."""
-    facts = preflight.check(config, compiles=is_local and uses_compile(config))
+def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[str, list[Notice]]:
+    """Check what can be checked before anything starts; return this process's token, and what it met."""
+    notices: list[Notice] = []
+    with heard_by(notices.append):
+        facts = preflight.check(config, compiles=is_local and uses_compile(config))
+    for notice in notices:
+        journal.append(Noticed(id=None, notice=notice.kind, reason=notice.text))
     if not journal.study.trials:  # until then the study file may have been mended
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))
-    return token
+    return token, notices
 
 
 def _run_stages(driver: Driver, address: str | None) -> None:

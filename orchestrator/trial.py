@@ -37,4 +37,6 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
 
 def print_report(report: Report) -> None:
     """Print the report in one line."""
-    print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics)}", flush=True)
+    if report.notice is not None:
+        return print(report.notice.text, flush=True)
+    return print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics)}", flush=True)

@@ -83,7 +83,7 @@ def test_the_training_loop_loads_torch_alone() -> None:
     assert loaded_with("trainers.loop") == {"torch"}
 
 
-@pytest.mark.parametrize("module", ["config", "ramps", "report", "step_log"])
+@pytest.mark.parametrize("module", ["config", "notices", "ramps", "report", "step_log"])
 def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
     assert loaded_with(f"trainers.{module}") == set()
 

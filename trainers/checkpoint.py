@@ -7,26 +7,24 @@ other runs is named by the sample count that asked for it; who writes it again w
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainers.files import written_whole
-from trainers.memory import is_out_of_memory
+from trainers.checksums import Damaged, load_tensors, save_tensors
+from trainers.notices import NoticeKind, give_notice
 
 KEPT = "kept"
 """The directory of the checkpoints that are kept for other runs, beside the newest ones."""
-UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError)
-"""What loading a damaged file raises."""
+SET_ASIDE = "set_aside"
+"""The directory of the checkpoints that no run goes on from, since they are damaged."""
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` of those that this token has written."""
     path = directory / f"{samples_seen:012d}-{token}.pt"
-    _save(path, state)
+    save_tensors(path, state)
     for old in sorted(directory.glob(f"*-{token}.pt"))[:-keep]:
         old.unlink()
     return path
@@ -34,7 +32,7 @@ def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[
 
 def keep_checkpoint(directory: Path, samples: int, state: dict[str, Any]) -> None:
     """Write a checkpoint that stays: the one that was asked for at so many samples."""
-    _save(directory / KEPT / f"{samples:012d}.pt", state)
+    save_tensors(directory / KEPT / f"{samples:012d}.pt", state)
 
 
 def load_kept(directory: Path, samples: int) -> dict[str, Any]:
@@ -48,35 +46,45 @@ def load_kept(directory: Path, samples: int) -> dict[str, Any]:
             f"begin at one of these, or run it with {samples} in its kept_checkpoints"
         )
     try:
-        return load(path)
-    except UNREADABLE as error:
-        if is_out_of_memory(error):
-            raise
-        raise ValueError(f"the kept checkpoint {path} is damaged and cannot be read; run its trial again") from error
-
-
-def _save(path: Path, state: dict[str, Any]) -> None:
-    with written_whole(path) as file:
-        torch.save(state, file)
+        return load_tensors(path)
+    except Damaged as error:
+        raise ValueError(f"the kept checkpoint {path} is damaged ({error}); run its trial again") from error
 
 
 def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the readable file with the most samples, and what it holds; None where there is none.
+    """Return the undamaged file with the most samples, and what it holds; None where there is none.
 
-    A damaged file is named in a warning and passed over. Running out of memory is no damage, and is raised.
+    Damaged files are set aside, each with a notice. Running out of memory is no damage, and is raised.
     """
+    found, damaged = None, dict[Path, str]()
     for path in sorted(directory.glob("*.pt"), reverse=True):
         try:
-            return path, load(path)
-        except UNREADABLE as error:
-            if is_out_of_memory(error):
-                raise
-            warnings.warn(f"checkpoint {path} is damaged ({error}); going on from the one before it", stacklevel=2)
-    return None
+            found = path, load_tensors(path)
+            break
+        except FileNotFoundError:  # a rank of a killed driver has just replaced it by a newer one
+            return load_newest(directory)
+        except Damaged as error:
+            damaged[path] = f"{path} is damaged: {error}"
+    for path, why in damaged.items():
+        _set_aside(path)
+        give_notice(NoticeKind.DAMAGED_CHECKPOINT, f"{why}; {_what_then(found and found[0])}")
+    return found
 
 
-def load(path: Path) -> dict[str, Any]:
-    return torch.load(path, weights_only=True, map_location="cpu")
+def _what_then(path: Path | None) -> str:
+    from_where = "begins again" if path is None else f"goes on from {samples_of(path)} samples"
+    return f"the run {from_where}, and the file is set aside in {SET_ASIDE}/"
+
+
+def _set_aside(path: Path) -> None:
+    """Move a file to where no run looks for it; its user may want to."""
+    (path.parent / SET_ASIDE).mkdir(exist_ok=True)
+    path.replace(path.parent / SET_ASIDE / path.name)
+
+
+def samples_of(path: Path) -> int:
+    """Return how many samples the run had seen that saved this checkpoint."""
+    return int(path.name.partition("-")[0])
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

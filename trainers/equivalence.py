@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from trainers.files import written_whole
+from trainers.checksums import Damaged, load_tensors, save_tensors
 from trainers.parallel import whole
 
 Weights = dict[str, Tensor]
@@ -45,11 +44,14 @@ def _distance(a: Weights, b: Weights) -> float:
 
 def save_weights(path: Path, initial: Weights, final: Weights) -> None:
     """Write both ends of a run to a file, for another run's rho."""
-    with written_whole(path) as file:
-        torch.save({"initial": initial, "final": final}, file)
+    save_tensors(path, {"initial": initial, "final": final})
 
 
 def rho_to_file(final: Weights, path: Path) -> float:
-    """Return rho against the run whose weights `save_weights` has written to `path`."""
-    reference = torch.load(path, weights_only=True, mmap=True)
+    """Return rho against the run whose weights `save_weights` has written to `path`. Raises ValueError where they are
+    damaged."""
+    try:
+        reference = load_tensors(path, mmap=True)
+    except Damaged as error:
+        raise ValueError(f"the reference weights {path} are damaged ({error}); run the reference again") from error
     return rho(final, reference["final"], reference["initial"])

@@ -9,7 +9,7 @@ from trainers.compilation import warm_up
 from trainers.config import TrialConfig
 from trainers.device import pick_device
 from trainers.report import Answer, ReportFunction
-from trainers.reporter import Reporter, crossed
+from trainers.reporter import Reporter, crossed, notices_reported
 from trainers.run import STEPS_PER_INTERVAL, Run
 
 
@@ -22,10 +22,11 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
     device = pick_device()
-    compile_seconds = warm_up(config, device)
-    idle_bytes = memory.idle_bytes(device)
-    run = Run(config, device, compile_seconds)
-    unanswered = run.resume(directory)
+    with notices_reported(report):
+        compile_seconds = warm_up(config, device)
+        idle_bytes = memory.idle_bytes(device)
+        run = Run(config, device, compile_seconds)
+        unanswered = run.resume(directory)
     run.meter.peak.forget()  # while a checkpoint is loaded it is in memory twice, which is no part of training
     with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
         reporter = Reporter(run, report, directory, token)

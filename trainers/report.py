@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-ReportKind = Literal["progress", "milestone", "end"]
+from trainers.notices import Notice
+
+ReportKind = Literal["progress", "milestone", "end", "notice"]
 
 
 class Answer(StrEnum):
@@ -23,7 +25,8 @@ class Report:
     """The figures of a run at one moment.
 
     A `progress` report carries what was measured since the last one; a `milestone` report comes with an evaluation
-    and a checkpoint; the `end` report is the last one of a run that has reached its budget.
+    and a checkpoint; the `end` report is the last one of a run that has reached its budget. A `notice` report has no
+    figures.
     """
 
     kind: ReportKind
@@ -34,6 +37,8 @@ class Report:
     """The rungs that the run has crossed here. The run waits for the answer before it trains on."""
     step_losses: tuple[float, ...] = ()
     """The mean loss of each step since the last report."""
+    notice: Notice | None = None
+    """What a `notice` report is about."""
 
 
 ReportFunction = Callable[[Report], object]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate
 from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
 from trainers.noise_snapshot import take_snapshot
+from trainers.notices import heard_by
 from trainers.parallel import reshard
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
@@ -167,6 +169,13 @@ class Reporter:
     @property
     def _is_main(self) -> bool:
         return self._run.rank == 0
+
+
+def notices_reported(report: ReportFunction) -> contextlib.AbstractContextManager[None]:
+    """Report the notices that are given in this block at once. Those of other ranks than 0 stay warnings."""
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return contextlib.nullcontext()
+    return heard_by(lambda notice: report(Report("notice", 0, {}, notice=notice)))
 
 
 def rungs_crossed(config: TrialConfig, before: int, now: int) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.checkpoint import load, load_kept, load_newest
+from trainers.checkpoint import load_kept, load_newest
+from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
 
 
@@ -78,7 +79,7 @@ def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:
         raise ValueError(
             f"rank {rank} does not see {path}, which rank 0 goes on from; put the run directory on storage that all nodes share"
         )
-    return load(path)
+    return load_tensors(path)
 
 
 def of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:

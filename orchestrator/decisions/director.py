@@ -28,6 +28,7 @@ from orchestrator.study.events import (
     Evaluated,
     Event,
     Interrupted,
+    Noticed,
     Paused,
     Promoted,
     StageBegan,
@@ -39,6 +40,7 @@ from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measured, Measurements
 from orchestrator.study.state import Conclusion, Halted, speed_kind
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from trainers.notices import Notice
 
 # If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
 ENOUGH_FAILURES = 3
@@ -138,6 +140,9 @@ class Director:
         trial = self._trial(trial_id)
         if trial.state.ended:  # it was cut meanwhile, by the verdict on another seed or at a rung that it repeats
             return Decision(Action.STOP, trial.cause, trial.reason)
+        if message.notice is not None:
+            self._record(Noticed(id=trial_id, notice=message.notice.kind, reason=message.notice.text))
+            return GO_ON
         if message.outcome is not None:
             self._on_outcome(trial, message)
             return Decision(Action.STOP)
@@ -384,6 +389,9 @@ class Director:
                 self._observer.waits(self._trial(event.id))
             case Ended():
                 self._observer.ended(self._trial(event.id))
+            case Noticed():
+                trial = None if event.id is None else self._trial(event.id)
+                self._observer.noticed(trial, Notice(event.notice, event.reason))
             case Concluded():
                 self._observer.concluded(self.study.conclusions[event.stage])
             case _:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from orchestrator.config.stages import StageKeys
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Metrics, Trial
+from trainers.notices import Notice
 
 
 class Observer:
@@ -30,6 +31,9 @@ class Observer:
 
     def ended(self, trial: Trial) -> None:
         """A trial has its final state, whether it ever started or not."""
+
+    def noticed(self, trial: Trial | None, notice: Notice) -> None:
+        """A trial, or the driver itself, met something amiss and has dealt with it."""
 
     def concluded(self, conclusion: Conclusion) -> None:
         """A stage has its result."""
@@ -67,6 +71,10 @@ class Observers(Observer):
     def ended(self, trial: Trial) -> None:
         for observer in self._observers:
             observer.ended(trial)
+
+    def noticed(self, trial: Trial | None, notice: Notice) -> None:
+        for observer in self._observers:
+            observer.noticed(trial, notice)
 
     def concluded(self, conclusion: Conclusion) -> None:
         for observer in self._observers:

@@ -248,6 +248,8 @@ class Reporter:
         self.last_message = Message()
 
     def __call__(self, report: Report) -> str:
+        if report.notice is not None:  # wait: should this process end next, it has been said
+            return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
         message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
         if report.kind == "end":
             self.last_message = message

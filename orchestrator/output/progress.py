@@ -17,6 +17,7 @@ from orchestrator.decisions.observer import Observer
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.units import bytes_text, seconds_text
+from trainers.notices import Notice
 
 
 class Progress(Observer):
@@ -67,6 +68,10 @@ class Progress(Observer):
     def ended(self, trial: Trial) -> None:
         self._latest.pop(trial.id, None)
         self._event(trial)
+
+    def noticed(self, trial: Trial | None, notice: Notice) -> None:
+        name = f"{trial.id}: " if trial else ""
+        self._console.print(Text(f"  {name}{notice.text}", style="yellow"), soft_wrap=True)
 
     def concluded(self, conclusion: Conclusion) -> None:
         mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"

@@ -19,6 +19,8 @@ from orchestrator.study.trial import Trial
 from orchestrator.units import seconds_text
 
 WIDTH_OF_A_LOG = 160
+# A disk that fails may damage a file of every trial.
+MOST_NOTICES = 20
 
 
 def status_values(config: StudyConfig, study: Study) -> dict[str, JsonValue]:
@@ -64,10 +66,23 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
         console.print(Text("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
         console.print(Text(recommendation.verdict, style="green"))
+    for line in notice_lines(study):
+        console.print(Text(line, style="yellow"))
     for stage in config.stages:
         _print_stage(console, stage.type, study)
     parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
     console.print(Text(f"\ntime: {parts}"))
+
+
+def notice_lines(study: Study) -> list[str]:
+    """Return what trials and drivers met and dealt with, a line for each of the first notices."""
+    lines = [
+        f"{trial_id}: {notice.text}" if trial_id else notice.text
+        for trial_id, notices in study.notices.items()
+        for notice in notices
+    ]
+    left_out = len(lines) - MOST_NOTICES
+    return lines if left_out <= 0 else [*lines[:MOST_NOTICES], f"and {left_out} more, in journal.jsonl"]
 
 
 def _print_stage(console: Console, stage: str, study: Study) -> None:

@@ -15,6 +15,7 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
 from trainers.config import TrialConfig
+from trainers.notices import NoticeKind
 
 FORMAT_VERSION = 1
 
@@ -151,6 +152,16 @@ class Ended(_Event):
     """The study that measured it, where this one did not."""
 
 
+class Noticed(_Event):
+    """Something amiss was met and dealt with, such as a damaged file: the results stand."""
+
+    kind: Literal["noticed"] = "noticed"
+    id: Name | None
+    """The trial that met it; None where the driver did."""
+    notice: NoticeKind
+    reason: Prose
+
+
 class Concluded(_Event):
     """A stage has its result."""
 
@@ -168,7 +179,7 @@ class Concluded(_Event):
 TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
 """What happens to a trial after it was proposed."""
 
-Event = RunBegan | ClusterReady | FactsRead | StageBegan | Proposed | TrialEvent | Concluded
+Event = RunBegan | ClusterReady | FactsRead | StageBegan | Proposed | TrialEvent | Noticed | Concluded
 
 parser: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.causes import Cause
+from trainers.notices import Notice
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
 """How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
@@ -50,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Message:
-    """What a trial says: a report on the way, or (with an outcome) its last word."""
+    """What a trial says: a report on the way, a notice, or (with an outcome) its last word."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     rungs: tuple[int, ...] = ()
@@ -60,3 +61,5 @@ class Message:
     cause: Cause | None = None
     """Why it ended so, where its outcome does not say it all."""
     reason: str = ""
+    notice: Notice | None = None
+    """Something that it met and has dealt with; such a message says nothing else."""

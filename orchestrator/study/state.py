@@ -18,6 +18,7 @@ from orchestrator.study.events import (
     Event,
     FactsRead,
     Interrupted,
+    Noticed,
     Paused,
     Promoted,
     Proposed,
@@ -29,6 +30,7 @@ from orchestrator.study.events import (
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import TrialConfig
+from trainers.notices import Notice
 
 
 class Halted(Exception):
@@ -61,6 +63,8 @@ class Study:
     facts: Facts = field(default_factory=Facts)
     ready: dict[str, float] = field(default_factory=dict)
     """For each driver, by its token: the seconds from its command until the cluster was there."""
+    notices: dict[str | None, list[Notice]] = field(default_factory=dict)
+    """What trials met and dealt with, by their ids; what drivers met is under None."""
     lane_seconds: float = field(default=0.0, init=False, compare=False)
     """How long all trials together have held their lanes, as far as the journal tells."""
     num_events: int = field(default=0, init=False, compare=False)
@@ -132,6 +136,8 @@ class Study:
             case StageBegan():
                 if event.stage not in self.started:
                     self.started.append(event.stage)
+            case Noticed():
+                self._note(event)
             case Concluded():
                 fields = event.model_dump(exclude={"kind", "version", "time"})
                 self.conclusions[event.stage] = Conclusion(**fields)
@@ -149,6 +155,11 @@ class Study:
         self._candidates.setdefault(event.stage, {}).setdefault(event.candidate, []).append(event.id)
         by_kind = self._by_speed.setdefault((event.stage, event.config.effective_batch_size), {})
         by_kind.setdefault(speed_kind(event.config), []).append(event.id)
+
+    def _note(self, event: Noticed) -> None:
+        notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
+        if notice not in notices:
+            notices.append(notice)
 
     def _wait_again(self) -> None:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:

@@ -18,6 +18,7 @@ import pytest
 from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director
+from orchestrator.decisions.observer import Observer
 from orchestrator.stages.findings import Findings, found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.grid import GridFindings
@@ -49,6 +50,7 @@ from tests.support.worlds import (
     train_config,
 )
 from trainers.config import TrialConfig
+from trainers.notices import Notice, NoticeKind
 
 
 def probed(study: Study, mode: str) -> dict[int, TrialState]:
@@ -385,6 +387,26 @@ def start_next(director: Director) -> Trial:
     assert trial is not None
     director.on_started(trial.id)
     return trial
+
+
+class _Listener(Observer):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str | None, Notice]] = []
+
+    def noticed(self, trial: Trial | None, notice: Notice) -> None:
+        self.heard.append((trial and trial.id, notice))
+
+
+def test_what_a_trial_met_and_dealt_with_is_journaled_and_told_and_the_trial_runs_on(tmp_path: Path) -> None:
+    notice, listener = Notice(NoticeKind.DAMAGED_CHECKPOINT, "a.pt is damaged; the run begins again"), _Listener()
+    with Journal(tmp_path / "journal.jsonl", "played") as journal:
+        director = director_of(RATES, journal, "grid", observer=listener)
+        trial = start_next(director)
+        before = journal.study.trials[trial.id]
+        assert director.on_message(trial.id, Message(notice=notice)).action is Action.GO_ON
+        assert journal.study.trials[trial.id] == before
+        assert listener.heard == [(trial.id, notice)]
+    assert replay(tmp_path / "journal.jsonl", "played").notices == {trial.id: [notice]}
 
 
 INTERRUPTED: Any = Message(outcome="interrupted", reason="its node has died")

@@ -14,6 +14,7 @@ from orchestrator.study.events import Evaluated, Paused, StageBegan, Started
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import TrialState
 from tests.support.example_study import add_trial, end_trial, example_config, tell
+from trainers.notices import Notice, NoticeKind
 
 
 @pytest.fixture
@@ -60,6 +61,17 @@ def test_a_log_has_a_line_for_whatever_starts_waits_or_ends(
         "done train: train-m1 ends first",
         "     a note",
     ]
+
+
+def test_a_notice_stands_whole_in_one_line(
+    config: StudyConfig, study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"/{'a long folder/' * 10}000000000048-5e852b2a.pt"
+    notice = Notice(NoticeKind.DAMAGED_CHECKPOINT, f"{path} is damaged: the run begins again")
+    with Progress(config, study) as progress:
+        progress.noticed(study.trials["train-m1"], notice)
+        progress.noticed(None, notice)
+    assert capsys.readouterr().out.splitlines() == [f"  train-m1: {notice.text}", f"  {notice.text}"]
 
 
 def test_the_panel_shows_how_far_a_running_trial_said_it_is(config: StudyConfig, study: Study) -> None:

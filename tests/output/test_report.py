@@ -20,10 +20,11 @@ from orchestrator.config.stages import Grid
 from orchestrator.config.trial import base_trial
 from orchestrator.output.plots import plot, spread
 from orchestrator.output.report.page import paste_text, render_report, write_report
+from orchestrator.output.status import MOST_NOTICES, print_status
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import Evaluated
+from orchestrator.study.events import Evaluated, Noticed
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, TrialState
 from orchestrator.units import number_text
@@ -36,6 +37,7 @@ from tests.support.example_study import (
     example_study,
     tell,
 )
+from trainers.notices import NoticeKind
 
 STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 VOID = ("meta",)
@@ -288,3 +290,22 @@ def test_a_plot_leaves_out_what_its_axis_cannot_show(y: float, axis: Axis) -> No
     marks = (Mark(1.0, 1.0), Mark(2.0, 5.0), Mark(3.0, y))
     chart = plot(Figure(Axis("x"), axis, (Series("a", marks),)))
     assert ElementTree.tostring(chart, encoding="unicode").count('class="dot"') == 2
+
+
+def test_status_and_report_say_what_was_met_and_dealt_with_and_not_all_of_very_much(
+    config: StudyConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study(config.name)
+    assert "notices" not in Page(render_report(config, study, None)).texts
+    kind = NoticeKind.REBUILT_DATA
+    for event in 2 * [Noticed(id=None, notice=kind, reason="the data cache was damaged, and was made again")]:
+        tell(study, event)  # the second time it changes nothing
+    add_trial(study, config, "train-m1")
+    for number in range(MOST_NOTICES):
+        tell(study, Noticed(id="train-m1", notice=NoticeKind.DAMAGED_CHECKPOINT, reason=f"{number}.pt is damaged"))
+    print_status(config, study, is_driven=True)
+    for said in (capsys.readouterr().out, Page(render_report(config, study, None)).texts["notices"]):
+        assert said.count("the data cache was damaged, and was made again") == 1
+        assert "train-m1: 0.pt is damaged" in said
+        assert f"{MOST_NOTICES - 1}.pt" not in said
+        assert "and 1 more, in journal.jsonl" in said

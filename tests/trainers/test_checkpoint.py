@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import torch
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
 from trainers.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from trainers.checksums import Damaged, load_tensors, save_tensors
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.loop import train
 from trainers.memory import held_to
+from trainers.notices import NoticeKind
 from trainers.report import Answer, Report
 
 BUDGET = 96
@@ -116,16 +120,36 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_it_goes_on(
-    tmp_path: Path, never_stopped: dict[str, Any]
+def flipped(content: bytes, bit: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def flip_a_weight(path: Path) -> None:
+    """Change one bit of the embedding, as a disk may; torch loads such a file."""
+    content = path.read_bytes()
+    weights = torch.load(path, weights_only=True)["model"]["token_embedding.weight"].numpy().tobytes()
+    path.write_bytes(flipped(content, 8 * content.index(weights) + 30))
+    torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize(("keep", "then"), [(2, "goes on from 24 samples"), (1, "begins again")])
+def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_a_good_one_goes_on(
+    tmp_path: Path, never_stopped: dict[str, Any], keep: int, then: str
 ) -> None:
-    trial = config(**STOPPABLE, keep_checkpoints=2)
+    trial, told = config(**STOPPABLE, keep_checkpoints=keep), []
     assert train(trial, stop_at(48), tmp_path) == Answer.STOP
     newest = max((tmp_path / "checkpoints").glob("*.pt"))
-    newest.write_bytes(newest.read_bytes()[:-1000])
-    with pytest.warns(UserWarning, match=f"checkpoint {newest} is damaged .*; going on from the one before it"):
-        assert train(trial, lambda report: None, tmp_path) == Answer.GO_ON
+    flip_a_weight(newest)
+    assert train(trial, told.append, tmp_path) == Answer.GO_ON
+    notice = told[0].notice
+    assert notice.kind is NoticeKind.DAMAGED_CHECKPOINT
+    said = rf"{newest} is damaged: its checksum is [0-9a-f]{{8}}, .*; the run {then}, and the file is set aside in set_aside/"
+    assert re.fullmatch(said, notice.text)
+    assert (newest.parent / "set_aside" / newest.name).exists()
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
+    assert [report.notice for report in told[1:]] == [None] * len(told[1:])
 
 
 DAMAGES = {"empty": b"", "text": b"not a checkpoint", "zeros": bytes(4096), "pickle": b"\x80\x02}q\x00."}
@@ -140,6 +164,36 @@ def test_every_kind_of_damage_is_passed_over(tmp_path: Path, damage: str) -> Non
     with pytest.warns(UserWarning, match="is damaged"):
         found = newest_state(tmp_path)
     assert found == {"number": torch.tensor(8)}
+
+
+def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
+    path, weights = tmp_path / "some.pt", torch.arange(64.0)
+    save_tensors(path, {"weights": weights, "seed": 3, "report": None})
+    content = path.read_bytes()
+    bits = random.Random(0).sample(range(8 * len(content)), 1000)
+    num_found = 0
+    for bit in bits:
+        path.write_bytes(flipped(content, bit))
+        try:
+            loaded = load_tensors(path)
+        except Damaged:
+            num_found += 1
+            continue
+        assert torch.equal(loaded.pop("weights"), weights), f"bit {bit}"
+        assert loaded == {"seed": 3, "report": None}, f"bit {bit}"
+    assert num_found > 980, "a flip in the checksum itself may go unnoticed, and no other"
+
+
+def test_a_flipped_bit_in_the_weights_of_an_earlier_versions_file_is_found(tmp_path: Path) -> None:
+    path, weights = tmp_path / "some.pt", torch.arange(64.0)
+    torch.save({"weights": weights}, path)
+    assert torch.equal(load_tensors(path)["weights"], weights)
+    content = path.read_bytes()
+    begin = content.index(weights.numpy().tobytes())
+    for bit in random.Random(0).sample(range(8 * begin, 8 * begin + 8 * 256), 50):
+        path.write_bytes(flipped(content, bit))
+        with pytest.raises(Damaged, match=r"checksum of its record .* is wrong"):
+            load_tensors(path)
 
 
 def test_running_out_of_memory_while_loading_is_no_damage(tmp_path: Path) -> None:

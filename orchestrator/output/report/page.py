@@ -23,6 +23,7 @@ from orchestrator.output.report.tables import (
     value_element,
 )
 from orchestrator.output.report.training import RunCurves, read_curves, training_section
+from orchestrator.output.status import notice_lines
 from orchestrator.output.time_split import LaneTime, lane_time
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -67,6 +68,7 @@ def render_report(
         _answer(config, study, recommendation),
         *[_stage_section(StageContext(keys, config, study, run_dir="")) for keys in config.stages],
         training_section(curves),
+        _notices_section(study),
         _time_section(config, study),
     )
     head = element(
@@ -193,6 +195,16 @@ def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:
     if stage not in study.started and not trials:
         return "Has not begun."
     return f"Not concluded: {sum(trial.state.ended for trial in trials)} of {len(trials)} trials so far have ended."
+
+
+def _notices_section(study: Study) -> Element | None:
+    lines = [element("li", line) for line in notice_lines(study)]
+    if not lines:
+        return None
+    said = "Met on the way and dealt with. The results stand."
+    return element(
+        "section", element("h2", "Notices"), element("p", said), element("ul", *lines, class_="notes"), id="notices"
+    )
 
 
 def _time_section(config: StudyConfig, study: Study) -> Element:

@@ -1,0 +1,59 @@
+"""Notices: what a run met and has dealt with, and its user should know, such as a damaged file. Loads no torch.
+
+Code far below the run gives them, some of it behind the user's own functions, so they take no part in what a function
+returns: `heard_by` says who hears those given in a block.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NoticeKind(StrEnum):
+    """What was met."""
+
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
+    """The contents of a checkpoint are not those that were written."""
+    FOREIGN_CHECKPOINT = "foreign_checkpoint"
+    """A checkpoint is another run's, or tells of more than the journal does."""
+    REBUILT_DATA = "rebuilt_data"
+    """Tokens in the data cache were not those that were written, and were made again."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something amiss that was dealt with: the results stand."""
+
+    kind: NoticeKind
+    text: str
+    """What it was and what was done, for people."""
+
+
+Hear = Callable[[Notice], object]
+
+
+def _warn(notice: Notice) -> None:
+    warnings.warn(notice.text, stacklevel=3)
+
+
+_hear: ContextVar[Hear] = ContextVar("hear", default=_warn)
+
+
+def give_notice(kind: NoticeKind, text: str) -> None:
+    """Tell whoever hears notices now; where nobody does it is a warning."""
+    _hear.get()(Notice(kind, text))
+
+
+@contextmanager
+def heard_by(hear: Hear) -> Iterator[None]:
+    """Have `hear` called with each notice that is given in this block."""
+    token = _hear.set(hear)
+    try:
+        yield
+    finally:
+        _hear.reset(token)
