@@ -7,18 +7,22 @@ other runs is named by the sample count that asked for it; who writes it again w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.notices import NoticeKind, give_notice
+from trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
 """The directory of the checkpoints that are kept for other runs, beside the newest ones."""
 SET_ASIDE = "set_aside"
-"""The directory of the checkpoints that no run goes on from, since they are damaged."""
+"""The directory of the checkpoints that no run goes on from, since they are damaged or another run's."""
+
+WhyNot = Callable[[Path, dict[str, Any]], str | None]
+"""(file, what it holds) -> why a run must not go on from it, after "it"; None where it may."""
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
@@ -51,23 +55,30 @@ def load_kept(directory: Path, samples: int) -> dict[str, Any]:
         raise ValueError(f"the kept checkpoint {path} is damaged ({error}); run its trial again") from error
 
 
-def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the undamaged file with the most samples, and what it holds; None where there is none.
+def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the file with the most samples that is undamaged and that `why_not` has nothing against, and what it
+    holds; None where there is none.
 
-    Damaged files are set aside, each with a notice. Running out of memory is no damage, and is raised.
+    Files that would have come before it are set aside, each with a notice. Running out of memory is no damage, and is
+    raised.
     """
-    found, damaged = None, dict[Path, str]()
+    found, refused = None, dict[Path, Notice]()
     for path in sorted(directory.glob("*.pt"), reverse=True):
         try:
-            found = path, load_tensors(path)
-            break
+            state = load_tensors(path)
         except FileNotFoundError:  # a rank of a killed driver has just replaced it by a newer one
-            return load_newest(directory)
+            return load_newest(directory, why_not)
         except Damaged as error:
-            damaged[path] = f"{path} is damaged: {error}"
-    for path, why in damaged.items():
+            refused[path] = Notice(NoticeKind.DAMAGED_CHECKPOINT, f"is damaged: {error}")
+            continue
+        reason = why_not(path, state)
+        if reason is None:
+            found = path, state
+            break
+        refused[path] = Notice(NoticeKind.FOREIGN_CHECKPOINT, reason)
+    for path, notice in refused.items():
         _set_aside(path)
-        give_notice(NoticeKind.DAMAGED_CHECKPOINT, f"{why}; {_what_then(found and found[0])}")
+        give_notice(notice.kind, f"{path} {notice.text}; {_what_then(found and found[0])}")
     return found
 
 

@@ -8,17 +8,20 @@ from trainers import memory
 from trainers.compilation import warm_up
 from trainers.config import TrialConfig
 from trainers.device import pick_device
-from trainers.report import Answer, ReportFunction
+from trainers.report import Answer, Known, ReportFunction
 from trainers.reporter import Reporter, crossed, notices_reported
 from trainers.run import STEPS_PER_INTERVAL, Run
 
 
-def train(config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local") -> Answer:
+def train(
+    config: TrialConfig, report: ReportFunction, directory: Path, token: str = "local", known: Known | None = None
+) -> Answer:
     """Train until the budget is reached (GO_ON) or until `report` returns STOP. A later call resumes from the
     checkpoint; where there is none yet, a branch begins from that of another run.
 
     config: one trial, with the world_size of the process group. report: called on rank 0 alone.
     directory: where this trial, and no other, saves its files. token: who writes them, see `trainers.checkpoint`.
+    known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
     device = pick_device()
@@ -26,7 +29,7 @@ def train(config: TrialConfig, report: ReportFunction, directory: Path, token: s
         compile_seconds = warm_up(config, device)
         idle_bytes = memory.idle_bytes(device)
         run = Run(config, device, compile_seconds)
-        unanswered = run.resume(directory)
+        unanswered = run.resume(directory, token, known)
     run.meter.peak.forget()  # while a checkpoint is loaded it is in memory twice, which is no part of training
     with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
         reporter = Reporter(run, report, directory, token)

@@ -41,5 +41,16 @@ class Report:
     """What a `notice` report is about."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What the journal of a study knows of a run. A checkpoint that tells of more is not taken: the journal was removed
+    or cut since, and what it does not hold has not happened."""
+
+    tokens: frozenset[str]
+    """Those of all drivers that have run the study."""
+    evaluations: frozenset[int]
+    """The sample counts at which the run has evaluated itself."""
+
+
 ReportFunction = Callable[[Report], object]
 """Called with every report on rank 0. The run stops where it returns `Answer.STOP`, and goes on after anything else."""

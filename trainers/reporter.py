@@ -106,6 +106,7 @@ class Reporter:
 
     def _ask(self, metrics: dict[str, float], rungs: tuple[int, ...]) -> Answer:
         answer = self._tell("milestone", metrics, rungs)
+        self._run.evaluated_at.append(self._run.samples_seen)
         (stop,) = as_rank_0(answer is Answer.STOP)
         self._run.meter.clock.start()
         return Answer.STOP if stop else Answer.GO_ON

@@ -8,56 +8,43 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.checkpoint import load_kept, load_newest
+from trainers.checkpoint import WhyNot, load_kept, load_newest
 from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
+from trainers.made_with import MadeWith, differences, differences_before_0_3, made_with_before_0_3
+from trainers.report import Known
 
 
-def made_with(config: TrialConfig) -> dict[str, Any]:
-    """Return what a checkpoint must have in common with the run that goes on from it."""
-    return {
-        "effective_batch_size": config.effective_batch_size,
-        "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
-        "parallel": config.parallel,
-        "optimizer_type": config.optimizer.type,
-    }
+def newest_state(directory: Path, made: MadeWith, rank: int, token: str, known: Known | None) -> dict[str, Any] | None:
+    """Return the newest checkpoint in this directory that is this run's; None where there is none.
 
-
-_MADE_WITH_EARLIER = {"ramp": []}
-"""What was so for every run before checkpoints said it."""
-_SPOKEN = {
-    "effective_batch_size": "an effective batch of", "ramp": "the ramp", "parallel": "parallel:",
-    "optimizer_type": "the optimizer",
-}  # fmt: skip
-
-
-def _differences(state: dict[str, Any], config: TrialConfig) -> dict[str, str]:
-    """Return, in words, in what a checkpoint and a run differ."""
-    now = made_with(config)
-    before = {key: state.get(key, _MADE_WITH_EARLIER.get(key, value)) for key, value in now.items()}
-    return {key: f"{_SPOKEN[key]} {before[key]}, and this run has {now[key]}" for key in now if before[key] != now[key]}
-
-
-def newest_state(directory: Path, config: TrialConfig, rank: int) -> dict[str, Any] | None:
-    """Return the newest checkpoint of the run in this directory; None where there is none.
-
-    Raises ValueError where this run is another one than that which made it.
+    made: what this run is made with, as `made_with` says. Others are set aside, each with a notice.
     """
-    state = _newest_of_rank_0(directory / "checkpoints", rank)
-    if state is None:
-        return None
-    for difference in _differences(state, config).values():
-        raise ValueError(
-            f"the checkpoint in {directory} was made with {difference}; go on with what it was made with, or start in "
-            "another directory"
-        )
-    return state
+
+    def why_not(path: Path, state: dict[str, Any]) -> str | None:
+        return why_foreign(path, state, made, token, known)
+
+    return _newest_of_rank_0(directory / "checkpoints", rank, why_not)
+
+
+def why_foreign(path: Path, state: dict[str, Any], made: MadeWith, token: str, known: Known | None) -> str | None:
+    """Return why a checkpoint is not that of a run, or tells of more than the journal knows of the run; else None."""
+    saved_by = path.stem.partition("-")[2]
+    if known is not None and saved_by not in {token, *known.tokens}:
+        return f"was saved by a run of the study ({saved_by}) of which the journal does not tell"
+    for difference in differences(state, made).values():
+        return f"was made with {difference}"
+    # What this driver has saved it has heard of, too; the journal that it was given the run from is older.
+    unknown = set() if known is None or saved_by == token else set(state.get("evaluated_at", ())) - known.evaluations
+    if unknown:
+        return f"comes after the evaluation at {min(unknown)} samples, of which the journal does not tell"
+    return None
 
 
 def branch_state(point: BranchPoint, config: TrialConfig) -> dict[str, Any]:
     """Return the checkpoint from which a branch begins. Its batch, rate and schedule may be others than the branch's."""
     state = load_kept(Path(point.directory) / "checkpoints", point.samples)
-    for key, difference in _differences(state, config).items():
+    for key, difference in differences_before_0_3(state, made_with_before_0_3(config)).items():
         if key in ("parallel", "optimizer_type"):
             raise ValueError(
                 f"{point.directory}, from which this run branches at {point.samples} samples, was made with {difference}; "
@@ -66,9 +53,9 @@ def branch_state(point: BranchPoint, config: TrialConfig) -> dict[str, Any]:
     return state
 
 
-def _newest_of_rank_0(directory: Path, rank: int) -> dict[str, Any] | None:
+def _newest_of_rank_0(directory: Path, rank: int, why_not: WhyNot) -> dict[str, Any] | None:
     """Load the same file on every rank: the ranks of a killed driver may still write and delete files."""
-    found = load_newest(directory) if rank == 0 else None
+    found = load_newest(directory, why_not) if rank == 0 else None
     names = [found[0].name if found else None]
     if dist.is_initialized():
         dist.broadcast_object_list(names, src=0)

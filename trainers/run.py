@@ -23,11 +23,13 @@ from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
 from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
+from trainers.made_with import made_with
 from trainers.meter import Meter
 from trainers.models import LossFunction, build_model, loss_function, switch_off_dropout, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
-from trainers.resume import branch_state, made_with, newest_state, of_every_rank
+from trainers.report import Known
+from trainers.resume import branch_state, newest_state, of_every_rank
 from trainers.step_log import Step
 from trainers.step_statistics import read_step
 from trainers.weight_average import WeightAverage
@@ -78,6 +80,8 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = self.samples_seen = 0
+        self.evaluated_at: list[int] = []
+        """The sample counts of the evaluations that were reported and answered."""
         self._unread: list[tuple[int, int, float]] = []  # (number, samples seen, learning rate) of each step
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.meter.clock.start()
@@ -171,7 +175,8 @@ class Run:
             "num_steps": self.num_steps,
             "samples_seen": self.samples_seen,
             **self.meter.state(),
-            **made_with(self.config),
+            "evaluated_at": list(self.evaluated_at),
+            **made_with(self.config, self.train_set, self.val_set),
             "seed": self.config.seed,
             **state_of(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
@@ -179,17 +184,20 @@ class Run:
             "random": of_every_rank(random_state(self.device)),
         }
 
-    def resume(self, directory: Path) -> dict[str, Any] | None:
-        """Go on from the newest checkpoint below `directory`; where there is none, a branch begins from another run's.
+    def resume(self, directory: Path, token: str = "local", known: Known | None = None) -> dict[str, Any] | None:
+        """Go on from the run's newest checkpoint below `directory`; where there is none, a branch begins from another
+        run's. token, known: see `trainers.loop.train`.
 
         Returns the report that was saved with the checkpoint, if there is one that this run has to make.
         """
-        state = newest_state(directory, self.config, self.rank)
+        made = made_with(self.config, self.train_set, self.val_set)
+        state = newest_state(directory, made, self.rank, token, known)
         if state is None:
             if self.config.branch_from is not None:
                 self._load(branch_state(self.config.branch_from, self.config))
             return None
         self._load(state)
+        self.evaluated_at = list(state.get("evaluated_at", ()))
         self.meter.load(state)  # but not at a branch: its figures are its own
         return state["report"]
 

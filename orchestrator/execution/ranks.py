@@ -193,7 +193,7 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
     config = TrialConfig.model_validate_json(assignment.config_json)
     reporter = Reporter(place.dispatcher, assignment.key)
     try:
-        answer = train_one(config, reporter, Path(assignment.directory), assignment.token)
+        answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
     except StorageLost as error:
         return Message(outcome="no_room", reason=str(error)), config.world_size == 1
     except Exception as error:

@@ -68,6 +68,7 @@ class StageSearch(_NotRestored, Searcher):
             config_json=trial.config.model_dump_json(),
             directory=f"{context.run_dir}/trials/{trial.id}",
             token=self._token,
+            known=self._director.study.known(trial),
             recycle_after=context.config.isolation == "trial",
             fresh_process=trial.proposal.fresh_process,
         )

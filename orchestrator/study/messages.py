@@ -7,6 +7,7 @@ from typing import Literal
 
 from orchestrator.study.causes import Cause
 from trainers.notices import Notice
+from trainers.report import Known
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
 """How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
@@ -27,6 +28,8 @@ class Assignment:
     directory: str
     token: str
     """Names the driver; the checkpoints of the trial are marked with it."""
+    known: Known | None = None
+    """What the journal knows of the trial's run. None: whatever checkpoint it has is its own."""
     recycle_after: bool = False
     """True if the next trial of the lane is to have new processes."""
     fresh_process: bool = False

@@ -31,6 +31,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import TrialConfig
 from trainers.notices import Notice
+from trainers.report import Known
 
 
 class Halted(Exception):
@@ -61,6 +62,8 @@ class Study:
     started: list[str] = field(default_factory=list)
     """Stages, in the order in which they began."""
     facts: Facts = field(default_factory=Facts)
+    tokens: set[str] = field(default_factory=set)
+    """Those of all drivers that have run the study."""
     ready: dict[str, float] = field(default_factory=dict)
     """For each driver, by its token: the seconds from its command until the cluster was there."""
     notices: dict[str | None, list[Notice]] = field(default_factory=dict)
@@ -112,6 +115,11 @@ class Study:
         ranked = self._ranked.get((stage, state))
         return self.trials[ranked[0][2]] if ranked else None
 
+    def known(self, trial: Trial) -> Known:
+        """Return what the journal knows of a trial's run: its checkpoint may not tell of more."""
+        seen = [point.get("samples_seen") for point in trial.history]
+        return Known(frozenset(self.tokens), frozenset(int(samples) for samples in seen if samples is not None))
+
     def candidates(self, stage: str) -> dict[str, list[Trial]]:
         """Return the stage's trials by their candidates, in the order proposed."""
         by_name = self._candidates.get(stage, {})
@@ -128,6 +136,7 @@ class Study:
         self.num_events += 1
         match event:
             case RunBegan():
+                self.tokens.add(event.token)
                 self._wait_again()
             case ClusterReady():
                 self.ready[event.token] = event.seconds

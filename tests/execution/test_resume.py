@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.study.events import Event
 from orchestrator.study.state import Study
 from tests.fault_harness import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
 from tests.support.studies import TINY, grid
+from trainers.notices import NoticeKind
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
 
@@ -56,12 +58,17 @@ def check_it_ends_as_undisturbed(driver: Driver, before: list[Event], undisturbe
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Study:
+def undisturbed_driver(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Driver:
     driver = new_driver(tmp_path_factory.mktemp("undisturbed"))
     driver.start()
     code, output = driver.end()
     assert code == 0, output
-    return driver.study()
+    return driver
+
+
+@pytest.fixture(scope="module")
+def undisturbed(undisturbed_driver: Driver) -> Study:
+    return undisturbed_driver.study()
 
 
 def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_second_run_was_let_in(
@@ -78,6 +85,45 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     before = driver.events()
     assert len(decisions(before)) >= 2
     check_it_ends_as_undisturbed(driver, before, undisturbed)
+
+
+def test_without_its_journal_a_study_begins_again_and_takes_no_checkpoint_for_its_own(
+    tmp_path: Path, undisturbed_driver: Driver, undisturbed: Study
+) -> None:
+    driver = new_driver(tmp_path)
+    shutil.copytree(undisturbed_driver.run_dir, driver.run_dir)
+    (driver.run_dir / "journal.jsonl").unlink()
+    left = {path.parts[-3] for path in driver.run_dir.glob("trials/*/checkpoints/*.pt")}
+    assert left
+    check_it_ends_as_undisturbed(driver, [], undisturbed)
+    notices = driver.study().notices
+    assert notices.keys() == left
+    assert {notice.kind for of_trial in notices.values() for notice in of_trial} == {NoticeKind.FOREIGN_CHECKPOINT}
+
+
+def test_a_flipped_bit_in_a_checkpoint_changes_no_loss_and_is_told_in_the_report(
+    tmp_path: Path, undisturbed_driver: Driver, undisturbed: Study
+) -> None:
+    driver = new_driver(tmp_path)
+    shutil.copytree(undisturbed_driver.run_dir, driver.run_dir)
+    trial_id = forget_the_last_end(driver.run_dir / "journal.jsonl")
+    before = driver.events()
+    (checkpoint,) = (driver.run_dir / "trials" / trial_id / "checkpoints").glob("*.pt")
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    checkpoint.write_bytes(content)
+    check_it_ends_as_undisturbed(driver, before, undisturbed)
+    ((_, (notice,)),) = driver.study().notices.items()
+    assert notice.kind is NoticeKind.DAMAGED_CHECKPOINT
+    assert f"{trial_id}: {notice.text}" in (driver.run_dir / "report.html").read_text()
+
+
+def forget_the_last_end(journal: Path) -> str:
+    """Cut the journal before the last trial that completed; returns its id."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    number = max(i for i, line in enumerate(lines) if b'"ended"' in line and b'"complete"' in line)
+    journal.write_bytes(b"".join(lines[:number]))
+    return json.loads(lines[number])["id"]
 
 
 def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_path: Path, undisturbed: Study) -> None:

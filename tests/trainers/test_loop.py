@@ -185,13 +185,6 @@ def test_another_number_of_processes_than_world_size_is_refused(tmp_path: Path) 
         train(config(world_size=2), lambda report: None, tmp_path)
 
 
-def test_a_checkpoint_of_another_batch_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    train(config(sample_budget=64), Listener(lambda report: True), tmp_path)
-    train(config(sample_budget=64, evaluations=(8,)), Listener(lambda report: True), tmp_path)
-    with pytest.raises(ValueError, match=r"an effective batch of 4, and this run has 8; go on with what it"):
-        train(config(sample_budget=64, micro_batch_size=8), Listener(), tmp_path)
-
-
 class OfLengths(Samples):
     """Samples of two lengths; a batch is padded to its longest."""
 

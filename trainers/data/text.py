@@ -102,6 +102,11 @@ class TokenSamples(Dataset[dict[str, Tensor]]):
         self.rows = np.load(file, mmap_mode="r")
         self.file, self.vocab_size, self.seq_len = file, vocab_size, seq_len
 
+    @property
+    def content_hash(self) -> str:
+        """Differs where the samples do."""
+        return self.file.parent.name
+
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenSamples, (self.file, self.vocab_size, self.seq_len)
 

@@ -1,0 +1,110 @@
+"""What a checkpoint was made with: all that decides what is trained and reported. It says whose checkpoint it is."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainers.config import TrialConfig
+from trainers.data.cache import hash_of_file
+
+MadeWith = Mapping[str, Any]
+"""Plain values, a part of what a checkpoint holds: those of `made_with`."""
+
+
+def made_with(config: TrialConfig, train_set: Any, val_set: Any) -> dict[str, Any]:
+    """Return what a checkpoint must have in common with the run that goes on from it."""
+    return {
+        **made_with_before_0_3(config),
+        "configuration": config.model_dump(mode="json"),
+        "data": [len(train_set), len(val_set), getattr(train_set, "content_hash", None)],
+        "code": {module: _source_digest(module) for module in _modules_of_the_user(config)},
+    }
+
+
+def made_with_before_0_3(config: TrialConfig) -> dict[str, Any]:
+    """Return the part that earlier versions saved, too."""
+    return {
+        "effective_batch_size": config.effective_batch_size,
+        "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
+        "parallel": config.parallel,
+        "optimizer_type": config.optimizer.type,
+    }
+
+
+def _modules_of_the_user(config: TrialConfig) -> list[str]:
+    targets = (config.model.target, config.loss or "", config.data.target)
+    return sorted({target.partition(":")[0] for target in targets if ":" in target})
+
+
+@functools.cache
+def _source_digest(module: str) -> str:
+    """Return a digest of a module's own file, as it was when this process first asked; empty where it has none."""
+    found = importlib.util.find_spec(module)
+    path = Path(found.origin) if found and found.origin else None
+    return hash_of_file(path).hex() if path and path.is_file() else ""
+
+
+_SPOKEN = {
+    "effective_batch_size": "an effective batch of", "ramp": "the ramp", "parallel": "parallel:",
+    "optimizer_type": "the optimizer",
+}  # fmt: skip
+_BEFORE_RAMPS = {"ramp": []}
+"""What was so for every run before checkpoints said it."""
+
+
+def differences(before: MadeWith, now: MadeWith) -> dict[str, str]:
+    """Return, in words, in what a checkpoint and a run differ. What an earlier version has not saved does not differ."""
+    earlier = differences_before_0_3(before, now)
+    if "configuration" not in before:
+        return earlier
+    found = earlier | _differences_of_fields(before["configuration"], now["configuration"]) | earlier
+    if before["data"] != now["data"]:
+        found["data"] = "other data"
+    changed = [module for module, digest in now["code"].items() if before["code"].get(module) != digest]
+    return found | {module: f"other code in {module}" for module in changed}
+
+
+def differences_before_0_3(before: MadeWith, now: MadeWith) -> dict[str, str]:
+    """Return, in words, in what they differ of `made_with_before_0_3`."""
+    before = {key: before.get(key, _BEFORE_RAMPS.get(key, now[key])) for key in _SPOKEN}
+    changed = [key for key in _SPOKEN if before[key] != now[key]]
+    return {key: f"{_SPOKEN[key]} {before[key]}, and this run has {now[key]}" for key in changed}
+
+
+_FREE: Any = dict.fromkeys(
+    (
+        "micro_batch_size", "gradient_accumulation_steps", "world_size", "activation_checkpointing", "compile",
+        "dynamic_micro_batch", "memory_limit_bytes", "device_peaks", "keep_checkpoints", "kept_checkpoints",
+    ),
+    True,
+) | {"ramp": {"__all__": {"gradient_accumulation_steps"}}}  # fmt: skip
+"""The fields of a configuration in which a run may differ from its checkpoint. The effective batches, which some of them
+make together, may not."""
+
+
+def _differences_of_fields(before: MadeWith, now: MadeWith) -> dict[str, str]:
+    try:
+        then, here = _decisive(before), _decisive(now)
+    except ValidationError:
+        return {"configuration": "a configuration that this version cannot read"}
+    changed = [key for key in {**then, **here} if then.get(key) != here.get(key)]
+    return {key: f"{key} {then.get(key, 'absent')}, and this run has {here.get(key, 'none')}" for key in changed}
+
+
+def _decisive(configuration: MadeWith) -> dict[str, Any]:
+    """Return the leaves of a configuration that decide what is trained. Fields that it lacks have their defaults."""
+    return dict(_leaves(TrialConfig.model_validate(configuration).model_dump(mode="json", exclude=_FREE)))
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict) or not tree:
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from _leaves(value, f"{name}.{key}" if name else key)
