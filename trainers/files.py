@@ -61,11 +61,12 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        sync(path.parent)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file to the disk, whoever wrote it, or a directory: the names in it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

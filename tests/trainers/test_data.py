@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -29,6 +29,7 @@ from trainers.data.packing import cut
 from trainers.data.samples import SampleSet, load_data
 from trainers.data.text import TokenSamples
 from trainers.files import StorageLost
+from trainers.notices import Notice, NoticeKind, heard_by
 
 ROOT = Path(__file__).parents[2]
 WIKITEXT = ROOT / "../shared/data/wikitext-2"
@@ -296,6 +297,51 @@ def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path)
     total = sum(int(train[i]["targets"].sum()) for i in range(len(train)))
     assert outputs == [(f"{len(train)} {len(val)} {total}\n", "")] * 2
     assert len(list((cache / "data").iterdir())) == 1
+
+
+def zeroed(content: bytes) -> bytes:
+    """All but the head, as a disk leaves a file whose blocks it never wrote."""
+    return content[:128] + bytes(len(content) - 128)
+
+
+def with_a_flipped_bit(content: bytes) -> bytes:
+    return content[:200] + bytes([content[200] ^ 4]) + content[201:]
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
+    "a zeroed body": ("train.npy", zeroed, "train.npy changed"),
+    "a flipped bit": ("val.npy", with_a_flipped_bit, "val.npy changed"),
+    "an empty file": ("about.json", lambda content: b"", "about.json changed"),
+    "a missing file": ("train.npy", None, "it has no train.npy"),
+    "empty checksums": ("checksums.json", lambda content: b"", "its checksums.json is damaged"),
+    "other checksums": ("checksums.json", lambda content: b"7", "its checksums.json is damaged"),
+    "an entry of 0.2": ("checksums.json", None, "it has no checksums.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_made_again_and_said_so_and_whoever_has_it_open_keeps_it(
+    text_file: Path, cache: Path, damage: str
+) -> None:
+    name, change, said = DAMAGES[damage]
+    expected = stream(load_text(text_file)[0])
+    (entry,) = (cache / "data").iterdir()
+    file = entry / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    before = np.load(entry / "val.npy", mmap_mode="r")
+    was = before.copy()
+    heard: list[Notice] = []
+    with heard_by(heard.append):
+        train, _ = load_text(text_file)
+        assert np.array_equal(stream(train), expected)
+        load_text(text_file)
+    text = f"the tokens in the data cache were not as they were written ({said}) and were made again: {entry}"
+    assert heard == [Notice(NoticeKind.REBUILT_DATA, text)]
+    assert np.array_equal(before, was)
+    assert list((cache / "data").iterdir()) == [entry]
 
 
 def tokenize_on_a_full_disk() -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from trainers.files import naming_the_disk
+from trainers.files import naming_the_disk, sync
+from trainers.notices import NoticeKind, give_notice
 
 
 def cache_directory() -> Path:
@@ -19,26 +22,79 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscout"
 
 
-def cached(key: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder of this key, built first if it is not there.
+CHECKSUMS = "checksums.json"
+"""The file of an entry that holds the digests of the others, by their names."""
 
-    It is built aside and renamed when it is whole: nobody reads half of one, and of two builders the first wins.
+
+def cached(key: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of this key, built first if it is not there or not as it was built; a notice says the latter.
+
+    Every call reads the whole entry once to tell. It is built aside and takes its place when it is whole and on the
+    disk: nobody reads half of one, and of two builders the first wins.
     """
     entry = cache_directory() / "data" / key
-    if entry.exists():
-        return entry
-    aside = entry.with_name(f".{key[:16]}-{uuid.uuid4().hex}")
+    if not entry.exists():
+        with naming_the_disk(entry), _built(entry, build) as aside:
+            _put(aside, entry)
+    elif fault := _fault(entry):
+        with naming_the_disk(entry), _built(entry, build) as aside:
+            _replace_files(aside, entry)
+        text = f"the tokens in the data cache were not as they were written ({fault}) and were made again: {entry}"
+        give_notice(NoticeKind.REBUILT_DATA, text)
+    return entry
+
+
+@contextmanager
+def _built(entry: Path, build: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder beside the entry that holds on the disk what the entry is to hold, for as long as the block takes."""
+    aside = entry.with_name(f".{entry.name[:16]}-{uuid.uuid4().hex}")
     aside.mkdir(parents=True)
     try:
-        with naming_the_disk(entry):
-            build(aside)
-        os.rename(aside, entry)
-    except OSError:
-        if not entry.exists():
-            raise
+        build(aside)
+        _seal(aside)
+        yield aside
+        sync(entry.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return entry
+
+
+def _seal(folder: Path) -> None:
+    """Add the digests, and sync all to the disk: after a crash a file that was only renamed may be empty."""
+    digests = {path.name: hash_of_file(path).hex() for path in sorted(folder.iterdir())}
+    (folder / CHECKSUMS).write_text(json.dumps(digests))
+    for path in (*folder.iterdir(), folder):
+        sync(path)
+
+
+def _put(aside: Path, entry: Path) -> None:
+    try:
+        aside.rename(entry)
+    except OSError:
+        if not entry.exists():  # otherwise another builder was first
+            raise
+
+
+def _replace_files(aside: Path, entry: Path) -> None:
+    """Put each file over the entry's, the digests last. Whoever has the old files open keeps them, and whoever reads
+    the entry meanwhile finds it damaged and builds the same once more."""
+    names = [path.name for path in aside.iterdir() if path.name != CHECKSUMS]
+    for name in (*names, CHECKSUMS):
+        (aside / name).replace(entry / name)
+    sync(entry)
+
+
+def _fault(entry: Path) -> str | None:
+    """Return in what an entry is not as it was built; None if it is."""
+    try:
+        digests: dict[str, str] = dict(json.loads((entry / CHECKSUMS).read_bytes()))
+        changed = [name for name, digest in digests.items() if hash_of_file(entry / name).hex() != digest]
+    except FileNotFoundError as error:
+        return f"it has no {Path(error.filename).name}"
+    except (ValueError, TypeError):
+        return f"its {CHECKSUMS} is damaged"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return f"{', '.join(changed)} changed" if changed else None
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
