@@ -1,7 +1,8 @@
 """Checkpoints of one run: whole or absent, never half.
 
 A file is named by the samples it has seen and by the token of the study run that wrote it: ranks outlive a killed
-driver by seconds, and what they still write must not meet what its successor writes. A checkpoint that is kept for
+driver by seconds, and what they still write must not meet what its successor writes. Whoever writes one deletes those
+with fewer samples, whoever wrote them: it is the same run, which goes on from the newest. A checkpoint that is kept for
 other runs is named by the sample count that asked for it; who writes it again writes the same.
 """
 
@@ -18,6 +19,8 @@ from trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
 """The directory of the checkpoints that are kept for other runs, beside the newest ones."""
+NUM_DIGITS = 12
+"""Those of the samples that a file is named by."""
 SET_ASIDE = "set_aside"
 """The directory of the checkpoints that no run goes on from, since they are damaged or another run's."""
 
@@ -26,23 +29,28 @@ WhyNot = Callable[[Path, dict[str, Any]], str | None]
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep` of those that this token has written."""
-    path = directory / f"{samples_seen:012d}-{token}.pt"
+    """Write a checkpoint, then delete older ones until `keep` are left with it. Newer ones stay as they are."""
+    path = directory / f"{samples_seen:0{NUM_DIGITS}d}-{token}.pt"
     save_tensors(path, state)
-    for old in sorted(directory.glob(f"*-{token}.pt"))[:-keep]:
-        old.unlink()
+    others = [other for other in _newest_first(directory) if other != path and samples_of(other) <= samples_seen]
+    for old in others[keep - 1 :]:
+        old.unlink(missing_ok=True)  # ranks of a killed driver may do the same
     return path
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    return sorted(directory.glob(f"{NUM_DIGITS * '[0-9]'}*.pt"), reverse=True)
 
 
 def keep_checkpoint(directory: Path, samples: int, state: dict[str, Any]) -> None:
     """Write a checkpoint that stays: the one that was asked for at so many samples."""
-    save_tensors(directory / KEPT / f"{samples:012d}.pt", state)
+    save_tensors(directory / KEPT / f"{samples:0{NUM_DIGITS}d}.pt", state)
 
 
 def load_kept(directory: Path, samples: int) -> dict[str, Any]:
     """Return what was kept at that sample count. Raises ValueError, with the counts that there are, where there is
     none."""
-    path = directory / KEPT / f"{samples:012d}.pt"
+    path = directory / KEPT / f"{samples:0{NUM_DIGITS}d}.pt"
     if not path.exists():
         there = ", ".join(str(int(kept.stem)) for kept in sorted(path.parent.glob("*.pt"))) or "none"
         raise ValueError(
@@ -63,7 +71,7 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
     raised.
     """
     found, refused = None, dict[Path, Notice]()
-    for path in sorted(directory.glob("*.pt"), reverse=True):
+    for path in _newest_first(directory):
         try:
             state = load_tensors(path)
         except FileNotFoundError:  # a rank of a killed driver has just replaced it by a newer one
@@ -95,7 +103,7 @@ def _set_aside(path: Path) -> None:
 
 def samples_of(path: Path) -> int:
     """Return how many samples the run had seen that saved this checkpoint."""
-    return int(path.name.partition("-")[0])
+    return int(path.name[:NUM_DIGITS])
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

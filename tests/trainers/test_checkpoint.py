@@ -226,12 +226,26 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_keep_counts_and_deletes_the_writers_own_files_only(tmp_path: Path) -> None:
-    theirs = [save_checkpoint(tmp_path, "theirs", samples, {}, keep=9) for samples in (8, 16)]
-    for samples in (24, 32, 40):
+def test_keep_counts_all_older_files_whoever_wrote_them_and_leaves_newer_ones(tmp_path: Path) -> None:
+    """A newer one is what a rank of a killed driver still writes."""
+    newer = save_checkpoint(tmp_path, "theirs", 48, {}, keep=1)
+    for samples in (8, 16):
+        save_checkpoint(tmp_path, "theirs", samples, {}, keep=9)
+    for samples in (16, 24, 32, 40):
         save_checkpoint(tmp_path, "ours", samples, {}, keep=2)
-    ours = [tmp_path / f"{samples:012d}-ours.pt" for samples in (32, 40)]
-    assert sorted(tmp_path.iterdir()) == [*theirs, *ours]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / f"{samples:012d}-ours.pt" for samples in (32, 40)] + [newer]
+    save_checkpoint(tmp_path, "ours", 48, {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{48:012d}-ours.pt"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_six_resumes_leave_as_many_checkpoints_as_are_to_be_kept(tmp_path: Path, keep: int) -> None:
+    rungs = tuple(range(8, 56, 8))
+    trial = config(**(STOPPABLE | {"rungs": rungs, "keep_checkpoints": keep}))
+    answers = [train(trial, stop_at(rung), tmp_path, f"driver-{rung}") for rung in (*rungs, BUDGET)]
+    assert answers == [Answer.STOP] * 6 + [Answer.GO_ON]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["000000000048-driver-48.pt", "000000000096-driver-96.pt"][-keep:]
 
 
 def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path: Path) -> None:
