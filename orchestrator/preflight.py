@@ -17,11 +17,14 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
+from orchestrator.units import shortened
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.peak_memory import PeakMemory
 
 SHARE_OF_HOST = 0.9
+# The characters of what the user's code raised that are said.
+MOST_OF_AN_ERROR = 300
 
 
 def check(config: StudyConfig, *, compiles: bool) -> Facts:
@@ -84,7 +87,7 @@ def _in_the_users_words(what: str) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next(frame for frame in reversed(frames) if "site-packages" not in frame.filename)
-        said = next(iter(str(error).splitlines()), "")
+        said = shortened(next(iter(str(error).splitlines()), ""), MOST_OF_AN_ERROR)
         raise ValueError(
             f"{what} raised {type(error).__name__}: {said} (in {frame.filename}, line {frame.lineno}); "
             "check the values, or debug it with batchscout trial"

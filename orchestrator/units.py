@@ -11,6 +11,15 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return the text, or if it has more than `most` characters its beginning and its end, in as many."""
+    if len(text) <= most:
+        return text
+    said = f" ... ({len(text):,} characters in all) ... "
+    half = (most - len(said)) // 2
+    return f"{text[:half]}{said}{text[-half:]}"
+
+
 def number_text(value: float) -> str:
     """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like."""
     size = abs(value)

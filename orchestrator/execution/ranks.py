@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -25,7 +26,7 @@ from ray.util.placement_group import get_current_placement_group
 from orchestrator.execution.dispatcher import DispatcherHandle
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Host, Message
-from orchestrator.units import bytes_text
+from orchestrator.units import bytes_text, shortened
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.report import Report
@@ -35,6 +36,10 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # How long a rank may outlive its driver. A rank asks again and again, since one long call would outlive a recycled
 # group.
 SECONDS_BETWEEN_LOOKS = 2.0
+
+
+# The characters of a traceback that are kept: an exception's text may hold a whole tensor, or a whole file.
+MOST_OF_A_TRACEBACK = 100_000
 
 
 class LaneRecycled(Exception):
@@ -230,12 +235,15 @@ def first_line(error: BaseException) -> str:
 
 
 def _write_traceback(assignment: Assignment, rank: int) -> None:
-    log = Path(assignment.directory) / f"error-rank{rank}.log"
+    log, said = (
+        Path(assignment.directory) / f"error-rank{rank}.log",
+        shortened(traceback.format_exc(), MOST_OF_A_TRACEBACK),
+    )
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(traceback.format_exc())
+        log.write_text(said)
     except OSError:  # a full disk must not end the lane: the traceback goes to Ray's own log instead
-        traceback.print_exc()
+        print(said, file=sys.stderr)
 
 
 class Reporter:

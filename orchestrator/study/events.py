@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Ty
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
+from orchestrator.units import shortened
 from trainers.config import TrialConfig
 from trainers.notices import NoticeKind
 
@@ -29,7 +30,15 @@ def _whole_characters(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-Prose = Annotated[str, AfterValidator(_whole_characters)]
+# A user's exception may have any length, and whoever reads the journal reads it all.
+MOST_CHARACTERS = 4000
+
+
+def _bounded(text: str) -> str:
+    return shortened(text, MOST_CHARACTERS)
+
+
+Prose = Annotated[str, AfterValidator(_bounded), AfterValidator(_whole_characters)]
 """Text for people."""
 
 
