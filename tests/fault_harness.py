@@ -30,7 +30,7 @@ from orchestrator.config.load import parse_study
 from orchestrator.config.trial import base_trial
 from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
 from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted, Started
-from orchestrator.study.journal import is_locked, read_events, replay
+from orchestrator.study.journal import is_locked, read_lines, replay
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 from tests.support.studies import TINY, grid
@@ -98,7 +98,7 @@ class Driver:
         return True
 
     def events(self) -> list[Event]:
-        return read_events(self.run_dir / "journal.jsonl")[0]
+        return [line.event for line in read_lines(self.run_dir / "journal.jsonl")]
 
     def study(self) -> Study:
         return replay(self.run_dir / "journal.jsonl", self.name)

@@ -12,12 +12,14 @@ import io
 import json
 import os
 import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from orchestrator.study.events import FORMAT_VERSION, Event, parser
+from orchestrator.study.events import FORMAT_VERSION, Event, TrialEvent, parser
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.version0 import upgraded
 from trainers.files import StorageLost, naming_the_disk
@@ -39,16 +41,13 @@ class Journal:
                 f"another process is running the study in {path.parent}; wait for it, end it, or choose another --dir"
             ) from None
         try:
-            events, whole = read_events(path)
+            self.study = Study(name)
+            self._whole_bytes = _apply_all(path, self.study)
         except ValueError:
             self._file.close()
             raise
-        self._file.truncate(whole)
-        self._whole_bytes = whole
+        self._file.truncate(self._whole_bytes)
         self._lost: Halted | None = None
-        self.study = Study(name)
-        for event in events:
-            self.study.apply(event)
 
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
@@ -99,72 +98,144 @@ def is_locked(path: Path) -> bool:
 def replay(path: Path, name: str) -> Study:
     """Return the study that the journal tells of, for readers; a last line that is still being written is left out."""
     study = Study(name)
-    for event in read_events(path)[0]:
-        study.apply(event)
+    _apply_all(path, study)
     return study
 
 
-def _line_of(body: bytes) -> bytes:
-    """Return an event's own JSON as a line of the file, whose last key is the checksum of all before it."""
-    return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+def _apply_all(path: Path, study: Study) -> int:
+    """Apply every whole line to the study, and return the bytes that they take."""
+    end = 0
+    for line in read_lines(path):
+        _apply(line, study, path)
+        end = line.end
+    return end
 
 
-def _body_of(line: bytes) -> bytes | None:
-    """Return the event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
-    body, _, checksum = line.rpartition(b',"crc32":"')
-    body += b"}"
-    return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
+def _apply(line: Line, study: Study, path: Path) -> None:
+    """Apply a line. Raises ValueError where it tells of a trial that the study does not have."""
+    event = line.event
+    if isinstance(event, TrialEvent) and event.id not in study.trials:
+        raise ValueError(
+            f"line {line.number} of {path} tells of the trial '{event.id}', which no line before it proposes; "
+            "restore the file from a copy"
+        )
+    study.apply(event)
 
 
-def read_events(path: Path) -> tuple[list[Event], int]:
-    """Return (all whole events, the bytes that they take).
+@dataclass(frozen=True)
+class Line:
+    """A whole line of a journal."""
+
+    number: int
+    """From 1."""
+    event: Event
+    end: int
+    """The bytes of the file up to its end."""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield every whole line; none where there is no file.
 
     A crash may tear the last line, which is left out. Raises ValueError, with the line's number, for a torn line
     elsewhere, and for a line that a later version of this program wrote.
     """
-    events: list[Event] = []
-    whole = 0
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        event = _parsed(line, number, path) if line.endswith(b"\n") else None
-        if event is None and number < len(lines):
-            raise ValueError(
-                f"line {number} of {path} is damaged, and {len(lines) - number} more follow it; "
-                "restore the file from a copy, or remove that line if you know what it said"
-            )
-        if event is None:
-            break
-        events.append(event)
-        whole += len(line)
-    return events, whole
+    if not path.exists():
+        return
+    end = 0
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.endswith(b"\n"):  # it was torn, or is being written now
+                return
+            event = _event_of(text, f"line {number} of {path}")
+            if event is None:
+                _refuse_lines_after(number, file, path)
+                return
+            end += len(text)
+            yield Line(number, event, end)
 
 
-def _parsed(line: bytes, number: int, path: Path) -> Event | None:
-    """Return the event of a line; None if the line holds no event."""
+def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
+    """Raise ValueError if more lines follow the one that holds no event: a crash tears the last line alone."""
+    num_more = sum(1 for _ in file)
+    if num_more:
+        raise ValueError(
+            f"line {number} of {path} is damaged, and {num_more} more follow it; "
+            "restore the file from a copy, or remove that line if you know what it said"
+        )
+
+
+CHECKSUM_KEY = b',"crc32":"'
+
+
+def _line_of(body: bytes) -> bytes:
+    """Return an event's own JSON as a line of the file, whose last key is the checksum of all before it."""
+    return body[:-1] + CHECKSUM_KEY + b'%08x"}\n' % zlib.crc32(body)
+
+
+def _body_of(line: bytes) -> bytes | None:
+    """Return the event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
+    body, _, checksum = line.rpartition(CHECKSUM_KEY)
+    body += b"}"
+    return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
+
+
+def _event_of(line: bytes, where: str) -> Event | None:
+    """Return the event of a line; None if the line is damaged. Raises ValueError for what a later version wrote."""
     body = _body_of(line)
-    if body is not None:
-        with contextlib.suppress(ValidationError):
-            return parser.validate_json(body)
-    return _parsed_from_another_format(line, number, path)
+    if body is None:
+        # What has a checksum is no line of version 0, and its version cannot be trusted where the checksum is wrong.
+        return None if CHECKSUM_KEY in line else _event_without_checksum(line, where)
+    try:
+        return parser.validate_json(body)
+    except ValidationError as error:
+        raise ValueError(_not_readable(json.loads(body), error, where)) from error
 
 
-def _parsed_from_another_format(line: bytes, number: int, path: Path) -> Event | None:
-    """Return the event of a line of version 0. Raises ValueError for a line of a later format."""
+def _event_without_checksum(line: bytes, where: str) -> Event | None:
+    """Return the event of a line of version 0; None if it is damaged. Raises ValueError for a line of a later format."""
     try:
         record = json.loads(line)
     except ValueError:  # not JSON, or not even text
         return None
-    if not isinstance(record, dict) or "kind" not in record:
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    version = record.get("version", 0)
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"line {number} of {path} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; "
-            "go on with the version that wrote it, or a later one"
+    if _is_of_later_format(record):
+        raise ValueError(_later_format(record, where))
+    if "version" in record:  # every line with a version has a checksum, which this one has lost
+        return None
+    try:
+        return parser.validate_python(upgraded(record))
+    except (ValueError, LookupError, TypeError, AttributeError):  # a changed value that had no type may fail anywhere
+        return None
+
+
+def _not_readable(record: dict[str, JsonValue], error: ValidationError, where: str) -> str:
+    """Return why a line cannot be read that is just as it was written."""
+    if _is_of_later_format(record):
+        return _later_format(record, where)
+    fault = error.errors()[0]
+    if fault["type"] == "union_tag_invalid":
+        return (
+            f"{where} is of the kind '{record.get('kind')}', which this batchscout does not know; go on with the "
+            "version that wrote it, or a later one"
         )
-    with contextlib.suppress(ValidationError, KeyError):
-        return parser.validate_python(upgraded(record)) if version == 0 else None
-    return None
+    place = ".".join(map(str, fault["loc"][1:]))  # after the kind
+    return (
+        f"{where} is no event that this batchscout can read ({place}: {fault['msg']}, and it is {fault['input']!r:.100}); "
+        "go on with the version that wrote it, or restore the file from a copy"
+    )
+
+
+def _is_of_later_format(record: dict[str, JsonValue]) -> bool:
+    version = record.get("version")
+    return isinstance(version, int) and version > FORMAT_VERSION
+
+
+def _later_format(record: dict[str, JsonValue], where: str) -> str:
+    return (
+        f"{where} has journal format {record['version']}, and this batchscout reads up to {FORMAT_VERSION}; go on with "
+        "the version that wrote it, or a later one"
+    )
 
 
 def _write_all(file: io.RawIOBase, data: bytes) -> None:

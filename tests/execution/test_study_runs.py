@@ -22,7 +22,7 @@ from orchestrator.run import run_study
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.journal import read_events, replay
+from orchestrator.study.journal import read_lines, replay
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from tests.support.studies import grid, tiny_study
@@ -47,7 +47,7 @@ class Ran:
         return (self.run_dir / "journal.jsonl").read_bytes()
 
     def kinds(self) -> list[str]:
-        return [event.kind for event in read_events(self.run_dir / "journal.jsonl")[0]]
+        return [line.event.kind for line in read_lines(self.run_dir / "journal.jsonl")]
 
     def recommended(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "recommendation.json").read_text())

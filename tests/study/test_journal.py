@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ from orchestrator.study.events import (
     Concluded,
     Ended,
     Evaluated,
+    Event,
     Paused,
     Promoted,
     RunBegan,
     Started,
     proposed,
 )
-from orchestrator.study.journal import Journal, read_events, replay
+from orchestrator.study.journal import Journal, read_lines, replay
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import play_stage, study_of
@@ -48,6 +51,10 @@ def ready(token: str, seconds: float = 1.0) -> ClusterReady:
     return ClusterReady(token=token, seconds=seconds)
 
 
+def events_of(path: Path) -> list[Event]:
+    return [line.event for line in read_lines(path)]
+
+
 def a_whole_stage(folder: Path) -> tuple[Path, Study]:
     """A journal with pauses, promotions, prunings, divergence, out of memory and a conclusion, and its live study."""
     path = folder / "journal.jsonl"
@@ -62,7 +69,7 @@ def a_whole_stage(folder: Path) -> tuple[Path, Study]:
 def test_the_replay_is_the_live_study(tmp_path: Path) -> None:
     path, live = a_whole_stage(tmp_path)
     assert replay(path, "played") == live
-    kinds = {event.kind for event in read_events(path)[0]}
+    kinds = {event.kind for event in events_of(path)}
     assert kinds == {
         "run_began", "cluster_ready", "stage_began", "proposed", "started", "evaluated", "paused", "promoted", "ended",
         "concluded",
@@ -72,7 +79,7 @@ def test_the_replay_is_the_live_study(tmp_path: Path) -> None:
 def test_records_that_come_twice_change_nothing(tmp_path: Path) -> None:
     """Each record twice in a row, and every prefix of the journal once more after itself."""
     path, _ = a_whole_stage(tmp_path)
-    events = read_events(path)[0]
+    events = events_of(path)
     for end in range(1, len(events) + 1):
         once, twice = Study("played"), Study("played")
         for event in events[:end]:
@@ -151,16 +158,21 @@ def test_no_flipped_bit_is_taken_for_what_was_written(tmp_path: Path) -> None:
         flipped = bytearray(line)
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(first + bytes(flipped) + last)
-        with pytest.raises(ValueError, match=r"line [23] of .* (is damaged|has journal format)"):
+        with pytest.raises(ValueError, match=r"line 2 of .* is damaged, and \d more follow it; .* remove that line"):
             replay(path, "s")
 
 
+def rewritten(line: bytes, **changes: Any) -> bytes:
+    """The line with other values, and with the checksum that such a line would have."""
+    record = {key: value for key, value in json.loads(line).items() if key != "crc32"} | changes
+    body = json.dumps(record, separators=(",", ":")).encode()
+    return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+
+
 def with_another_id(journal: Path, trial_id: str) -> None:
-    """Give the trial of the first line another id, with the checksum that such a line would have."""
+    """Give the trial of the first line another id."""
     first, *others = journal.read_bytes().splitlines(keepends=True)
-    body = json.dumps({**json.loads(first), "crc32": None, "id": trial_id}, separators=(",", ":")).encode()
-    body = body.replace(b',"crc32":null', b"")
-    journal.write_bytes(b"".join([body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body), *others]))
+    journal.write_bytes(b"".join([rewritten(first, id=trial_id), *others]))
 
 
 def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
@@ -173,8 +185,11 @@ def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
     assert list(replay(path, "s").trials) == ["grid-m4k1-none-lr1e+20-s-3"]
     for trial_id in ("../../../victim", "a/b", ".hidden", "", "a b", "<b>a</b>"):
         with_another_id(path, trial_id)
-        with pytest.raises(ValueError, match=r"line 1 of .* is damaged"):
+        with pytest.raises(
+            ValueError, match=r"line 1 of .* is no event that .* \(id: .* or restore the file"
+        ) as raised:
             replay(path, "s")
+        assert repr(trial_id) in str(raised.value)
 
 
 def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(tmp_path: Path) -> None:
@@ -188,6 +203,62 @@ def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(
         with pytest.raises(ValueError, match=said):
             read(path, "s")
     assert path.read_bytes() == before
+
+
+def test_a_last_line_that_a_later_version_wrote_is_refused_by_its_kind_and_not_cut_off(tmp_path: Path) -> None:
+    """It is whole, as its checksum says: no crash has torn it."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+        journal.append(ready("b"))
+    first, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + rewritten(last, kind="dreamt"))
+    before = path.read_bytes()
+    for read in (replay, Journal):
+        with pytest.raises(
+            ValueError, match=r"line 2 of .* is of the kind 'dreamt', which .* go on with the version that"
+        ):
+            read(path, "s")
+    assert path.read_bytes() == before
+
+
+def damaged_in_one_value(line: bytes) -> Iterator[bytes]:
+    """Lines of version 0, each with one value replaced by something of another type."""
+    record = json.loads(line)
+    for key in record:
+        for value in (None, 5, []):
+            yield json.dumps({**record, key: value}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("golden", ["every_state", "every_end"])
+def test_whatever_is_wrong_in_a_journal_without_checksums_the_error_names_the_line(tmp_path: Path, golden: str) -> None:
+    """One line of each kind, with a wrong value or absent: the journal can be read, or the user is told where not."""
+    path = tmp_path / "journal.jsonl"
+    lines = (GOLDEN / golden / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    first_of_kind = {json.loads(line)["kind"]: number for number, line in reversed([*enumerate(lines)])}
+    said = []
+    for number in first_of_kind.values():
+        for other in (b"", *damaged_in_one_value(lines[number])):
+            path.write_bytes(b"".join([*lines[:number], other, *lines[number + 1 : number + 4]]))
+            try:
+                replay(path, "s")
+            except ValueError as error:
+                said.append(str(error))
+    names_the_line = re.compile(r"line \d+ of \S+ (is damaged, and|tells of the trial '.*', which no line before)")
+    assert [text for text in said if not names_the_line.match(text)] == []
+    assert len(said) > 50
+
+
+def test_an_event_of_a_trial_that_nobody_proposed_is_refused(tmp_path: Path) -> None:
+    """As after the line that proposed it was removed."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(TRIAL)
+        journal.append(Started(id="train-a"))
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
+    said = r"line 1 of .* tells of the trial 'train-a', which no line before it proposes; restore the file from a copy"
+    with pytest.raises(ValueError, match=said):
+        replay(path, "s")
 
 
 def test_a_journal_of_the_version_before_is_gone_on_with(tmp_path: Path) -> None:
@@ -354,5 +425,6 @@ def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_pat
         "room that comes back later is for the next writer: this one's study is not the file's"
     )
     assert set(said) == {f"{path} could not be written: File too large"}
-    assert len(read_events(path)[0]) == appended
-    assert read_events(path)[1] == path.stat().st_size
+    lines = list(read_lines(path))
+    assert len(lines) == appended
+    assert lines[-1].end == path.stat().st_size
