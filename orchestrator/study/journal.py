@@ -9,19 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pydantic import JsonValue, ValidationError
-
-from orchestrator.study.events import FORMAT_VERSION, Event, TrialEvent, parser
+from orchestrator.study.events import Event, TrialEvent, parser
+from orchestrator.study.lines import Line, line_of, read_lines
 from orchestrator.study.state import Halted, Study
-from orchestrator.study.version0 import upgraded
 from trainers.files import StorageLost, naming_the_disk
 
 
@@ -54,7 +48,7 @@ class Journal:
         call."""
         self.raise_if_lost()
         body = event.model_dump_json().encode()
-        line = _line_of(body)
+        line = line_of(body)
         try:
             with naming_the_disk(self.path):
                 _write_all(self._file, line)
@@ -120,122 +114,6 @@ def _apply(line: Line, study: Study, path: Path) -> None:
             "restore the file from a copy"
         )
     study.apply(event)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A whole line of a journal."""
-
-    number: int
-    """From 1."""
-    event: Event
-    end: int
-    """The bytes of the file up to its end."""
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yield every whole line; none where there is no file.
-
-    A crash may tear the last line, which is left out. Raises ValueError, with the line's number, for a torn line
-    elsewhere, and for a line that a later version of this program wrote.
-    """
-    if not path.exists():
-        return
-    end = 0
-    with path.open("rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.endswith(b"\n"):  # it was torn, or is being written now
-                return
-            event = _event_of(text, f"line {number} of {path}")
-            if event is None:
-                _refuse_lines_after(number, file, path)
-                return
-            end += len(text)
-            yield Line(number, event, end)
-
-
-def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
-    """Raise ValueError if more lines follow the one that holds no event: a crash tears the last line alone."""
-    num_more = sum(1 for _ in file)
-    if num_more:
-        raise ValueError(
-            f"line {number} of {path} is damaged, and {num_more} more follow it; "
-            "restore the file from a copy, or remove that line if you know what it said"
-        )
-
-
-CHECKSUM_KEY = b',"crc32":"'
-
-
-def _line_of(body: bytes) -> bytes:
-    """Return an event's own JSON as a line of the file, whose last key is the checksum of all before it."""
-    return body[:-1] + CHECKSUM_KEY + b'%08x"}\n' % zlib.crc32(body)
-
-
-def _body_of(line: bytes) -> bytes | None:
-    """Return the event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
-    body, _, checksum = line.rpartition(CHECKSUM_KEY)
-    body += b"}"
-    return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
-
-
-def _event_of(line: bytes, where: str) -> Event | None:
-    """Return the event of a line; None if the line is damaged. Raises ValueError for what a later version wrote."""
-    body = _body_of(line)
-    if body is None:
-        # What has a checksum is no line of version 0, and its version cannot be trusted where the checksum is wrong.
-        return None if CHECKSUM_KEY in line else _event_without_checksum(line, where)
-    try:
-        return parser.validate_json(body)
-    except ValidationError as error:
-        raise ValueError(_not_readable(json.loads(body), error, where)) from error
-
-
-def _event_without_checksum(line: bytes, where: str) -> Event | None:
-    """Return the event of a line of version 0; None if it is damaged. Raises ValueError for a line of a later format."""
-    try:
-        record = json.loads(line)
-    except ValueError:  # not JSON, or not even text
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    if _is_of_later_format(record):
-        raise ValueError(_later_format(record, where))
-    if "version" in record:  # every line with a version has a checksum, which this one has lost
-        return None
-    try:
-        return parser.validate_python(upgraded(record))
-    except (ValueError, LookupError, TypeError, AttributeError):  # a changed value that had no type may fail anywhere
-        return None
-
-
-def _not_readable(record: dict[str, JsonValue], error: ValidationError, where: str) -> str:
-    """Return why a line cannot be read that is just as it was written."""
-    if _is_of_later_format(record):
-        return _later_format(record, where)
-    fault = error.errors()[0]
-    if fault["type"] == "union_tag_invalid":
-        return (
-            f"{where} is of the kind '{record.get('kind')}', which this batchscout does not know; go on with the "
-            "version that wrote it, or a later one"
-        )
-    place = ".".join(map(str, fault["loc"][1:]))  # after the kind
-    return (
-        f"{where} is no event that this batchscout can read ({place}: {fault['msg']}, and it is {fault['input']!r:.100}); "
-        "go on with the version that wrote it, or restore the file from a copy"
-    )
-
-
-def _is_of_later_format(record: dict[str, JsonValue]) -> bool:
-    version = record.get("version")
-    return isinstance(version, int) and version > FORMAT_VERSION
-
-
-def _later_format(record: dict[str, JsonValue], where: str) -> str:
-    return (
-        f"{where} has journal format {record['version']}, and this batchscout reads up to {FORMAT_VERSION}; go on with "
-        "the version that wrote it, or a later one"
-    )
 
 
 def _write_all(file: io.RawIOBase, data: bytes) -> None:

@@ -22,7 +22,8 @@ from orchestrator.run import run_study
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.journal import read_lines, replay
+from orchestrator.study.journal import replay
+from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from tests.support.studies import grid, tiny_study

@@ -32,7 +32,8 @@ from orchestrator.study.events import (
     Started,
     proposed,
 )
-from orchestrator.study.journal import Journal, read_lines, replay
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import play_stage, study_of
