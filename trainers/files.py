@@ -5,35 +5,77 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 PARTIAL = ".partial"
-# Errors that are the disk's and not the writer's: full, over quota, past a limit, gone, or read-only since an error.
+# Errors that are the disk's and not the writer's: full, over quota, past a limit, gone, busy, or read-only since an
+# error.
 _OF_THE_DISK = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO,
+    errno.EBUSY, errno.EREMOTEIO,
 }  # fmt: skip
+# Errors of storage that is reached over a network, and of other connections.
+_OF_A_CONNECTION = {errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN, errno.EHOSTDOWN}
+# Errors after which the same call may succeed in a moment.
+_PASSING = {errno.EBUSY, errno.EAGAIN}
+# How long a file that is busy is waited for.
+SECONDS_TO_WAIT = 5.0
+
+Done = Literal["written", "read"]
 
 
 class StorageLost(Exception):
-    """A file could not be written, and that is the disk's doing; what was there before is still there."""
+    """A file could not be written or read, and that is the storage's doing; what was there before is still there."""
 
 
 @contextlib.contextmanager
-def naming_the_disk(path: Path) -> Iterator[None]:
-    """Raise an error of the disk, also one that a library has wrapped in its own, as a StorageLost that names the
-    file."""
+def own_file(path: Path, done: Done = "written") -> Iterator[None]:
+    """Raise every OSError as a StorageLost that names the file: for a block that touches nothing but this file of
+    ours."""
+    with _raised_as_lost(path, done, lambda error: True):
+        yield
+
+
+@contextlib.contextmanager
+def naming_the_disk(path: Path, done: Done = "written") -> Iterator[None]:
+    """Raise an error of the disk as a StorageLost that names the path: for a block that runs other code, too.
+
+    That is an error which can be nothing but a disk's, or one of any kind that names a file at or below the path.
+    """
+    with _raised_as_lost(path, done, lambda error: error.errno in _OF_THE_DISK or _names_a_file_below(path, error)):
+        yield
+
+
+def storage_error(error: BaseException) -> OSError | None:
+    """Return the error if it is one of storage, local or over a network, or the one that it was raised from; else
+    None."""
+    one = error if isinstance(error, OSError) else error.__cause__
+    return one if isinstance(one, OSError) and one.errno in _OF_THE_DISK | _OF_A_CONNECTION else None
+
+
+@contextlib.contextmanager
+def _raised_as_lost(path: Path, done: Done, is_the_disks: Callable[[OSError], bool]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        of_the_disk = next(
-            (one for one in _chain(error) if isinstance(one, OSError) and one.errno in _OF_THE_DISK), None
-        )
+        of_the_disk = _first(error, is_the_disks)
         if of_the_disk is None:
             raise
-        raise StorageLost(f"{path} could not be written: {of_the_disk.strerror}") from error
+        raise StorageLost(f"{path} could not be {done}: {of_the_disk.strerror or of_the_disk}") from error
+
+
+def _names_a_file_below(path: Path, error: OSError) -> bool:
+    names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
+    return any(Path(name).is_relative_to(path) for name in names)
+
+
+def _first(error: BaseException, wanted: Callable[[OSError], bool]) -> OSError | None:
+    """Return the error itself, or the first of those behind it: a library may have wrapped it in its own."""
+    return next((one for one in _chain(error) if isinstance(one, OSError) and wanted(one)), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -48,9 +90,9 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
     Until then it has a name that nobody else uses: two who write the same path never meet in one file.
     Content and name are both synced to the disk: after a crash a file that was only renamed may be empty.
-    Raises StorageLost where the disk is full or gone.
+    Raises StorageLost where the storage refuses.
     """
-    with naming_the_disk(path):
+    with own_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
         try:
@@ -58,10 +100,24 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
+            _waiting_while_busy(lambda: partial.replace(path))
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what it would say hides why the file could not be written
+                partial.unlink(missing_ok=True)
         sync(path.parent)
+
+
+def _waiting_while_busy(act: Callable[[], object]) -> None:
+    """Do it, and again for some seconds while the storage says that it is busy: that passes by itself."""
+    deadline = time.monotonic() + SECONDS_TO_WAIT
+    while True:
+        try:
+            act()
+            return
+        except OSError as error:
+            if error.errno not in _PASSING or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def sync(path: Path) -> None:

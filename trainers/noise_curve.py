@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files import written_whole
+from trainers.files import naming_the_disk, written_whole
 
 NOISE_CURVE_FILE = "noise.jsonl"
 
@@ -71,7 +71,9 @@ class NoiseSnapshot:
 
 def read_noise_curve(path: Path) -> list[NoiseSnapshot]:
     """Return the snapshots in the order of training; none where there is no such file."""
-    return [_snapshot(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    with naming_the_disk(path, "read"):
+        lines = path.read_text().splitlines() if path.exists() else []
+    return [_snapshot(json.loads(line)) for line in lines]
 
 
 def _snapshot(record: dict[str, Any]) -> NoiseSnapshot:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files import naming_the_disk
+from trainers.files import own_file
 
 FILE_NAME = "steps.jsonl"
 FIGURES = ("loss", "gradient_norm", "learning_rate")
@@ -49,8 +49,8 @@ def _short(value: float) -> float | None:
 
 
 def append(path: Path, lines: Iterable[str]) -> None:
-    """Append lines. Raises StorageLost where the disk is full or gone."""
-    with naming_the_disk(path):
+    """Append lines. Raises StorageLost where the storage refuses."""
+    with own_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             # A process that was killed may have left half a line: what follows it must not become a part of it.
@@ -67,9 +67,10 @@ def _ends_a_line(path: Path) -> bool:
 
 def settle(path: Path) -> None:
     """Sync the file to the disk, if there is one: a checkpoint must not outlive a crash that its steps do not."""
-    if path.exists():
-        with naming_the_disk(path), path.open("ab") as file:
-            os.fsync(file.fileno())
+    with own_file(path):
+        if path.exists():
+            with path.open("ab") as file:
+                os.fsync(file.fileno())
 
 
 def read_steps(path: Path) -> list[Step]:

@@ -28,7 +28,7 @@ from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text, shortened
 from trainers.config import TrialConfig
-from trainers.files import StorageLost
+from trainers.files import StorageLost, storage_error
 from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
@@ -200,12 +200,15 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
     try:
         answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
     except StorageLost as error:
-        return Message(outcome="no_room", reason=str(error)), config.world_size == 1
+        return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except Exception as error:
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
         _write_traceback(assignment, place.rank)
+        if (refused := storage_error(error)) is not None:  # every trial that reads there would fail of it
+            reason = f"the storage failed under {assignment.trial_id}: {refused}"
+            return Message(outcome="no_storage", reason=reason), config.world_size == 1
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
         return Message(outcome="failed", reason=f"{type(error).__name__}: {first_line(error)}"), False

@@ -9,9 +9,10 @@ from orchestrator.study.causes import Cause
 from trainers.notices import Notice
 from trainers.report import Known
 
-Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_room"]
+Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_storage"]
 """How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
-(`interrupted`), no lane is left to run it (`no_lane`), or the disk has no room to save it (`no_room`)."""
+(`interrupted`), no lane is left to run it (`no_lane`), or storage refused to save it or to give it its data
+(`no_storage`)."""
 
 Blame = Literal["trial", "memory", "machine"]
 """What a lane's processes died of: the trial that they ran, the memory of their host running out, or the loss of their

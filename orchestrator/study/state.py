@@ -35,7 +35,7 @@ from trainers.report import Known
 
 
 class Halted(Exception):
-    """Nothing more can run for now: no lane, or no room on the disk. The trials wait for the next run of the study."""
+    """Nothing more can run for now: no lane, or storage that refuses. The trials wait for the next run of the study."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import MOST_OF_A_TRACEBACK, _write_traceback, memory_reason
-from orchestrator.study.messages import Assignment
+from orchestrator.execution.ranks import MOST_OF_A_TRACEBACK, _Place, _train, _write_traceback, memory_reason
+from orchestrator.study.messages import Assignment, Message
+from tests.support import tiny
 from tests.support.studies import tiny_study
 
 
@@ -29,3 +31,35 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert "in test_the_traceback_of_an_exception_of_50_mb" in kept
     assert "RuntimeError: it began xxx" in kept
     assert kept.rstrip().endswith("xxx and ended")
+
+
+def last_word(directory: Path, **changes: Any) -> Message:
+    assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
+    said, _ = _train(assignment, _Place(dispatcher=None, lane="lane", rank=0))
+    assert said is not None
+    return said
+
+
+def data_on_a_failed_disk() -> None:
+    """Reads a file that the kernel refuses with EIO, as it does for a bad sector."""
+    with open("/proc/self/mem", "rb") as file:
+        file.read(1)
+
+
+def data_that_is_not_there() -> None:
+    Path("/absent/train.bin").read_bytes()
+
+
+def test_a_trial_is_not_to_blame_for_storage(tmp_path: Path) -> None:
+    """Neither for its own directory, which is a file here, nor for a disk that fails under its data."""
+    (tmp_path / "file").write_text("")
+    own = last_word(tmp_path / "file", sample_budget=8, evaluations=(4,))
+    assert (own.outcome, own.reason) == (
+        "no_storage",
+        f"{tmp_path}/file/steps.jsonl could not be written: File exists",
+    )
+    failed = last_word(tmp_path, data={"target": f"{__name__}:data_on_a_failed_disk"})
+    assert failed.outcome == "no_storage"
+    assert failed.reason == "the storage failed under grid-a: [Errno 5] Input/output error"
+    absent = last_word(tmp_path, data={"target": f"{__name__}:data_that_is_not_there"})
+    assert absent.outcome == "failed", "a wrong path is the user's"

@@ -133,7 +133,7 @@ def stop_at(*rungs: int) -> Callable[[Report], Answer]:
     return report
 
 
-def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_fresh_process(function: Callable[..., Any], *args: Any, **environment: str) -> Any:
     """function(*args) in a process of its own that starts as a lane does; arguments and result go through JSON."""
     code = (
         "import importlib, json, sys\n"
@@ -141,7 +141,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
         "print(json.dumps(getattr(importlib.import_module(module), name)(*args)))"
     )
     call = json.dumps([function.__module__, function.__name__, list(args)])
-    environment = {**os.environ, **MALLOC_ENVIRONMENT}
-    done = subprocess.run([sys.executable, "-c", code, call], cwd=ROOT, env=environment, capture_output=True, text=True)
+    settings = {**os.environ, **MALLOC_ENVIRONMENT, **environment}
+    done = subprocess.run([sys.executable, "-c", code, call], cwd=ROOT, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,69 @@
+/* Interposed between a process and its file system (LD_PRELOAD): calls on chosen paths fail with a chosen error.
+ *
+ * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink or flock
+ * FAULT_PATH   what the path contains
+ * FAULT_ERRNO  the number of the error
+ * FAULT_TIMES  how often it still fails; absent: always
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static int fails(const char *call, const char *path) {
+    const char *wanted = getenv("FAULT_CALL"), *part = getenv("FAULT_PATH"), *times = getenv("FAULT_TIMES");
+    if (!wanted || !part || strcmp(wanted, call) || !path || !strstr(path, part)) return 0;
+    if (times) {
+        char left[16];
+        if (atoi(times) <= 0) return 0;
+        snprintf(left, sizeof left, "%d", atoi(times) - 1);
+        setenv("FAULT_TIMES", left, 1);
+    }
+    errno = atoi(getenv("FAULT_ERRNO"));
+    return 1;
+}
+
+static int fails_at(const char *call, int descriptor) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return fails(call, path);
+}
+
+#define NEXT(type, name, ...) ((type (*)(__VA_ARGS__))dlsym(RTLD_NEXT, name))
+
+int rename(const char *from, const char *to) {
+    return fails("rename", to) ? -1 : NEXT(int, "rename", const char *, const char *)(from, to);
+}
+
+int unlink(const char *path) { return fails("unlink", path) ? -1 : NEXT(int, "unlink", const char *)(path); }
+
+int fsync(int descriptor) { return fails_at("fsync", descriptor) ? -1 : NEXT(int, "fsync", int)(descriptor); }
+
+int flock(int descriptor, int operation) {
+    return fails_at("flock", descriptor) ? -1 : NEXT(int, "flock", int, int)(descriptor, operation);
+}
+
+ssize_t write(int descriptor, const void *data, size_t size) {
+    return fails_at("write", descriptor) ? -1 : NEXT(ssize_t, "write", int, const void *, size_t)(descriptor, data, size);
+}
+
+#define OPEN(name)                                                                                  \
+    int name(const char *path, int flags, ...) {                                                    \
+        va_list rest;                                                                               \
+        va_start(rest, flags);                                                                      \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                     \
+        va_end(rest);                                                                               \
+        return fails("open", path) ? -1 : NEXT(int, #name, const char *, int, ...)(path, flags, mode); \
+    }
+OPEN(open)
+OPEN(open64)
