@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         print(f"batchscout: {error}", file=sys.stderr)
         sys.exit(2)
     except StorageLost as error:
-        print(f"batchscout: {error}; make room, and run the same command again", file=sys.stderr)
+        print(f"batchscout: {error}; mend that, and run the same command again", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -104,7 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(ending.message, stream)}", file=stream)
     if ending.exit_code in (0, 1):
-        print(f"\n  report:         {run_dir}/report.html", file=stream)
+        if (run_dir / "report.html").exists():
+            print(f"\n  report:         {run_dir}/report.html", file=stream)
         if (run_dir / "recommendation.json").exists():
             print(f"  recommendation: {run_dir}/recommendation.json", file=stream)
             print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + config.name} --to hf", file=stream)
@@ -133,7 +134,7 @@ def trial(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
     from orchestrator.output.status import print_status, status_values
-    from orchestrator.study.journal import is_locked
+    from orchestrator.study.lock import is_locked
 
     config, study = _open(arguments.run_dir)
     if arguments.json:

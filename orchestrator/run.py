@@ -27,7 +27,7 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, Noticed, RunBegan
 from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
+from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory
 from orchestrator.study.state import Halted, Study
@@ -67,13 +67,19 @@ def run_study(
                 for notice in notices:
                     progress.noticed(None, notice)
                 _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
-        except Halted as error:
-            why = f"{error}. Nothing is lost: mend that, and run the same command again"
-            return _stopped(1, why, config, run_dir, journal.study)
+        except (Halted, StorageLost) as error:
+            return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
             why = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
-            return _stopped(130, why, config, run_dir, journal.study)
+            return _stopped(130, why, config, run_dir, journal)
         return finish(config, run_dir, journal.study)
+
+
+def _how_to_go_on(error: Halted | StorageLost) -> str:
+    """Return what went wrong, and what to do about it."""
+    if isinstance(error, Vanished):
+        return str(error)
+    return f"{error}. Nothing is lost: mend that, and run the same command again"
 
 
 def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[str, list[Notice]]:
@@ -125,8 +131,6 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
         if not director.is_finished():
             with naming_the_disk(driver.run_dir):  # Tune writes there, too
                 run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token)
-    except StorageLost as error:
-        raise Halted(str(error)) from error
     except KeyboardInterrupt:
         driver.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
         if not lanes.let_trials_save(SECONDS_TO_SAVE):
@@ -166,13 +170,15 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
 
 
-def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, study: Study) -> Ending:
-    """Write the results so far, if there is room for them, and say where the study stands."""
+def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
+    """Write the results so far, if the directory is still there and has room for them, and say where the study
+    stands."""
     try:
-        finish(config, run_dir, study)
+        if not journal.has_vanished():
+            finish(config, run_dir, journal.study)
     except StorageLost as error:
         why += f"; {error}"
-    return Ending(exit_code, f"{why} ({_count(study)})")
+    return Ending(exit_code, f"{why} ({_count(journal.study)})")
 
 
 def _count(study: Study) -> str:

@@ -30,8 +30,9 @@ from orchestrator.config.load import parse_study
 from orchestrator.config.trial import base_trial
 from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
 from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted, Started
-from orchestrator.study.journal import is_locked, replay
+from orchestrator.study.journal import replay
 from orchestrator.study.lines import read_lines
+from orchestrator.study.lock import is_locked
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 from tests.support.studies import TINY, grid

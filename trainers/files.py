@@ -25,7 +25,7 @@ _PASSING = {errno.EBUSY, errno.EAGAIN}
 # How long a file that is busy is waited for.
 SECONDS_TO_WAIT = 5.0
 
-Done = Literal["written", "read"]
+Done = Literal["written", "read", "removed"]
 
 
 class StorageLost(Exception):
@@ -61,8 +61,13 @@ def storage_error(error: BaseException) -> OSError | None:
 def _raised_as_lost(path: Path, done: Done, is_the_disks: Callable[[OSError], bool]) -> Iterator[None]:
     try:
         yield
+    except StorageLost:  # a block within this one has named its file
+        raise
     except Exception as error:
+        named = next((one for one in _chain(error) if isinstance(one, StorageLost)), None)
         of_the_disk = _first(error, is_the_disks)
+        if named is not None:
+            raise StorageLost(str(named)) from error
         if of_the_disk is None:
             raise
         raise StorageLost(f"{path} could not be {done}: {of_the_disk.strerror or of_the_disk}") from error
@@ -81,7 +86,7 @@ def _first(error: BaseException, wanted: Callable[[OSError], bool]) -> OSError |
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextlib.contextmanager

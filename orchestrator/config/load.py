@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.stages import Pruner, StageConfig
 from trainers.config import Strict
+from trainers.files import own_file
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""
@@ -23,7 +24,8 @@ Place = tuple[int | str, ...]
 def read_yaml(path: Path) -> Yaml:
     """Return what a YAML file holds. Raises ValueError, with the line, where it is not YAML."""
     try:
-        return yaml.safe_load(path.read_text())
+        with own_file(path, "read"):
+            return yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}; mend that line") from error
 

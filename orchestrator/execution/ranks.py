@@ -56,7 +56,7 @@ def hear_sigterm() -> None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """What this process is: one rank of a lane."""
 
     dispatcher: DispatcherHandle
@@ -88,7 +88,7 @@ class _Place:
 
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
-    place = _Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
+    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
     _exit_with_the_study(place)
     _freeze_what_is_imported()
     place.introduce()
@@ -106,7 +106,7 @@ def serve(told: dict[str, Any]) -> None:
             raise LaneRecycled("fresh processes for the next trial")
 
 
-def _run(assignment: Assignment, place: _Place) -> bool:
+def _run(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and report how it ended; False if this process must not run another one."""
     clean = _run_and_say(assignment, place)
     leaving = _is_leaving()
@@ -136,7 +136,7 @@ def _is_leaving() -> bool:
     return _told_to_end.is_set() or is_draining(ray.get_runtime_context().get_node_id())
 
 
-def _exit_with_the_study(place: _Place) -> None:
+def _exit_with_the_study(place: Place) -> None:
     """Watch, in a thread, for events that a rank in a long computation would miss.
 
     The thread ends this process when the driver is lost or the trial has hung, and tells the Dispatcher when the
@@ -167,14 +167,14 @@ def _common_name() -> str:
     return names[0]
 
 
-def _run_and_say(assignment: Assignment, place: _Place) -> bool:
+def _run_and_say(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and send its last word; False if this process is not fit for another one."""
     from trainers import memory
     from trainers.device import pick_device
 
     device = pick_device()
     idle_bytes = memory.idle_bytes(device)
-    last_word, clean = _train(assignment, place)
+    last_word, clean = last_word_of(assignment, place)
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         memory.give_back()
         leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
@@ -186,7 +186,7 @@ def _run_and_say(assignment: Assignment, place: _Place) -> bool:
     return clean
 
 
-def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]:
+def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, bool]:
     """Return the trial's last word, if this rank has it, and whether the process may go on.
 
     No exception outlives this frame: it would keep the whole model alive.
@@ -205,7 +205,7 @@ def _train(assignment: Assignment, place: _Place) -> tuple[Message | None, bool]
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
-        _write_traceback(assignment, place.rank)
+        write_traceback(assignment, place.rank)
         if (refused := storage_error(error)) is not None:  # every trial that reads there would fail of it
             reason = f"the storage failed under {assignment.trial_id}: {refused}"
             return Message(outcome="no_storage", reason=reason), config.world_size == 1
@@ -237,7 +237,7 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
-def _write_traceback(assignment: Assignment, rank: int) -> None:
+def write_traceback(assignment: Assignment, rank: int) -> None:
     log, said = (
         Path(assignment.directory) / f"error-rank{rank}.log",
         shortened(traceback.format_exc(), MOST_OF_A_TRACEBACK),

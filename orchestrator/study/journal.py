@@ -7,16 +7,29 @@ One writer at a time: the file is locked while a study runs, so a second run in 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
+import shlex
 from pathlib import Path
 from typing import Self
 
 from orchestrator.study.events import Event, TrialEvent, parser
 from orchestrator.study.lines import Line, line_of, read_lines
+from orchestrator.study.lock import JournalLock
 from orchestrator.study.state import Halted, Study
-from trainers.files import StorageLost, naming_the_disk
+from trainers.files import StorageLost, own_file
+
+
+class Vanished(Halted):
+    """The journal, or the directory around it, was taken away while the study ran."""
+
+    def __init__(self, path: Path) -> None:
+        file, directory = shlex.quote(str(path)), shlex.quote(str(path.parent))
+        super().__init__(
+            f"{file} was deleted, moved or replaced while the study ran, and nothing can be kept there any more; put it "
+            f"back from a copy and run the same command again to go on with the study, or remove {directory} and run the "
+            "same command to begin anew"
+        )
 
 
 class Journal:
@@ -26,22 +39,15 @@ class Journal:
         """Lock the file and replay it. Raises ValueError where another process writes it, or where a line in its middle
         is torn."""
         self.path = path
-        self._file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(
-                f"another process is running the study in {path.parent}; wait for it, end it, or choose another --dir"
-            ) from None
-        try:
-            self.study = Study(name)
-            self._whole_bytes = _apply_all(path, self.study)
-        except ValueError:
-            self._file.close()
-            raise
-        self._file.truncate(self._whole_bytes)
+        self.study = Study(name)
         self._lost: Halted | None = None
+        with own_file(path), contextlib.ExitStack() as on_error:
+            self._file = on_error.enter_context(path.open("a+b", buffering=0))
+            self._lock = JournalLock(self._file, path)
+            on_error.callback(self._lock.release)
+            self._whole_bytes = _apply_all(path, self.study)
+            self._file.truncate(self._whole_bytes)
+            on_error.pop_all()
 
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
@@ -50,7 +56,7 @@ class Journal:
         body = event.model_dump_json().encode()
         line = line_of(body)
         try:
-            with naming_the_disk(self.path):
+            with own_file(self.path):
                 _write_all(self._file, line)
                 os.fsync(self._file.fileno())
         except StorageLost as error:
@@ -63,30 +69,33 @@ class Journal:
         self.study.apply(parser.validate_json(body))
 
     def raise_if_lost(self) -> None:
-        """Raise Halted if the file could not be written before: whatever is not in it has not happened."""
+        """Raise Halted if the file could not be written before, or is gone: whatever is not in it has not happened."""
+        self._lost = self._lost or self._trouble()
         if self._lost is not None:
             raise self._lost
 
+    def has_vanished(self) -> bool:
+        """True if the file or its directory was taken away, so that nothing should be written there any more."""
+        return isinstance(self._lost or self._trouble(), Vanished)
+
+    def _trouble(self) -> Halted | None:
+        """Return what is wrong with the path: it must lead to the file that this process writes."""
+        try:
+            is_the_same = os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            is_the_same = False
+        except OSError as error:
+            return Halted(f"{self.path} could not be read: {error.strerror}")
+        return None if is_the_same else Vanished(self.path)
+
     def close(self) -> None:
-        self._file.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def is_locked(path: Path) -> bool:
-    """True if a process has the journal open for writing now."""
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def replay(path: Path, name: str) -> Study:

@@ -12,6 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.version0 import upgraded
+from trainers.files import own_file
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     if not path.exists():
         return
     end = 0
-    with path.open("rb") as file:
+    with own_file(path, "read"), path.open("rb") as file:
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):  # it was torn, or is being written now
                 return

@@ -12,7 +12,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.study.journal import Journal
 from orchestrator.study.trial import Trial, TrialState
-from trainers.files import PARTIAL, written_whole
+from trainers.files import PARTIAL, own_file, written_whole
 
 MAX_DIFFERENCES = 8
 
@@ -25,9 +25,10 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     path = run_dir / "study.yaml"
     if run_dir.is_file():
         raise ValueError(f"{run_dir} is a file; choose another --dir")
-    if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
-        raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
-    run_dir.mkdir(parents=True, exist_ok=True)
+    with own_file(run_dir):
+        if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
+            raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
+        run_dir.mkdir(parents=True, exist_ok=True)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
     try:
         _write_study(config, path, has_begun=bool(journal.study.trials))
@@ -39,7 +40,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
 
 def _is_ours(entry: Path) -> bool:
     """True if a driver that died before it wrote study.yaml may have left this file."""
-    return entry.suffix == PARTIAL or entry.name == "journal.jsonl"
+    return entry.suffix == PARTIAL or entry.name in ("journal.jsonl", "journal.lock")
 
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
@@ -91,10 +92,9 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
     """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed."""
     for trial in trials:
         directory = trial_directory(run_dir, trial.id)
-        for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
-            leftover.unlink(missing_ok=True)
-        if (
-            not (trial.state is TrialState.COMPLETE and trial.config.evaluations)
-            and (directory / "checkpoints").exists()
-        ):
-            shutil.rmtree(directory / "checkpoints")
+        with own_file(directory, "removed"):
+            for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
+                leftover.unlink(missing_ok=True)
+            is_full_run = trial.state is TrialState.COMPLETE and trial.config.evaluations
+            if not is_full_run and (directory / "checkpoints").exists():
+                shutil.rmtree(directory / "checkpoints")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import MOST_OF_A_TRACEBACK, _Place, _train, _write_traceback, memory_reason
+from orchestrator.execution.ranks import MOST_OF_A_TRACEBACK, Place, last_word_of, memory_reason, write_traceback
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
 from tests.support.studies import tiny_study
@@ -25,7 +25,7 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     try:
         raise RuntimeError(f"it began {'x' * 50_000_000} and ended")
     except RuntimeError:
-        _write_traceback(Assignment("a", "{}", str(tmp_path), "token"), rank=1)
+        write_traceback(Assignment("a", "{}", str(tmp_path), "token"), rank=1)
     kept = (tmp_path / "error-rank1.log").read_text()
     assert len(kept) <= MOST_OF_A_TRACEBACK
     assert "in test_the_traceback_of_an_exception_of_50_mb" in kept
@@ -35,7 +35,7 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
 
 def last_word(directory: Path, **changes: Any) -> Message:
     assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
-    said, _ = _train(assignment, _Place(dispatcher=None, lane="lane", rank=0))
+    said, _ = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     return said
 

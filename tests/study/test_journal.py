@@ -7,11 +7,10 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
-import subprocess
-import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
+from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
@@ -298,46 +298,6 @@ def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
     assert replay(tmp_path / "journal.jsonl", "s") == Study("s")
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from orchestrator.study.events import ClusterReady
-from orchestrator.study.journal import Journal
-with Journal(Path(sys.argv[1]), "s") as journal:
-    print("open", flush=True)
-    if sys.argv[2] == "hold":
-        sys.stdin.read()
-    if sys.argv[2] == "once":
-        journal.append(ClusterReady(token="key0", seconds=1.0))
-        print(1, flush=True)
-        sys.stdin.read()
-    number = 0
-    while sys.argv[2] == "write":
-        journal.append(ClusterReady(token=f"key{number} " + "x" * 5000, seconds=1.0))
-        number += 1
-        print(number, flush=True)
-"""
-
-
-def writer(path: Path, what: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    return process
-
-
-def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with writer(path, "hold") as first:
-        with pytest.raises(ValueError, match=r"another process is running the study in .*; wait for it, end it, or"):
-            Journal(path, "s")
-        assert replay(path, "s") == Study("s"), "reading is not writing"
-        first.communicate("")
-    Journal(path, "s").close()
-
-
 def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with writer(path, "once") as process:
@@ -416,6 +376,44 @@ def fill_up(path: str) -> tuple[list[str], int]:
                 said.append(str(error))
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return said, appended
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def deleted_with_its_directory(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def moved(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def replaced(path: Path) -> None:
+    path.write_bytes(path.read_bytes())  # the same file still
+    path.with_name("copy").write_bytes(path.read_bytes())
+    path.with_name("copy").rename(path)
+
+
+@pytest.mark.parametrize("take_away", [deleted, deleted_with_its_directory, moved, replaced])
+def test_a_journal_that_is_taken_away_halts_its_writer(tmp_path: Path, take_away: Callable[[Path], None]) -> None:
+    """What it would still write, nobody could ever read."""
+    path = tmp_path / "the run" / "journal.jsonl"
+    path.parent.mkdir()
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+        journal.raise_if_lost()
+        assert not journal.has_vanished()
+        take_away(path)
+        assert journal.has_vanished()
+        said = rf"'{path}' was deleted, moved or replaced while the study ran, .* or remove '{path.parent}' and run the"
+        for _ in range(2):
+            with pytest.raises(Halted, match=said):
+                journal.append(ready("b"))
+        with pytest.raises(Halted, match=said):
+            journal.raise_if_lost()
+        assert list(journal.study.ready) == ["a"]
 
 
 def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.support.tiny import in_fresh_process
-
 Call = Literal["rename", "open", "fsync", "write", "unlink", "flock"]
 
 
@@ -28,6 +26,8 @@ def interposed_library() -> Path:
 
 def on_failing_storage(function: Callable[..., Any], *args: Any) -> Any:
     """function(*args) in a process of its own, in which `failing` works."""
+    from tests.support.tiny import in_fresh_process  # here, because torch comes with it
+
     return in_fresh_process(function, *args, LD_PRELOAD=str(interposed_library()))
 
 

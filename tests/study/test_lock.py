@@ -1,0 +1,114 @@
+"""One process writes a journal at a time, on whatever file system, and whoever is kept out is told by whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.lock import note_of
+from orchestrator.study.state import Study
+from tests.support.journal_writer import call_on, writer
+from tests.support.storage import fault, interposed_library
+
+LET_IN = (False, "it was let in")
+
+
+@pytest.fixture
+def no_locks() -> dict[str, str]:
+    """The environment of a process on a file system without locks."""
+    return {"LD_PRELOAD": str(interposed_library()), **fault("flock", "journal.jsonl", "ENOLCK")}
+
+
+def test_a_second_writer_is_refused_while_the_first_lives_and_told_who_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "the run" / "journal.jsonl"
+    path.parent.mkdir()
+    before = time.strftime("%Y-%m-%d %H:%M:%S")
+    with writer(path, "hold") as first:
+        locked, said = call_on(path)
+        assert locked
+        found = re.fullmatch(
+            rf"another process \(process {first.pid} on {socket.gethostname()}, since (.*)\) is running the study in "
+            rf"'{path.parent}'; wait for it, end it, or choose another --dir",
+            said,
+        )
+        assert found, said
+        assert before <= found[1] <= time.strftime("%Y-%m-%d %H:%M:%S")
+        assert replay(path, "s") == Study("s"), "reading is not writing"
+        first.communicate("")
+    assert call_on(path) == LET_IN
+    assert not note_of(path).exists()
+
+
+def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path) -> None:
+    """User code has forked a helper, which lives on when the driver is killed."""
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "fork") as driver:
+        assert driver.stdout is not None
+        helper = int(driver.stdout.readline())
+        assert call_on(path)[0]
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        os.kill(helper, 0)
+        assert call_on(path) == LET_IN
+        driver.communicate("")
+
+
+def test_a_fork_that_ends_takes_no_lock_away(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        child = os.fork()
+        if child == 0:
+            journal.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert note_of(path).exists()
+        assert call_on(path)[1].startswith(f"another process (process {os.getpid()} on ")
+
+
+def test_a_file_system_without_locks_lets_one_writer_in(tmp_path: Path, no_locks: dict[str, str]) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "hold", **no_locks) as first:
+        locked, said = call_on(path, **no_locks)
+        assert locked
+        assert said.startswith(f"another process (process {first.pid} on {socket.gethostname()}, since")
+        assert said.endswith(f"if that process is no more, remove {note_of(path)} and run again")
+        first.communicate("")
+    assert call_on(path, **no_locks) == LET_IN
+
+
+def test_on_a_file_system_without_locks_who_was_killed_is_followed_by_the_next(
+    tmp_path: Path, no_locks: dict[str, str]
+) -> None:
+    """But nobody can say that of another host's process."""
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "hold", **no_locks) as first:
+        os.kill(first.pid, signal.SIGKILL)
+    assert note_of(path).exists()
+    assert call_on(path, **no_locks) == LET_IN
+    note_of(path).write_text(json.dumps({"host": "another", "pid": first.pid, "since": 0.0}))
+    locked, said = call_on(path, **no_locks)
+    assert locked
+    assert said.startswith(f"another process (process {first.pid} on another, since 19")
+
+
+def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "hold") as first:
+        note_of(path).write_text('{"host": 5')
+        assert call_on(path)[1].startswith("another process is running the study in")
+        first.communicate("")
+
+
+@pytest.mark.parametrize("pid", [1, os.getpid()])
+def test_with_locks_a_note_that_was_left_locks_nobody_out(tmp_path: Path, pid: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    note_of(path).write_text(json.dumps({"host": socket.gethostname(), "pid": pid, "since": 0.0}))
+    assert call_on(path) == LET_IN
