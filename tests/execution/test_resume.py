@@ -144,3 +144,15 @@ def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_p
     assert "Traceback" not in output
     assert driver.events()[: len(before)] == before
     check_it_ends_as_undisturbed(driver, driver.events(), undisturbed)
+
+
+def test_a_study_whose_directory_is_deleted_halts_and_says_so(tmp_path: Path) -> None:
+    driver = new_driver(tmp_path)
+    driver.start()
+    driver.wait_until(has("evaluated"))
+    shutil.rmtree(driver.run_dir)
+    code, output = driver.end()
+    assert code == 1, output
+    assert f"{driver.run_dir}/journal.jsonl was deleted, moved or replaced while the study ran" in output
+    assert "Traceback" not in output
+    assert not (driver.run_dir / "report.html").exists()
