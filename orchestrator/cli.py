@@ -10,7 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from trainers.files import StorageLost
+from orchestrator.terminal import printable, show_exception
+from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
@@ -22,13 +23,14 @@ EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a verb, and exit with 0: fine, 1: no recommendation or a failed run, 2: bad input, 130: stopped by Ctrl-C."""
     arguments = _parser().parse_args(argv)
+    sys.excepthook = show_exception
     try:
         sys.exit(arguments.verb(arguments))
     except ValueError as error:
-        print(f"batchscout: {error}", file=sys.stderr)
+        print(f"batchscout: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except StorageLost as error:
-        print(f"batchscout: {error}; mend that, and run the same command again", file=sys.stderr)
+        print(f"batchscout: {printable(str(error))}; mend that, and run the same command again", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -102,13 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = _run_dir(arguments, config)
     ending = run_study(config, run_dir, arguments.address, remeasure=arguments.fresh)
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
-    print(f"\n{_wrapped(ending.message, stream)}", file=stream)
+    print(f"\n{_wrapped(printable(ending.message), stream)}", file=stream)
     if ending.exit_code in (0, 1):
         if (run_dir / "report.html").exists():
-            print(f"\n  report:         {run_dir}/report.html", file=stream)
+            print(f"\n  report:         {quoted(run_dir / 'report.html')}", file=stream)
         if (run_dir / "recommendation.json").exists():
-            print(f"  recommendation: {run_dir}/recommendation.json", file=stream)
-            print(f"  paste it:       batchscout export {arguments.dir or 'runs/' + config.name} --to hf", file=stream)
+            typed = quoted(arguments.dir or Path("runs") / config.name)
+            print(f"  recommendation: {quoted(run_dir / 'recommendation.json')}", file=stream)
+            print(f"  paste it:       batchscout export {typed} --to hf", file=stream)
     return ending.exit_code
 
 
@@ -150,7 +153,7 @@ def report(arguments: argparse.Namespace) -> int:
 
     config, study = _open(arguments.run_dir)
     write_results(config, arguments.run_dir, study)
-    print(arguments.run_dir / "report.html")
+    print(quoted(arguments.run_dir / "report.html"))
     return 0
 
 
@@ -161,8 +164,8 @@ def export(arguments: argparse.Namespace) -> int:
 
     path = arguments.run_dir / "recommendation.json"
     if not path.exists():
-        raise ValueError(f"there is no {path}; finish the study first: batchscout run")
-    print(export_text(Recommendation.from_json(path.read_text()), arguments.to))
+        raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
+    print(printable(export_text(Recommendation.from_json(path.read_text()), arguments.to)))
     return 0
 
 
@@ -184,7 +187,7 @@ def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     path = run_dir / "study.yaml"
     if not path.is_file():
         raise ValueError(
-            f"{run_dir} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
+            f"{quoted(run_dir)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
         )
     config = load_stored_study(path)
     return config, replay(run_dir / "journal.jsonl", config.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import base_trial
 from orchestrator.output.progress import metrics_line
+from orchestrator.terminal import show_exception
 
 if TYPE_CHECKING:
     from trainers.report import Report
@@ -29,8 +29,8 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
     name = f"{trial.split}-lr{trial.learning_rate:.3g}-{digest}"
     try:
         train(trial, print_report, run_dir / name)
-    except ValueError:  # the user's code may raise it too, and whoever debugs that wants the traceback
-        traceback.print_exc()
+    except ValueError as error:  # the user's code may raise it too, and whoever debugs that wants the traceback
+        show_exception(type(error), error, error.__traceback__)
         return 1
     return 0
 

@@ -16,6 +16,7 @@ import yaml
 from orchestrator.cli import main
 from orchestrator.study.events import Concluded
 from orchestrator.study.journal import Journal
+from orchestrator.study.lines import line_of
 from tests.support.lane_player import Player, director_of, know
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
 
@@ -186,9 +187,65 @@ def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
 
 def test_a_study_without_a_recommendation_has_a_report_too(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "report", str(run_dir))
-    assert (code, out) == (0, f"{run_dir}/report.html\n")
+    assert (code, out) == (0, f"'{run_dir}/report.html'\n"), "a space is in its name"
     assert (run_dir / "report.html").read_text().startswith("<!")
     assert not (run_dir / "recommendation.json").exists()
+
+
+# What users wrote, on a terminal
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\rover\u202eback"
+SPELLED_OUT = r"\x1b]0;owned\x07\x1b[2J\x9b31mred\rover\u202eback"
+
+
+def acting_on_a_terminal(text: str) -> set[str]:
+    return set(text) & {"\x1b", "\x07", "\x9b", "\r", "\u202e"}
+
+
+def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal that another version wrote, or another person."""
+    said = {
+        "version": 1,
+        "time": 1.0,
+        "kind": "concluded",
+        "stage": "grid",
+        "ok": False,
+        "reason": f"it said: {HOSTILE}",
+    }
+    with (run_dir / "journal.jsonl").open("ab") as file:
+        file.write(line_of(json.dumps(said, separators=(",", ":")).encode()))
+    for arguments in (("status", str(run_dir)), ("run", str(run_dir / "study.yaml"), "--dir", str(run_dir))):
+        _, out, err = call(capsys, *arguments)
+        assert acting_on_a_terminal(out + err) == set()
+        assert f"it said: {SPELLED_OUT}" in out + err
+
+
+HOSTILE_MODEL = f"def model(**kwargs):\n    raise KeyError({HOSTILE!r}) from RuntimeError({HOSTILE!r})\n"
+
+
+@pytest.mark.parametrize("verb", ["run", "trial"])
+def test_control_characters_of_an_exception_reach_no_terminal_from_the_users_code(home: Path, verb: str) -> None:
+    """Neither in the sentence of `run`, nor in the traceback of `trial`."""
+    raising = HOSTILE_MODEL.replace("KeyError", "Loud") + "class Loud(Exception):\n    pass\n"
+    (home / "hostile.py").write_text(raising)
+    done = batchscout(verb, "tiny.yaml", "--set", "model.target=hostile:model", "--set", "model.kwargs={}", cwd=home)
+    assert done.returncode == (2 if verb == "run" else 1)
+    assert acting_on_a_terminal(done.stdout + done.stderr) == set()
+    assert r"\x1b]0;owned\x07\x1b[2J" in done.stderr
+
+
+def test_printed_paths_can_be_pasted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here with a space, a quotation mark and a bell."""
+    there = run_dir.rename(run_dir.with_name("it's\x07 here"))
+    with Journal(there / "journal.jsonl", "tiny") as journal:
+        journal.append(Concluded(stage="grid", ok=True, reason="done"))
+    _, out, err = call(capsys, "run", str(there / "study.yaml"), "--dir", str(there))
+    (line,) = [line for line in (out + err).splitlines() if "report:" in line]
+    pasted = subprocess.run(["bash", "-c", f"ls -d {line.partition('report:')[2]}"], capture_output=True, text=True)
+    assert pasted.stdout == f"{there}/report.html\n"
+    assert call(capsys, "report", str(there))[1].strip() == line.partition("report:")[2].strip()
 
 
 # Plan

@@ -1,10 +1,11 @@
-"""Files that are whole or absent, whatever dies while they are written."""
+"""Files that are whole or absent, whatever dies while they are written, and their paths as people paste them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -70,7 +71,7 @@ def _raised_as_lost(path: Path, done: Done, is_the_disks: Callable[[OSError], bo
             raise StorageLost(str(named)) from error
         if of_the_disk is None:
             raise
-        raise StorageLost(f"{path} could not be {done}: {of_the_disk.strerror or of_the_disk}") from error
+        raise StorageLost(f"{quoted(path)} could not be {done}: {of_the_disk.strerror or of_the_disk}") from error
 
 
 def _names_a_file_below(path: Path, error: OSError) -> bool:
@@ -132,3 +133,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def quoted(path: Path | str) -> str:
+    """Return the path as it can be pasted into a shell, without control characters; a plain path stays as it is."""
+    text = str(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_ansi_c_quotes, text)) + "'"
+
+
+def _in_ansi_c_quotes(character: str) -> str:
+    if character.isprintable() and character not in "'\\":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.stages import Pruner, StageConfig
 from trainers.config import Strict
-from trainers.files import own_file
+from trainers.files import own_file, quoted
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""
@@ -27,7 +27,7 @@ def read_yaml(path: Path) -> Yaml:
         with own_file(path, "read"):
             return yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}; mend that line") from error
+        raise ValueError(f"{quoted(path)} is not valid YAML: {error}; mend that line") from error
 
 
 def load_study(path: Path, overrides: list[str]) -> StudyConfig:
@@ -37,17 +37,17 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     right.
     """
     if not path.is_file():
-        raise ValueError(f"there is no study file {path}; check the path, or start from one in configs/")
+        raise ValueError(f"there is no study file {quoted(path)}; check the path, or start from one in configs/")
     tree = read_yaml(path)
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} holds no keys; a study file needs at least model and data")
+        raise ValueError(f"{quoted(path)} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
     if any(override.startswith("stages.") for override in overrides):
         tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
         apply_override(tree, override)
     _make_absolute(tree)
-    return parse_study(tree, str(path))
+    return parse_study(tree, quoted(path))
 
 
 def load_stored_study(path: Path) -> StudyConfig:
@@ -59,7 +59,7 @@ def load_stored_study(path: Path) -> StudyConfig:
         for stage in stages if isinstance(stages, list) else []:
             if isinstance(stage, dict):
                 stage.pop("unscaled_contrast", None)
-    return parse_study(tree, str(path))
+    return parse_study(tree, quoted(path))
 
 
 def _make_absolute(tree: dict[str, Yaml]) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from rich.console import Console, Group
 from rich.table import Table
-from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier, Throughput
 from orchestrator.config.trial import base_trial
+from orchestrator.output.shown import shown
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes
@@ -31,21 +31,21 @@ def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
         with console.status("predicting memory and time"):
             memory = _memory(StageContext[Frontier](frontier, config, study, run_dir)) if frontier else None
             estimate = _estimate(config, full_runs) if full_runs else None
-    console.print(Text(f"{config.name}: {len(config.stages)} stages", style="bold"))
+    console.print(shown(f"{config.name}: {len(config.stages)} stages", style="bold"))
     for keys in config.stages:
-        console.print(Text(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
+        console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study, run_dir)):
-            console.print(Text(f"  {line}"))
+            console.print(shown(f"  {line}"))
     if memory:
-        console.print(Text(f"\n{_MEMORY_TITLE}", style="bold"))
+        console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
-    console.print(Text(f"\nat most {full_runs} full runs of {_run_cost(config)}, beside the short probes"))
+    console.print(shown(f"\nat most {full_runs} full runs of {_run_cost(config)}, beside the short probes"))
     if config.budget:
-        console.print(Text(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
+        console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if probing := _probing(config, study, full_runs):
-        console.print(Text(probing))
+        console.print(shown(probing))
     if estimate:
-        console.print(Text(estimate))
+        console.print(shown(estimate))
 
 
 def _run_cost(config: StudyConfig) -> str:
@@ -122,7 +122,7 @@ def _memory(context: StageContext[Frontier]) -> Group:
         known = isinstance(found, PeakMemory)
         table.add_row(name, *(_memory_cells(found, sizes, allowed, stage.largest) if known else ["not predictable"]))
     reasons = [f"  {name}: {found}" for name, found in predicted.items() if not isinstance(found, PeakMemory)]
-    return Group(table, *map(Text, reasons))
+    return Group(table, *map(shown, reasons))
 
 
 def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:

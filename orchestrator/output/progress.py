@@ -14,6 +14,7 @@ from rich.text import Text
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
+from orchestrator.output.shown import shown
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.units import bytes_text, seconds_text
@@ -47,7 +48,7 @@ class Progress(Observer):
         """Show what is being done now."""
         self._doing = text
         if not self._console.is_terminal:
-            self._console.print(text)
+            self._console.print(shown(text))
 
     def stage_began(self, stage: StageKeys) -> None:
         self._stage = stage
@@ -71,29 +72,29 @@ class Progress(Observer):
 
     def noticed(self, trial: Trial | None, notice: Notice) -> None:
         name = f"{trial.id}: " if trial else ""
-        self._console.print(Text(f"  {name}{notice.text}", style="yellow"), soft_wrap=True)
+        self._console.print(shown(f"  {name}{notice.text}", style="yellow"), soft_wrap=True)
 
     def concluded(self, conclusion: Conclusion) -> None:
         mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"
-        self._console.print(f"{mark} [bold]{conclusion.stage}[/]: ", Text(conclusion.reason), sep="")
+        self._console.print(f"{mark} [bold]{conclusion.stage}[/]: ", shown(conclusion.reason), sep="")
         for note in conclusion.notes:
-            self._console.print(Text(f"     {note}", style="dim"))
+            self._console.print(shown(f"     {note}", style="dim"))
 
     def _event(self, trial: Trial) -> None:
         """Print a line in a log; on a terminal the panel shows it."""
         if not self._console.is_terminal:
-            self._console.print(Text(f"  {trial.id}: {trial.state}  {trial_line(trial)}".rstrip()))
+            self._console.print(shown(f"  {trial.id}: {trial.state}  {trial_line(trial)}".rstrip()))
 
     def panel(self) -> RenderableType:
         """Return what a terminal shows now."""
-        lines: list[RenderableType] = [self._stages(), Text(self._doing, style="dim")]
+        lines: list[RenderableType] = [self._stages(), shown(self._doing, style="dim")]
         if self._stage is not None:
             trials = self._study.of_stage(self._stage.type)
             lines += [self._running(trials), self._counts(trials)]
         return Group(*lines)
 
     def _stages(self) -> Text:
-        text = Text(f"{self._config.name}  ", style="bold")
+        text = shown(f"{self._config.name}  ", style="bold")
         for stage in self._config.stages:
             mark, style = self._mark(stage)
             text.append(f"{mark} {stage.type}  ", style=style)
@@ -121,7 +122,7 @@ class Progress(Observer):
         counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
         parts = [f"{count} {state}" for state, count in counts.items() if count]
         best = best_so_far(trials)
-        text = Text("trials: " + ", ".join(parts))
+        text = shown("trials: " + ", ".join(parts))
         if best:
             text.append(f"   best: {best.id} {trial_line(best)}", style="cyan")
         text.append(f"   {seconds_text(time.monotonic() - self._began)} so far")

@@ -11,6 +11,7 @@ from orchestrator.stages import stage_of
 from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
+from trainers.files import quoted
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     recommendation = write_results(config, run_dir, study)
     failed = next((conclusion for conclusion in study.conclusions.values() if not conclusion.ok), None)
     if failed is not None:
-        again = f"\n{run_dir} keeps this as its result: once that is mended, run the study with another --dir"
+        again = f"\n{quoted(run_dir)} keeps this as its result: once that is mended, run the study with another --dir"
         return Ending(2 if failed.bad_input else 1, f"{failed.stage}: {failed.reason}{again}")
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     result = recommendation.verdict if recommendation else done or "the study has no result yet"
     broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
     if broken:
-        where = trial_directory(run_dir, broken[0].id)
+        where = quoted(trial_directory(run_dir, broken[0].id))
         what = f"{len(broken)} trial(s) failed; {broken[0].id}: {broken[0].explanation} (see {where})"
         return Ending(1, f"{result}\n{what}")
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)

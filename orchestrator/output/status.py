@@ -8,11 +8,11 @@ import sys
 from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.progress import best_so_far, trial_metrics
 from orchestrator.output.recommendation import recommend
+from orchestrator.output.shown import shown
 from orchestrator.output.time_split import time_split
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
@@ -61,17 +61,17 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
     """
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG)
     recommendation = recommend(config, study)
-    console.print(Text(config.name, style="bold"))
+    console.print(shown(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
-        console.print(Text("no process runs this study now: batchscout run goes on with it"))
+        console.print(shown("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
-        console.print(Text(recommendation.verdict, style="green"))
+        console.print(shown(recommendation.verdict, style="green"))
     for line in notice_lines(study):
-        console.print(Text(line, style="yellow"))
+        console.print(shown(line, style="yellow"))
     for stage in config.stages:
         _print_stage(console, stage.type, study)
     parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
-    console.print(Text(f"\ntime: {parts}"))
+    console.print(shown(f"\ntime: {parts}"))
 
 
 def notice_lines(study: Study) -> list[str]:
@@ -86,11 +86,11 @@ def notice_lines(study: Study) -> list[str]:
 
 
 def _print_stage(console: Console, stage: str, study: Study) -> None:
-    console.print(Text(f"\n{stage}: {stage_state(stage, study)}", style="bold"))
+    console.print(shown(f"\n{stage}: {stage_state(stage, study)}", style="bold"))
     conclusion = study.conclusions.get(stage)
     if conclusion:
         for line in (conclusion.reason, *conclusion.notes):
-            console.print(Text(f"  {line}"))
+            console.print(shown(f"  {line}"))
     trials = study.of_stage(stage)
     if not trials:
         return
@@ -98,6 +98,6 @@ def _print_stage(console: Console, stage: str, study: Study) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for trial in trials:
         mark = "*" if best and trial.id == best.id else " "
-        figures, explanation = trial_metrics(trial, trial.metrics), Text(trial.explanation)
+        figures, explanation = trial_metrics(trial, trial.metrics), shown(trial.explanation)
         table.add_row(f"{mark} {trial.id}", str(trial.state), figures, explanation)
     console.print(table)

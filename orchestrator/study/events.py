@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Ty
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
+from orchestrator.terminal import printable
 from orchestrator.units import shortened
 from trainers.config import TrialConfig
 from trainers.notices import NoticeKind
@@ -25,9 +26,10 @@ def _now() -> float:
     return round(time.time(), 3)
 
 
-def _whole_characters(text: str) -> str:
-    """Return the text with marks for what UTF-8 cannot hold: half a letter in a user's message must not end a study."""
-    return text.encode("utf-8", "replace").decode()
+def _for_people(text: str) -> str:
+    """Return the text without what a user's message must not do: half a letter would end a study, and a control
+    character would act on every terminal that shows it."""
+    return printable(text.encode("utf-8", "replace").decode())
 
 
 # A user's exception may have any length, and whoever reads the journal reads it all.
@@ -38,7 +40,7 @@ def _bounded(text: str) -> str:
     return shortened(text, MOST_CHARACTERS)
 
 
-Prose = Annotated[str, AfterValidator(_bounded), AfterValidator(_whole_characters)]
+Prose = Annotated[str, AfterValidator(_bounded), AfterValidator(_for_people)]
 """Text for people."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shlex
 from pathlib import Path
 from typing import Self
 
@@ -17,14 +16,14 @@ from orchestrator.study.events import Event, TrialEvent, parser
 from orchestrator.study.lines import Line, line_of, read_lines
 from orchestrator.study.lock import JournalLock
 from orchestrator.study.state import Halted, Study
-from trainers.files import StorageLost, own_file
+from trainers.files import StorageLost, own_file, quoted
 
 
 class Vanished(Halted):
     """The journal, or the directory around it, was taken away while the study ran."""
 
     def __init__(self, path: Path) -> None:
-        file, directory = shlex.quote(str(path)), shlex.quote(str(path.parent))
+        file, directory = quoted(path), quoted(path.parent)
         super().__init__(
             f"{file} was deleted, moved or replaced while the study ran, and nothing can be kept there any more; put it "
             f"back from a copy and run the same command again to go on with the study, or remove {directory} and run the "
@@ -85,7 +84,7 @@ class Journal:
         except (FileNotFoundError, NotADirectoryError):
             is_the_same = False
         except OSError as error:
-            return Halted(f"{self.path} could not be read: {error.strerror}")
+            return Halted(f"{quoted(self.path)} could not be read: {error.strerror}")
         return None if is_the_same else Vanished(self.path)
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ def _apply(line: Line, study: Study, path: Path) -> None:
     event = line.event
     if isinstance(event, TrialEvent) and event.id not in study.trials:
         raise ValueError(
-            f"line {line.number} of {path} tells of the trial '{event.id}', which no line before it proposes; "
+            f"line {line.number} of {quoted(path)} tells of the trial '{event.id}', which no line before it proposes; "
             "restore the file from a copy"
         )
     study.apply(event)

@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.version0 import upgraded
-from trainers.files import own_file
+from trainers.files import own_file, quoted
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):  # it was torn, or is being written now
                 return
-            event = _event_of(text, f"line {number} of {path}")
+            event = _event_of(text, f"line {number} of {quoted(path)}")
             if event is None:
                 _refuse_lines_after(number, file, path)
                 return
@@ -52,7 +52,7 @@ def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
     num_more = sum(1 for _ in file)
     if num_more:
         raise ValueError(
-            f"line {number} of {path} is damaged, and {num_more} more follow it; "
+            f"line {number} of {quoted(path)} is damaged, and {num_more} more follow it; "
             "restore the file from a copy, or remove that line if you know what it said"
         )
 

@@ -12,7 +12,6 @@ import fcntl
 import io
 import json
 import os
-import shlex
 import socket
 import time
 import uuid
@@ -20,7 +19,7 @@ import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainers.files import own_file
+from trainers.files import own_file, quoted
 
 # What flock says on a file system that has no locks: NFS without its lock service, Lustre and FUSE as many mount them.
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -124,7 +123,7 @@ def _create(note: Path, me: Holder) -> None:
     try:
         descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        remedy = f"; if that process is no more, remove {shlex.quote(str(note))} and run again"
+        remedy = f"; if that process is no more, remove {quoted(note)} and run again"
         raise ValueError(_refusal(_holder(note), note.parent) + remedy) from None
     with os.fdopen(descriptor, "w") as file:
         file.write(_text_of(me))
@@ -144,7 +143,7 @@ def _remove(note: Path, before: Holder) -> None:
 def _refusal(holder: Holder | None, run_dir: Path) -> str:
     who = f"another process ({holder})" if holder else "another process"
     gone = ", which has ended and left behind a process that has the lock" if holder and holder.is_gone() else ""
-    where = shlex.quote(str(run_dir))
+    where = quoted(run_dir)
     return f"{who}{gone} is running the study in {where}; wait for it, end it, or choose another --dir"
 
 

@@ -12,7 +12,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.study.journal import Journal
 from orchestrator.study.trial import Trial, TrialState
-from trainers.files import PARTIAL, own_file, written_whole
+from trainers.files import PARTIAL, own_file, quoted, written_whole
 
 MAX_DIFFERENCES = 8
 
@@ -24,10 +24,12 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     """
     path = run_dir / "study.yaml"
     if run_dir.is_file():
-        raise ValueError(f"{run_dir} is a file; choose another --dir")
+        raise ValueError(f"{quoted(run_dir)} is a file; choose another --dir")
     with own_file(run_dir):
         if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
-            raise ValueError(f"{run_dir} is not empty and holds no study.yaml; choose another --dir, or empty it")
+            raise ValueError(
+                f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it"
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
     try:
@@ -50,7 +52,7 @@ def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
         return
     if before is not None and has_begun:
         raise ValueError(
-            f"{path.parent} holds another study:\n{_difference(before, now)}\n"
+            f"{quoted(path.parent)} holds another study:\n{_difference(before, now)}\n"
             "choose another --dir, or take the change back to go on with that study"
         )
     with written_whole(path) as file:

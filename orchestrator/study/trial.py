@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from orchestrator.study.causes import Cause
 from trainers.config import TrialConfig
+from trainers.files import quoted
 
 Metrics = dict[str, float | None]
 """Figures by their names. None stands for one that is not finite, which JSON cannot express otherwise."""
@@ -132,6 +133,6 @@ class Trial:
     def explanation(self) -> str:
         """One line of the cause's code, the reason, and the study that measured it; empty if there is nothing to
         say."""
-        reused = f"reused: measured on {self.reused.day} in {self.reused.run_dir}" if self.reused else ""
+        reused = f"reused: measured on {self.reused.day} in {quoted(self.reused.run_dir)}" if self.reused else ""
         reason = f"{self.cause.code}: {self.reason}" if self.cause else self.reason
         return "; ".join(filter(None, [reason, reused]))

@@ -1,0 +1,28 @@
+"""What a terminal is shown: text of users, whose control characters could clear the screen or set the title."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import unicodedata
+from types import TracebackType
+
+# Characters that turn the direction of the text around them: what follows would read backwards.
+_TURNING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
+
+
+def printable(text: str) -> str:
+    """Return the text with its control characters spelled out; lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(map(_spelled_out, text))
+
+
+def _spelled_out(character: str) -> str:
+    harmless = character in "\n\t" or (unicodedata.category(character) != "Cc" and character not in _TURNING)
+    return character if harmless else ascii(character)[1:-1]
+
+
+def show_exception(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """Print a traceback to stderr as Python does, with the control characters of its messages spelled out."""
+    print(printable("".join(traceback.format_exception(kind, error, where))), end="", file=sys.stderr)
