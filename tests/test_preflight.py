@@ -201,7 +201,7 @@ def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest
         code, message = run(capsys, loss="mine:losses")
     assert files(home / "runs") == before, "another process's study.yaml is not touched"
     assert code == 2
-    assert message.startswith("batchscout: another process is running the study in")
+    assert message.startswith("batchscout: another process (")
 
 
 def test_the_facts_are_those_of_data_model_and_host() -> None:

@@ -79,7 +79,7 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     driver.wait_until(has("started"))
     second = subprocess.run(driver.command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert second.returncode == 2
-    assert "another process is running the study" in second.stderr
+    assert re.search(r"another process \(process \d+ on .* is running the study", second.stderr)
     driver.wait_until(has("paused", 2))
     driver.send(signal.SIGKILL)
     before = driver.events()
