@@ -241,7 +241,10 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
     assert reason.startswith(
         "effective batch 4 (4 x 1; most samples/s) is the best at equal cost (8 s of training each) with probability "
     )
-    assert f" of {len(findings.batches)} batches were run, in {len({t.candidate for t in known.trials.values()})} runs, " in reason
+    assert (
+        f" of {len(findings.batches)} batches were run, in {len({t.candidate for t in known.trials.values()})} runs, "
+        in reason
+    )
 
 
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
