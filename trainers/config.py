@@ -202,7 +202,8 @@ class TrialConfig(Strict):
     seed: int = 0
     """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: PositiveInt = 1
-    """How many checkpoints are kept: the newest so many."""
+    """How many checkpoints are kept: the newest so many. A run whose newest one the disk has damaged goes on from the one
+    before it; with 1 there is none, and it begins again."""
     kept_checkpoints: tuple[PositiveInt, ...] = ()
     """Sample counts at which the run evaluates, saves a checkpoint and reports, as at `evaluations`, and keeps that
     checkpoint beside the newest ones, for other runs' `branch_from`."""

@@ -191,7 +191,8 @@ class StudyConfig(Strict):
     placement: Placement = Placement()
     """How many trials run at once, and on how many CPUs."""
     keep_checkpoints: PositiveInt = 1
-    """How many checkpoints of each trial are kept: the newest so many."""
+    """How many checkpoints of each trial are kept: the newest so many. A trial whose newest one the disk has damaged goes
+    on from the one before it; with 1 there is none, and it begins again."""
     ema_half_life_samples: PositiveInt | None = None
     """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count
     half, and the initial ones do not count. Evaluations use the average. null: there is none, and evaluations use the
