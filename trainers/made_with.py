@@ -23,7 +23,7 @@ def made_with(config: TrialConfig, train_set: Any, val_set: Any) -> dict[str, An
         **made_with_before_0_3(config),
         "configuration": config.model_dump(mode="json"),
         "data": [len(train_set), len(val_set), getattr(train_set, "content_hash", None)],
-        "code": {module: _source_digest(module) for module in _modules_of_the_user(config)},
+        "code": {module: source_digest(module) for module in _modules_of_the_user(config)},
     }
 
 
@@ -43,7 +43,7 @@ def _modules_of_the_user(config: TrialConfig) -> list[str]:
 
 
 @functools.cache
-def _source_digest(module: str) -> str:
+def source_digest(module: str) -> str:
     """Return a digest of a module's own file, as it was when this process first asked; empty where it has none."""
     found = importlib.util.find_spec(module)
     path = Path(found.origin) if found and found.origin else None

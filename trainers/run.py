@@ -54,7 +54,7 @@ class Run:
                 f"start {config.world_size} ranks or set world_size: {world_size}"
             )
         self.meter = Meter(config, device, compile_seconds)
-        self.train_set, self.val_set = _open_data(config.data.model_dump_json())
+        self.train_set, self.val_set = open_data(config.data.model_dump_json())
         self.order = (
             LongestAlways(self.train_set, config.effective_batch_size)
             if config.longest_samples
@@ -230,7 +230,7 @@ class Run:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_data(config: str) -> tuple[SampleSet, SampleSet]:
+def open_data(config: str) -> tuple[SampleSet, SampleSet]:
     """Open the data, and keep it open for the next trial: to find and check the files is most of what a short trial
     costs."""
     return load_data(DataConfig.model_validate_json(config))

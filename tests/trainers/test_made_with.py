@@ -114,10 +114,10 @@ def test_other_text_in_the_same_file_is_other_data(tmp_path: Path, monkeypatch: 
 
 def as_in_a_new_process() -> None:
     """Forget what a process reads once."""
-    from trainers.run import _open_data
+    from trainers.run import open_data
 
-    _open_data.cache_clear()
-    made_with._source_digest.cache_clear()
+    open_data.cache_clear()
+    made_with.source_digest.cache_clear()
 
 
 def test_other_code_in_the_users_module_makes_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
