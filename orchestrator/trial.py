@@ -11,6 +11,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import base_trial
 from orchestrator.output.progress import metrics_line
 from orchestrator.terminal import show_exception
+from trainers.files import make_private_directory
 
 if TYPE_CHECKING:
     from trainers.report import Report
@@ -23,6 +24,7 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
     """
     trial = base_trial(config, int(config.memory_limit) if config.memory_limit else None)
     preflight.check_trial(config, trial)
+    make_private_directory(run_dir)
     from trainers.loop import train
 
     digest = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()[:8]

@@ -113,6 +113,14 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         sync(path.parent)
 
 
+def make_private_directory(path: Path) -> None:
+    """Make a directory that only its user can enter, whatever the umask allows others; its parents are as the umask says.
+
+    One that is already there stays as it is: whoever has opened it to others meant to.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def _waiting_while_busy(act: Callable[[], object]) -> None:
     """Do it, and again for some seconds while the storage says that it is busy: that passes by itself."""
     deadline = time.monotonic() + SECONDS_TO_WAIT

@@ -28,6 +28,7 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
+from trainers.files import make_private_directory
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
 WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints", "device_peaks"}
@@ -114,7 +115,7 @@ class Measurements:
             disturbed=disturbed,
         )
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self._file.parent)
             with self._file.open("a") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.write(record.model_dump_json() + "\n")

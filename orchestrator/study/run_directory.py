@@ -12,7 +12,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.study.journal import Journal
 from orchestrator.study.trial import Trial, TrialState
-from trainers.files import PARTIAL, own_file, quoted, written_whole
+from trainers.files import PARTIAL, make_private_directory, own_file, quoted, written_whole
 
 MAX_DIFFERENCES = 8
 
@@ -30,7 +30,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
             raise ValueError(
                 f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it"
             )
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_private_directory(run_dir)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
     try:
         _write_study(config, path, has_begun=bool(journal.study.trials))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainers.files import naming_the_disk, sync
+from trainers.files import make_private_directory, naming_the_disk, sync
 from trainers.notices import NoticeKind, give_notice
 
 
@@ -48,6 +48,7 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
 def _built(entry: Path, build: Callable[[Path], None]) -> Iterator[Path]:
     """A folder beside the entry that holds on the disk what the entry is to hold, for as long as the block takes."""
     aside = entry.with_name(f".{entry.name[:16]}-{uuid.uuid4().hex}")
+    make_private_directory(cache_directory())
     aside.mkdir(parents=True)
     try:
         build(aside)
