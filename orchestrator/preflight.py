@@ -8,7 +8,6 @@ import shutil
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import Equivalence, Frontier
@@ -17,7 +16,8 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.units import shortened
+from orchestrator.units import exit_text, shortened
+from trainers import cgroup
 from trainers.config import TrialConfig
 from trainers.files import StorageLost
 from trainers.peak_memory import PeakMemory
@@ -84,14 +84,20 @@ def _in_the_users_words(what: str) -> Iterator[None]:
         yield
     except (ValueError, StorageLost):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next(frame for frame in reversed(frames) if "site-packages" not in frame.filename)
-        said = shortened(next(iter(str(error).splitlines()), ""), MOST_OF_AN_ERROR)
         raise ValueError(
-            f"{what} raised {type(error).__name__}: {said} (in {frame.filename}, line {frame.lineno}); "
+            f"{what} {_what_it_did(error)} (in {frame.filename}, line {frame.lineno}); "
             "check the values, or debug it with batchscout trial"
         ) from error
+
+
+def _what_it_did(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return exit_text(error)
+    said = shortened(next(iter(str(error).splitlines()), ""), MOST_OF_AN_ERROR)
+    return f"raised {type(error).__name__}: {said}"
 
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
@@ -139,29 +145,12 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that a study may take of this host: nine tenths of what kernel and container count as free.
+    """Return the memory that a study may take of this host: nine tenths of what the kernel and this process's control
+    group allow.
 
     The rest is for Ray, whose memory monitor ends processes when the host is nearly full.
     """
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    return int(SHARE_OF_HOST * min([free, *_container_free_bytes()]))
-
-
-def _container_free_bytes() -> list[int]:
-    """Return what this process's control group still allows (cgroup v2, then v1); empty where it has no limit."""
-    found = []
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
-        if all(path.exists() for path in paths):
-            allowed, taken = (path.read_text().strip() for path in paths)
-            if allowed != "max":
-                found.append(int(allowed) - int(taken))
-    return found
+    return int(SHARE_OF_HOST * cgroup.available_bytes())
 
 
 def _has_cuda() -> bool:

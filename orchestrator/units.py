@@ -1,6 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers, and how processes end, as people read them."""
 
 from __future__ import annotations
+
+import signal
 
 
 def bytes_text(count: float) -> str:
@@ -40,3 +42,18 @@ def seconds_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def ending_text(exit_code: int) -> str:
+    """Return how a process ended, for people, from an exit code as `subprocess` has it: less than 0 for a signal."""
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+
+
+def exit_text(error: SystemExit) -> str:
+    """Return what a call of sys.exit asks for: a status, or a text to print and status 1."""
+    if isinstance(error.code, int) or error.code is None:
+        return f"{ending_text(error.code or 0)} (sys.exit)"
+    return f"{ending_text(1)} (sys.exit): {error.code}".splitlines()[0][:300]

@@ -156,9 +156,3 @@ def device_metrics(device: torch.device) -> dict[str, float]:
     with contextlib.suppress(Exception):  # no library, no permission, not on a share of a GPU: each raises its own kind
         found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
     return found
-
-
-def memory_kills() -> int:
-    """Return how many processes of this host the kernel has ended because memory had run out."""
-    lines = Path("/proc/vmstat").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -7,15 +7,20 @@ It imports next to nothing: its process starts beside those of the first lane, o
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from orchestrator.execution import process_endings
 from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Blame, Host, Message
+from orchestrator.units import ending_text
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 MAX_LANE_DEATHS = 2
 # If a lane's processes end this often without taking a trial, the lane will not come up.
 MAX_STARTS = 3
+# Ray may say that a process is gone a moment before the kernel does.
+SECONDS_TO_END = 1.0
 
 DispatcherHandle: TypeAlias = Any
 """Ray's handle of the actor: Ray makes its methods at run time (`handle.take.remote(...)`), so no type knows them."""
@@ -44,12 +51,41 @@ class LaneState(Enum):
     """Its processes ended again and again before they asked for a trial."""
 
 
+_NOTHING_KNOWN: Mapping[int, int | None] = {}
+
+
 @dataclass(frozen=True)
 class _Death:
     """What the processes of a lane died of."""
 
     cause: str = "its processes died without a message"
     blame: Blame = "trial"
+    exit_codes: tuple[int, ...] = ()
+    """How those ended that were lost, as far as the kernel tells."""
+
+    def may_be_for_want_of_memory(self) -> bool:
+        """True unless it is known that the kernel did not kill a process: it does that with SIGKILL."""
+        return not self.exit_codes or -signal.SIGKILL in self.exit_codes
+
+
+class _Process:
+    """The process of a rank, watched if it runs where this one can see it."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        is_seen = host.pid_namespace == process_endings.pid_namespace()
+        self._pidfd = process_endings.open_process(host.process_id) if is_seen else None
+
+    async def exit_code(self) -> int | None:
+        """Return how it ended, as `subprocess` does; None if that is not known."""
+        deadline = time.monotonic() + SECONDS_TO_END
+        while self._pidfd is not None and not process_endings.has_ended(self._pidfd) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        return None if self._pidfd is None else process_endings.exit_code(self._pidfd)
+
+    def forget(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
 
 
 class _Handover:
@@ -109,7 +145,10 @@ class _Lane:
         self.trial: _Handover | None = None
         """The trial it took, until its ranks are done with it. If they die it stays here until their death is dealt
         with."""
-        self.host: Host | None = None
+        self.processes: dict[int, _Process] = {}
+        """Those that introduced themselves last, by rank."""
+        self._memory_kills: dict[str, int] = {}
+        """Of every host that a process of the lane has run on, as it was last told."""
         self.placement: PlacementGroup | None = None
         """The placement group of its last processes."""
         self.given_up_because = ""
@@ -121,14 +160,21 @@ class _Lane:
         self._death = _Death()
         self._deaths_since_take = self._lost_runs_since_take = 0
 
-    def come_up(self, host: Host, placement: PlacementGroup | None) -> None:
-        """Note that the lane has new processes, which nobody has told to end.
+    def come_up(self, rank: int, host: Host, placement: PlacementGroup | None) -> None:
+        """Note that the lane has a new process; if it is rank 0's, nobody has told it and the others to end.
 
-        If the host's kernel has ended a process for want of memory meanwhile, that is what the last ones died of.
+        If a host's kernel has ended a process for want of memory meanwhile, that is what the last ones died of.
         """
-        if self.host and self.host.name == host.name and self.host.memory_kills < host.memory_kills:
+        kills_before = self._memory_kills.get(host.name, host.memory_kills)
+        if kills_before < host.memory_kills and self._death.may_be_for_want_of_memory():
             self._death = replace(self._death, blame="memory")
-        self.host, self.placement = host, placement
+        self._memory_kills[host.name] = host.memory_kills
+        if rank in self.processes:
+            self.processes[rank].forget()
+        self.processes[rank] = _Process(host)
+        if rank > 0:
+            return
+        self.placement = placement
         if self.state is LaneState.LEAVING:
             self.state = LaneState.STARTING
 
@@ -166,12 +212,29 @@ class _Lane:
         if self.state in (LaneState.IDLE, LaneState.RUNNING):
             self.state = LaneState.STARTING
 
-    def die(self, cause: str, blame: Blame) -> None:
-        """Lose the lane's processes to this cause. If they were told to end, their trial is not to blame, however it
-        looks."""
+    async def endings(self, ranks: Iterable[int]) -> dict[int, int | None]:
+        """Return how the processes of these ranks ended, by rank, as `subprocess` does; None where nobody knows."""
+        return {rank: await self.processes[rank].exit_code() for rank in ranks if rank in self.processes}
+
+    def die(self, cause: str, blame: Blame, endings: Mapping[int, int | None] = _NOTHING_KNOWN) -> str:
+        """Lose the lane's processes to this cause, or rather to their endings, where these are known. Return which.
+
+        If they were told to end, their trial is not to blame, however it looks.
+        """
         told = blame == "trial" and self.state is LaneState.LEAVING
-        self._death = _Death(cause, "machine" if told else blame)
+        cause = "; ".join(filter(None, (self._ending(rank, code) for rank, code in endings.items()))) or cause
+        codes = tuple(code for code in endings.values() if code is not None)
+        self._death = _Death(cause, "machine" if told else blame, codes)
         self.lose_processes()
+        return cause
+
+    def _ending(self, rank: int, code: int | None) -> str:
+        """Return how the process of a rank ended, with the stack that it may have left behind; empty if nobody knows."""
+        stack = crash_log(self.trial.assignment.directory, rank) if self.trial else None
+        where = f" (its stack is in {stack})" if stack and stack.exists() and stack.stat().st_size else ""
+        if code is None:
+            return f"rank {rank} crashed{where}" if where else ""
+        return f"rank {rank} {ending_text(code)}{where}"
 
     def give_up(self, cause: str) -> None:
         self.state, self.given_up_because = LaneState.GIVEN_UP, cause
@@ -225,9 +288,12 @@ class Dispatcher:
 
     # For the ranks of a lane
 
-    async def introduce(self, lane: str, host: Host, placement: PlacementGroup | None = None) -> None:
-        """Note that the lane has new processes on this host, in this placement group. Called by rank 0."""
-        self._lanes[lane].come_up(host, placement)
+    async def introduce(self, lane: str, host: Host, placement: PlacementGroup | None = None, rank: int = 0) -> None:
+        """Note that a rank of the lane has a new process on this host, in this placement group.
+
+        All ranks must have been here before rank 0 asks for a trial: what their predecessors died of is judged then.
+        """
+        self._lanes[lane].come_up(rank, host, placement)
         self._tell()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
@@ -319,11 +385,11 @@ class Dispatcher:
 
     # For those who keep a lane alive
 
-    async def group_died(self, lane: str, cause: str, blame: Blame) -> None:
+    async def group_died(self, lane: str, cause: str, blame: Blame, lost_ranks: Sequence[int] = ()) -> None:
         """Note that a group of the lane's processes died; give the lane up if its groups never get as far as a
-        trial."""
+        trial. lost_ranks: those whose processes Ray has found gone."""
         dead = self._lanes[lane]
-        dead.die(cause, blame)
+        cause = dead.die(cause, blame, await dead.endings(lost_ranks))
         self._give_up_after(dead.count_death(), dead, cause)
         self._tell()
 
@@ -355,8 +421,8 @@ class Dispatcher:
 
     async def device(self) -> str:
         """Wait for the first lane that comes up, and return what it runs on; empty if all lanes were given up."""
-        await self._until(lambda: any(lane.host for lane in self._lanes.values()) or self._no_lane_is_left())
-        return next((lane.host.device for lane in self._lanes.values() if lane.host), "")
+        await self._until(lambda: self._first_ranks() or self._no_lane_is_left())
+        return next((process.host.device for process in self._first_ranks()), "")
 
     async def assign(self, assignment: Assignment) -> None:
         """Queue a trial. This dismisses an earlier handing over of the same trial, whose relay must have been lost."""
@@ -404,6 +470,9 @@ class Dispatcher:
     async def _dismiss_every_one(self) -> None:
         for key in list(self._wanted):
             await self.dismiss(key)
+
+    def _first_ranks(self) -> list[_Process]:
+        return [lane.processes[0] for lane in self._lanes.values() if 0 in lane.processes]
 
     def _next(self) -> _Handover | None:
         """Return the first in the queue whose trial is on no lane: two lanes would write to one directory."""
@@ -459,6 +528,11 @@ class Dispatcher:
         reason = f"it said nothing for {seconds:.0f} s, longer than {limit}"
         trial.deliver(Message(outcome="failed", reason=reason))
         return True
+
+
+def crash_log(directory: str, rank: int) -> Path:
+    """Return where a rank that crashes leaves its stack."""
+    return Path(directory) / f"crash-rank{rank}.log"
 
 
 def _last_word(death: _Death, num_deaths: int) -> Message:

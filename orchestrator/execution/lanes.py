@@ -27,14 +27,17 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.ranks import first_line, hear_sigterm, serve
+from orchestrator.execution.ranks import hear_sigterm, open_store, serve
 from orchestrator.execution.ray_private import (
     LANE_ENVIRONMENT,
     LOW_MEMORY,
     NO_ROOM,
     NODE_GONE,
     ON_THE_HEAD,
+    cause_of,
     free_placement_groups,
+    is_lost_process,
+    meet_in,
 )
 from orchestrator.study.messages import Blame
 
@@ -196,10 +199,11 @@ class _TellCause(train.UserCallback):
         self._dispatcher, self._lane = dispatcher, lane
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        causes = [f"rank {rank}: {first_line(error)}" for rank, error in sorted(worker_exceptions.items())]
+        lost = [rank for rank, error in sorted(worker_exceptions.items()) if is_lost_process(error)]
+        causes = [f"rank {rank}: {cause_of(error)}" for rank, error in sorted(worker_exceptions.items())]
         blame = blame_for("\n".join(map(str, worker_exceptions.values())))
         try:
-            ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame))
+            ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame, lost))
         except (
             RayActorError
         ):  # without a Dispatcher no group has anything to do: end this Train run with its controller
@@ -212,11 +216,14 @@ def blame_for(said: str) -> Blame:
 
 
 class _Backend(TorchConfig().backend_cls):
-    """Torch's backend in processes that note SIGTERM: only the main thread can set that up, and `serve` runs in
-    another."""
+    """Torch's backend in processes that note SIGTERM, and that meet where no stranger of the machine's network can be.
+
+    Only the main thread can set the former up, and `serve` runs in another.
+    """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         worker_group.execute(hear_sigterm)
+        worker_group.execute(meet_in, open_store)
         super().on_start(worker_group, backend_config)
 
 

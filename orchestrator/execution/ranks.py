@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import gc
 import importlib
 import itertools
@@ -14,6 +16,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,14 @@ from ray import train
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 
-from orchestrator.execution.dispatcher import DispatcherHandle
+from orchestrator.execution import process_endings
+from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Host, Message
-from orchestrator.units import bytes_text, shortened
+from orchestrator.units import bytes_text, exit_text, shortened
+from trainers.cgroup import memory_kills
 from trainers.config import TrialConfig
-from trainers.files import StorageLost, storage_error
+from trainers.files import StorageLost, naming_the_disk, storage_error
 from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
@@ -55,6 +60,28 @@ def hear_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _told_to_end.set())
 
 
+_store: Any = None
+"""Where the ranks of a group meet, if this process has opened it: it lives as long as the process."""
+
+
+def open_store() -> tuple[str, int]:
+    """Open the store in which the ranks of a group meet, on the address that this node has in its cluster alone.
+
+    Returns address and port.
+    """
+    from torch._C._distributed_c10d import TCPStore  # as the type checker wants it
+
+    global _store
+    address = ray.util.get_node_ip_address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port = listener.getsockname()[1]
+    _store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, use_libuv=True, master_listen_fd=listener.detach()
+    )
+    return address, port
+
+
 @dataclass(frozen=True)
 class Place:
     """What this process is: one rank of a lane."""
@@ -64,8 +91,7 @@ class Place:
     rank: int
 
     def introduce(self) -> None:
-        if self.rank == 0:
-            self.dispatcher.introduce.remote(self.lane, _host(), get_current_placement_group())
+        ray.get(self.dispatcher.introduce.remote(self.lane, _host(), get_current_placement_group(), self.rank))
 
     def next_assignment(self, group: str, turn: int) -> Assignment | None:
         """Wait for the next assignment: rank 0 takes one, and the others follow."""
@@ -126,9 +152,9 @@ def _freeze_what_is_imported() -> None:
 
 def _host() -> Host:
     from trainers.device import describe, pick_device
-    from trainers.memory import memory_kills
 
-    return Host(socket.gethostname(), describe(pick_device()), memory_kills())
+    device = describe(pick_device())
+    return Host(socket.gethostname(), device, memory_kills(), os.getpid(), process_endings.pid_namespace())
 
 
 def _is_leaving() -> bool:
@@ -158,12 +184,16 @@ def _exit_with_the_study(place: Place) -> None:
 
 
 def _common_name() -> str:
-    """Return a name for this group of processes that all its ranks know and no group before it had."""
+    """Return a name for this group of processes that all its ranks know and no group before it had.
+
+    Every rank has got this far when it returns.
+    """
     import torch.distributed as dist
 
-    names = [uuid.uuid4().hex]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast_object_list(names, src=0)
+    if not dist.is_initialized():
+        return uuid.uuid4().hex
+    names: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(names, uuid.uuid4().hex)
     return names[0]
 
 
@@ -198,10 +228,11 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     config = TrialConfig.model_validate_json(assignment.config_json)
     reporter = Reporter(place.dispatcher, assignment.key)
     try:
-        answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
+        with _leaving_its_stack(crash_log(assignment.directory, place.rank)):
+            answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
     except StorageLost as error:
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
         if memory.is_out_of_memory(error):
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
             return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
@@ -211,13 +242,35 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
             return Message(outcome="no_storage", reason=reason), config.world_size == 1
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
-        return Message(outcome="failed", reason=f"{type(error).__name__}: {first_line(error)}"), False
+        return Message(outcome="failed", reason=failure_reason(error)), False
     if place.rank != 0:
         return None, True
     return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
 
 
-def lost_a_peer(error: Exception) -> bool:
+@contextlib.contextmanager
+def _leaving_its_stack(log: Path) -> Iterator[None]:
+    """Write the stack of a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) into this file, which is gone without one."""
+    with naming_the_disk(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("w")
+    faulthandler.enable(file)
+    try:
+        yield
+    finally:
+        faulthandler.enable(all_threads=False)  # as Ray had it
+        file.close()
+        log.unlink(missing_ok=True)
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return in a line what the user's code raised."""
+    if isinstance(error, SystemExit):
+        return exit_text(error)
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def lost_a_peer(error: BaseException) -> bool:
     """True if a collective failed because another rank's process ended, which is no fault of what this rank ran."""
     gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo")
     return isinstance(error, RuntimeError) and any(text.lower() in str(error).lower() for text in gone)

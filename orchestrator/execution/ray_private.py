@@ -7,12 +7,24 @@ one first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ray
+import ray._private.utils as ray_utils
+import ray._private.worker as ray_worker
+from ray._private import ray_constants
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignore[reportAttributeAccessIssue]
+from ray.train._internal import utils as train_utils
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
@@ -28,9 +40,27 @@ LOW_MEMORY = "running low on memory"
 NODE_GONE = "its node"
 """Ray says this about a process that went with its node ("its node has died"); the exception has no field for it."""
 
+NO_CAUSE = "died unexpectedly"
+"""Ray says this about a process of whose end it knows nothing."""
+
 NO_ROOM = "worker group startup timed out"
 """Train says this when it has found no room for a worker group four times; its exception is a ControllerError like
 any."""
+
+
+def is_lost_process(error: Exception) -> bool:
+    """True if Train says with this error of a rank that its process is gone."""
+    return isinstance(error, WorkerHealthCheckFailedError)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the line of a rank's error that says most: of a process that is gone Train says only that it did not
+    answer."""
+    said = str(error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error)
+    if NO_CAUSE in said:
+        return "its process died without a message"
+    return next((line for line in said.splitlines() if line.strip()), type(error).__name__)[:300]
+
 
 # What Ray reads from the environment
 
@@ -60,6 +90,74 @@ LANE_ENVIRONMENT = {
 def relay_environment(num_lanes: int) -> dict[str, str]:
     """Return the variable that lets a relay for every lane start at once: by itself Tune starts them one by one."""
     return {"TUNE_MAX_PENDING_TRIALS_PG": str(num_lanes)}
+
+
+def forward_no_keys() -> None:
+    """Keep Tune from forwarding the keys of an AWS account to its actors, which read nothing from there.
+
+    Tune puts them into the actors' runtime environment, and Ray writes those into a log.
+    """
+    class_cache.ENV_VARS_TO_PROPAGATE -= {name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")}
+
+
+# How a connection begins
+
+
+def sigterm_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Keep ray.init from taking SIGTERM for itself: it would end this process at once, with exit code 15."""
+    return _replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
+
+
+def loopback_only() -> contextlib.AbstractContextManager[None]:
+    """Have ray.init start a cluster that listens on loopback alone.
+
+    Ray does so on systems where it supports no cluster of several machines; an address of loopback that it is given, it
+    replaces by one that others reach.
+    """
+    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+
+@contextlib.contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """Return the argument of ray.init for a cluster that keeps its files in this folder."""
+    return {"_temp_dir": str(folder)}
+
+
+def meet_in(open_store: Callable[[], tuple[str, int]]) -> None:
+    """Have this process, one of a Train group, meet the others in a store that rank 0 opens with this function.
+
+    Train's own lets torch listen on every address of the machine, with nothing to keep strangers out.
+    """
+    train_utils.get_address_and_port = open_store
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # torch's word for a store that somebody else has opened
+
+
+def servers() -> dict[str, subprocess.Popen[bytes]]:
+    """Return the two processes that the cluster which this one has started cannot do without, by their names."""
+    node = ray_worker._global_node
+    assert node is not None
+    return {name: node.all_processes[name][0].process for name in ("gcs_server", "raylet")}
+
+
+def session_name() -> str:
+    """Return the name that the cluster which this process has started gave itself."""
+    assert ray_worker._global_node is not None
+    return ray_worker._global_node.session_name
+
+
+def without_its_errors() -> contextlib.AbstractContextManager[None]:
+    """Keep Ray from printing the errors of a local cluster: of a raylet that has died, twenty lines of its log. The study
+    says itself what has died of what."""
+    return _replaced(ray_worker, "_worker_logs_enabled", False)
 
 
 # What the cluster knows

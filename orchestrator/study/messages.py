@@ -44,13 +44,16 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a lane's first rank runs."""
+    """Where a rank of a lane runs."""
 
     name: str
     device: str
     """Describes the hardware that speed and memory depend on."""
     memory_kills: int
-    """How many processes the host's kernel has ended since it started because memory had run out."""
+    """How many processes the kernel has ended so far, in the rank's control group, because memory had run out."""
+    process_id: int = 0
+    pid_namespace: str = ""
+    """Where `process_id` means this process; nowhere if it is empty."""
 
 
 @dataclass(frozen=True)

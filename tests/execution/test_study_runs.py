@@ -26,6 +26,7 @@ from orchestrator.study.journal import replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
+from tests.support.processes import kernel_tells
 from tests.support.studies import grid, tiny_study
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
@@ -234,7 +235,7 @@ def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(
 
 # A study whose trials fail in every way
 
-RAISES, DIES_ONCE, DIES_TWICE, HANGS, WELL = 8, 4, 2, 1, 16
+RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
 MAX_SILENT_SECONDS = 20
 """Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two."""
 
@@ -243,7 +244,8 @@ MAX_SILENT_SECONDS = 20
 def failures(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
     """Trials told apart by the size of their micro-batch, of which the last one is well."""
     folder = tmp_path_factory.mktemp("failures")
-    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), DIES_TWICE: ("dies twice", 2), HANGS: ("hangs", 1)}
+    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), CRASHES_TWICE: ("crashes twice", 2)}
+    faults |= {HANGS: ("hangs", 1), EXITS: ("exits", 1)}
     kwargs = {"faults": {str(size): fault for size, fault in faults.items()}, "folder": str(folder)}
     model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
     kill = {"max_silent_seconds": MAX_SILENT_SECONDS, "min_relative_throughput": None}
@@ -260,7 +262,7 @@ def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) 
     assert failures.study.conclusions["grid"].ok
     assert failures.ending.exit_code == 1, "failures that are no results"
     assert failures.ending.message.startswith("Train with micro-batch ")
-    assert "3 trial(s) failed" in failures.ending.message
+    assert "4 trial(s) failed" in failures.ending.message
 
 
 def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
@@ -280,11 +282,21 @@ def test_a_trial_goes_on_from_its_checkpoint_after_its_lane_died_once(failures: 
     assert (failures.log.parent / "dies once").read_text() == "x"
 
 
-def test_a_trial_under_which_its_lane_died_twice_is_failed(failures: Ran) -> None:
-    trial = with_size(failures, DIES_TWICE)
+def test_a_trial_under_which_its_lane_died_twice_is_failed_and_names_its_stack(failures: Ran) -> None:
+    trial = with_size(failures, CRASHES_TWICE)
     assert trial.state is TrialState.FAILED
-    assert "ended its lane 2 times" in trial.reason
-    assert (failures.log.parent / "dies twice").read_text() == "xx"
+    log = failures.run_dir / "trials" / trial.id / "crash-rank0.log"
+    how = "was killed by SIGSEGV" if kernel_tells() else "crashed"
+    assert trial.reason == f"it ended its lane 2 times; last: rank 0 {how} (its stack is in {log})"
+    assert 'studies.py", line' in log.read_text()
+    assert (failures.log.parent / "crashes twice").read_text() == "xx"
+
+
+def test_a_trial_that_calls_sys_exit_is_failed_with_the_status_and_where(failures: Ran) -> None:
+    trial = with_size(failures, EXITS)
+    assert trial.state is TrialState.FAILED
+    assert trial.explanation == "failed: exited with status 3 (sys.exit)"
+    assert "SystemExit: 3" in (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
 
 
 def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -97,6 +98,10 @@ class Misbehaves(GPT):
     def _do(self, fault: str) -> None:
         if fault == "raises":
             raise ArithmeticError("my own mistake")
+        if fault == "exits":
+            raise SystemExit(3)
+        if fault == "crashes twice":
+            ctypes.string_at(0)
         if fault == "hangs":
             threading.Event().wait()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,172 @@
+"""What the Dispatcher says of a rank's process that has ended, told with real processes and without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution import process_endings
+from orchestrator.execution.dispatcher import Dispatcher, crash_log
+from orchestrator.study.causes import Cause
+from orchestrator.study.messages import Assignment, Host, Message
+from orchestrator.units import ending_text, exit_text
+from tests.support.processes import WAITS, kernel_tells
+
+needs_a_new_kernel = pytest.mark.skipif(not kernel_tells(), reason="Linux tells of another's end since 6.15")
+
+
+@contextmanager
+def child_that(does: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which does this once it is let."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{WAITS}; {does}"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@needs_a_new_kernel
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("import os; os._exit(3)", "exited with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("import os; os.abort()", "was killed by SIGABRT"),
+        ("pass", "exited with status 0"),
+    ],
+)
+def test_the_end_of_a_process_that_somebody_else_has_waited_for_is_known(does: str, text: str) -> None:
+    with child_that(does) as child:
+        pidfd = process_endings.open_process(child.pid)
+        assert pidfd is not None
+        assert process_endings.exit_code(pidfd) is None, "it runs"
+        child.communicate()
+        code = process_endings.exit_code(pidfd)
+        os.close(pidfd)
+    assert code is not None
+    assert code == child.returncode
+    assert ending_text(code) == text
+
+
+def test_a_process_that_is_gone_cannot_be_watched() -> None:
+    with child_that("pass") as child:
+        child.communicate()
+        assert process_endings.open_process(child.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (None, "exited with status 0 (sys.exit)"),
+        (3, "exited with status 3 (sys.exit)"),
+        ("no data\nat all", "exited with status 1 (sys.exit): no data"),
+    ],
+)
+def test_what_sys_exit_asks_for_is_said_as_the_shell_would_see_it(code: object, text: str) -> None:
+    assert exit_text(SystemExit(code)) == text
+
+
+# What becomes of the trial
+
+
+def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> Message:
+    """Run a trial on processes of which the last rank ends so, twice. kills: what the kernel counts each time."""
+
+    async def scene() -> Message:
+        dispatcher = Dispatcher(num_lanes=1)
+        await dispatcher.assign(Assignment("a", "{}", str(directory), "token", key="a"))
+        for turn in (1, 2, 3):
+            processes = [child_that(does) for _ in range(ranks)]
+            children = [process.__enter__() for process in processes]
+            for rank, child in enumerate(children):
+                host = Host("here", "", turn * kills, child.pid, process_endings.pid_namespace())
+                await dispatcher.introduce("lane", host, None, rank)
+            if turn == 3:
+                await dispatcher.assign(Assignment("next", "{}", str(directory), "token", key="next"))
+            await dispatcher.take("lane", f"group {turn}", 1)
+            if turn < 3:
+                children[-1].communicate()
+                said = f"rank {ranks - 1}: its process died without a message"
+                await dispatcher.group_died("lane", said, "trial", [ranks - 1])
+            for process in processes:
+                process.__exit__(None, None, None)
+        return await dispatcher.next_message("a")
+
+    return asyncio.run(asyncio.wait_for(scene(), timeout=30))
+
+
+@needs_a_new_kernel
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("import os; os._exit(3)", "exited with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
+)
+def test_a_trial_that_fails_with_its_process_names_the_rank_and_how_it_ended(
+    tmp_path: Path, does: str, text: str
+) -> None:
+    ended = die_twice(does, tmp_path, ranks=2)
+    assert (ended.outcome, ended.reason) == ("failed", f"it ended its lane 2 times; last: rank 1 {text}")
+
+
+@needs_a_new_kernel
+def test_a_crash_is_shown_with_the_file_that_has_its_stack(tmp_path: Path) -> None:
+    log = crash_log(str(tmp_path), 0)
+    crash = f"import faulthandler, ctypes; faulthandler.enable(open({str(log)!r}, 'w')); ctypes.string_at(0)"
+    ended = die_twice(crash, tmp_path)
+    assert ended.reason.endswith(f"last: rank 0 was killed by SIGSEGV (its stack is in {log})")
+    assert "Segmentation fault" in log.read_text()
+
+
+@needs_a_new_kernel
+def test_the_kernel_ended_a_process_for_want_of_memory_if_it_counted_one_and_sent_sigkill(tmp_path: Path) -> None:
+    """On whatever rank: the others may have died of that, and on the same host another process may have starved."""
+    starved = die_twice("import os; os.kill(os.getpid(), 9)", tmp_path, kills=1, ranks=2)
+    assert (starved.outcome, starved.cause) == ("out_of_memory", Cause.HOST_MEMORY)
+    crashed = die_twice("import os; os.abort()", tmp_path, kills=1)
+    assert crashed.outcome == "failed"
+    assert "SIGABRT" in crashed.reason
+
+
+def test_where_nobody_knows_the_end_the_counted_kill_and_rays_words_decide(tmp_path: Path) -> None:
+    """As on an older kernel: nothing is watched."""
+
+    async def scene(kills: int) -> Message:
+        dispatcher = Dispatcher(num_lanes=1)
+        await dispatcher.assign(Assignment("a", "{}", str(tmp_path), "token", key="a"))
+        for turn in (1, 2, 3):
+            await dispatcher.introduce("lane", Host("here", "", turn * kills))
+            if turn == 3:
+                await dispatcher.assign(Assignment("next", "{}", str(tmp_path), "token", key="next"))
+            await dispatcher.take("lane", f"group {turn}", 1)
+            await dispatcher.group_died("lane", "rank 0: its process died without a message", "trial", [0])
+        return await dispatcher.next_message("a")
+
+    assert asyncio.run(scene(kills=1)).outcome == "out_of_memory"
+    assert asyncio.run(scene(kills=0)).reason.endswith("last: rank 0: its process died without a message")
+
+
+def test_processes_of_the_lane_are_not_watched_for_ever() -> None:
+    """Each of them takes a file descriptor."""
+
+    async def scene() -> int:
+        dispatcher = Dispatcher(num_lanes=1)
+        for _ in range(100):
+            host = Host("here", "", 0, os.getpid(), process_endings.pid_namespace())
+            await dispatcher.introduce("lane", host)
+        return len(os.listdir("/proc/self/fd"))
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert asyncio.run(scene()) < before + 20

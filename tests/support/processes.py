@@ -1,0 +1,73 @@
+"""What the kernel tells of running processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.execution import process_endings
+
+LISTENING = "0A"
+WAITS = "import sys; sys.stdin.read()"
+"""What a child does until its pipe is closed."""
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, those that these have started, and so on."""
+    children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in read(task).split()]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def read(file: Path) -> str:
+    """Empty of a process that has ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def listens_beyond_loopback(pids: list[int]) -> list[str]:
+    """The sockets of these processes that other machines can connect to: process, address and port."""
+    owners = {inode: pid for pid in pids for inode in _sockets(pid)}
+    found = list[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            address, port = local.split(":")
+            if state == LISTENING and inode in owners and not _is_loopback(address):
+                title = read(Path(f"/proc/{owners[inode]}/cmdline")).split("\0")[0]
+                found.append(f"{title} ({owners[inode]}): {address}:{int(port, 16)}")
+    return found
+
+
+def _sockets(pid: int) -> list[str]:
+    links = list[str]()
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            links.append(str(descriptor.readlink()))
+        except OSError:
+            continue
+    return [link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")]
+
+
+def _is_loopback(words: str) -> bool:
+    """True if an address of /proc/net/tcp or tcp6, 32-bit words of reversed bytes, is one of loopback."""
+    raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
+    address = ipaddress.ip_address(raw)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def kernel_tells() -> bool:
+    """True if it is new enough to tell how another's child ended."""
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
+    pidfd = process_endings.open_process(process.pid)
+    process.communicate()
+    assert pidfd is not None
+    try:
+        return process_endings.exit_code(pidfd) == 0
+    finally:
+        os.close(pidfd)
