@@ -7,10 +7,13 @@ import json
 import shutil
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from orchestrator.signals import all_are_ctrl_c, interrupts_afterwards
 from orchestrator.terminal import printable, show_exception
+from orchestrator.units import exit_text
 from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
@@ -24,16 +27,26 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run a verb, and exit with 0: fine, 1: no recommendation or a failed run, 2: bad input, 130: stopped by Ctrl-C."""
     arguments = _parser().parse_args(argv)
     sys.excepthook = show_exception
+    with all_are_ctrl_c():
+        sys.exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: argparse.Namespace) -> int:
     try:
-        sys.exit(arguments.verb(arguments))
+        return arguments.verb(arguments)
+    except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
+        print(f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:", file=sys.stderr)
+        print("".join(traceback.format_tb(error.__traceback__)), file=sys.stderr)
+        return 2
     except ValueError as error:
         print(f"batchscout: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except StorageLost as error:
         print(f"batchscout: {printable(str(error))}; mend that, and run the same command again", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt:
-        sys.exit(130)
+        print("batchscout: stopped; nothing is lost, and the same command goes on from here", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,8 +110,9 @@ def plan(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
     config = _config(arguments)
-    from orchestrator.execution.code_shipping import import_from_here
-    from orchestrator.run import run_study
+    with interrupts_afterwards():  # the libraries' own code, half imported
+        from orchestrator.execution.code_shipping import import_from_here
+        from orchestrator.run import run_study
 
     import_from_here()
     run_dir = _run_dir(arguments, config)

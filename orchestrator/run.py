@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import shutil
+import sys
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
@@ -22,7 +26,7 @@ from orchestrator.execution.tune import run_stage
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
 from orchestrator.output.tracking import open_tracker
-from orchestrator.signals import interrupts_between_events, sigterm_is_ctrl_c
+from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, Noticed, RunBegan
@@ -38,6 +42,7 @@ from trainers.notices import Notice, heard_by
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
+STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def run_study(
     config: StudyConfig, run_dir: Path, address: str | None = None, *, remeasure: bool = False, quiet: bool = False
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
-    with open_run_directory(config, run_dir) as journal, sigterm_is_ctrl_c():
+    with open_run_directory(config, run_dir) as journal, all_are_ctrl_c():
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
@@ -70,8 +75,7 @@ def run_study(
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
-            why = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
-            return _stopped(130, why, config, run_dir, journal)
+            return _stopped(130, STOPPED, config, run_dir, journal)
         return finish(config, run_dir, journal.study)
 
 
@@ -102,8 +106,8 @@ def _run_stages(driver: Driver, address: str | None) -> None:
     observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
-    # sigterm_is_ctrl_c is entered once more here, because ray.init takes SIGTERM for itself.
-    with ray_cluster(config, address, run_dir), sigterm_is_ctrl_c(), contextlib.closing(observer):
+    lost = functools.partial(_end_without_cluster, driver)
+    with ray_cluster(config, address, run_dir, lost), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
@@ -168,6 +172,18 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     shared = identity(driver.config, driver.journal.study.facts, device)
     file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not device
     return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
+
+
+def _end_without_cluster(driver: Driver, loss: str) -> NoReturn:
+    """End this process, whose main thread may wait for the lost cluster: Ray itself would, after a minute, with forty
+    lines and no word of the study."""
+    halted = f"{loss}: the study's cluster is gone. Nothing is lost: run the same command again"
+    exit_code, why = (130, STOPPED) if interrupt_has_come() else (1, halted)
+    with contextlib.suppress(Exception):  # the main thread may change the study meanwhile
+        why = _stopped(exit_code, why, driver.config, driver.run_dir, driver.journal).message
+    driver.progress.__exit__()
+    print(f"\n{why}", file=sys.stderr, flush=True)
+    os._exit(exit_code)
 
 
 def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:

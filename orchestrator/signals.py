@@ -1,42 +1,99 @@
-"""Ctrl-C and SIGTERM while a study runs."""
+"""Ctrl-C, SIGTERM and SIGHUP: whenever one comes, it ends a study in order."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
+
+_has_come = False
+
+
+def interrupt_has_come() -> bool:
+    """True if one of the signals has come since the program began to listen to them."""
+    return _has_come
+
+
+@contextlib.contextmanager
+def all_are_ctrl_c() -> Iterator[None]:
+    """Make SIGTERM, which cluster schedulers send, and SIGHUP, the end of a terminal, stop a program as Ctrl-C does."""
+    global _has_come
+    _has_come = False
+    with _handled_by(_interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def interrupts_afterwards() -> Iterator[None]:
+    """Raise on leaving what came meanwhile, since the block's work can neither be undone half way nor left there.
+
+    A second signal is raised at once all the same.
+    """
+    with interrupts_between_events():
+        yield
 
 
 @contextlib.contextmanager
 def interrupts_between_events() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells the Director, between events, whether Ctrl-C or SIGTERM has come.
+    """Yield a function that tells the Director, between events, whether a signal has come.
 
     A KeyboardInterrupt raised wherever the main thread happened to be was lost in Ray's callbacks now and then. A
     second signal is raised at once all the same, and on leaving the first one is raised in any case.
     """
     asked = False
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            raise KeyboardInterrupt
+            _interrupt(number, frame)
         asked = True
+        _note()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        with _handled_by(ask):
+            yield lambda: asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if asked:
-        raise KeyboardInterrupt
+        if asked:  # whatever the block raised: a signal to all processes of a study breaks what it was waiting for
+            raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _note()
+    raise KeyboardInterrupt
+
+
+def _note() -> None:
+    global _has_come
+    _has_come = True
+    _leave_dead_terminal()
 
 
 @contextlib.contextmanager
-def sigterm_is_ctrl_c() -> Iterator[None]:
-    """Make SIGTERM, which cluster schedulers send, stop a study as cleanly as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _handled_by(handler: Handler) -> Iterator[None]:
+    """Handle the three signals so, but not a SIGHUP that is ignored, as under nohup."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def _leave_dead_terminal() -> None:
+    """Let what is still printed go nowhere, if the terminal is gone: an error there would hide how the study ended."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    gone = [stream for stream, event in poll.poll(0) if event & (select.POLLHUP | select.POLLERR)]
+    for stream in gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)
+        os.close(nowhere)

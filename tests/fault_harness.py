@@ -28,7 +28,8 @@ import yaml
 
 from orchestrator.config.load import parse_study
 from orchestrator.config.trial import base_trial
-from orchestrator.execution.session import protect_local_cluster, start_ray, worker_environment
+from orchestrator.execution.local_cluster import protect_local_cluster
+from orchestrator.execution.session import start_ray, worker_environment
 from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted, Started
 from orchestrator.study.journal import replay
 from orchestrator.study.lines import read_lines
@@ -64,11 +65,14 @@ class Driver:
             sys.executable, "-m", "orchestrator", "run", str(folder / "study.yaml"), "--dir", str(self.run_dir),
             "--address", address,
         ]  # fmt: skip
+        # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
+        no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
+        self.environment = {**os.environ, **no_network}
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, **options: Any) -> None:
         self.process = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy(), **options
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, **options
         )
 
     def wait_until(self, condition: Callable[[list[Event]], bool]) -> None:

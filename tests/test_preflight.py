@@ -36,6 +36,13 @@ class Model(nn.Module):
 def not_a_module():
     return "text"
 
+def gives_up(**kwargs):
+    raise SystemExit(0)
+
+class GivesUp(nn.Module):
+    def forward(self, batch):
+        raise SystemExit("no forward\\nat all")
+
 def no_data():
     return [], []
 
@@ -130,6 +137,25 @@ def test_bad_input_is_exit_code_2_and_one_message(
     after = files(home)
     assert {name: after[name] for name in before} == before
     assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
+
+
+def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Least of all with 0, which says that the study is done."""
+    code, message = run(capsys, model={"target": "mine:gives_up"})
+    assert code == 2
+    assert message.startswith(
+        "batchscout: model.target 'mine:gives_up' with model.kwargs {} exited with status 0 (sys.exit) (in "
+    )
+    assert "check the values, or debug it with batchscout trial" in message
+
+
+def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    code, message = run(capsys, model={"target": "mine:GivesUp"})
+    assert code == 2
+    assert (
+        "the study's own code exited with status 1 (sys.exit): no forward; mend what it gave up for, here:" in message
+    )
+    assert "in forward" in message
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(

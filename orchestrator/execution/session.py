@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,18 @@ from typing import Any
 import ray
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.execution import ray_private
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-from orchestrator.execution.ray_private import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
+from orchestrator.execution.local_cluster import Family, private_folder, protect_local_cluster, watched
+from orchestrator.execution.ray_private import (
+    DRIVER_ENVIRONMENT,
+    RANK_ENVIRONMENT,
+    files_in,
+    forward_no_keys,
+    loopback_only,
+    sigterm_left_alone,
+)
+from orchestrator.signals import interrupts_afterwards
 
 # How long a study waits for the cluster's first CPU.
 SECONDS_FOR_A_NODE = 60
@@ -24,17 +33,40 @@ SECONDS_FOR_A_NODE = 60
 SECONDS_TO_ANSWER = 5
 
 
+# The ranks of a local study talk to each other over loopback; a choice of the user's own stands.
+LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+
+
 @contextlib.contextmanager
-def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path) -> Iterator[None]:
-    """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open."""
+def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], None]) -> Iterator[None]:
+    """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open.
+
+    lost: called in another thread if a cluster of the study's own dies; it is told of what.
+    """
     if ray.is_initialized():
         yield
         return
-    start_ray(config, address, run_dir)
+    family = Family()
     try:
-        yield
+        start_ray(config, address, run_dir)
+        with _watched(family, lost) if address is None else contextlib.nullcontext():
+            yield
     finally:
         ray.shutdown()
+        family.end()
+
+
+@contextlib.contextmanager
+def _watched(family: Family, lost: Callable[[str], None]) -> Iterator[None]:
+    servers = ray_private.servers()
+    family.note(servers["raylet"].pid, ray_private.session_name())
+
+    def all_lost(what: str) -> None:
+        family.end()
+        lost(what)
+
+    with ray_private.without_its_errors(), watched(servers, all_lost):
+        yield
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
@@ -43,20 +75,31 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
         os.environ.setdefault(name, value)
     environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
     options = {"log_to_driver": False, "logging_level": logging.ERROR, **options}
-    if address is not None:
-        refuse_silent_address(address)
-        try:
-            ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
-        except ConnectionError as error:
-            raise ValueError(
-                f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
-                "with --address auto, check the address, or leave --address out to use this machine alone"
-            ) from error
-        return
+    forward_no_keys()
+    with interrupts_afterwards(), sigterm_left_alone():
+        if address is None:
+            _start_local_cluster(environment, options)
+        else:
+            _connect(address, environment, options)
+
+
+def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -> None:
     protect_local_cluster()
+    options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
-    with environment_with(worker_environment()):
+    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only():
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
+
+
+def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:
+    refuse_silent_address(address)
+    try:
+        ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+    except ConnectionError as error:
+        raise ValueError(
+            f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
+            "with --address auto, check the address, or leave --address out to use this machine alone"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -103,14 +146,3 @@ def refuse_silent_address(address: str) -> None:
             f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
             "on a node of the cluster with --address auto"
         ) from error
-
-
-def protect_local_cluster() -> None:
-    """Give the local cluster that is about to start a token of its own, where the user has none.
-
-    Without one Ray 2.60 writes ~/.ray/auth_token, and every later `ray start` on this host then demands it of its
-    workers and clients. Only the token is set: RAY_AUTH_MODE is Ray's to set, which ignores it once imported.
-    """
-    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if not chosen and not (Path.home() / ".ray" / "auth_token").exists():
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

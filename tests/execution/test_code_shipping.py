@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.execution import code_shipping, session
+from orchestrator.execution import code_shipping, local_cluster, session
 
 CLONE = Path(__file__).parents[2]
 LOCAL_VARIANT = "# --- Machines that you already have"
@@ -150,7 +150,7 @@ def test_a_users_own_choice_of_token_stands(tmp_path: Path, monkeypatch: pytest.
         write(tmp_path / ".ray" / "auth_token")
     else:
         monkeypatch.setenv(chosen, "disabled")
-    session.protect_local_cluster()
+    local_cluster.protect_local_cluster()
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
@@ -158,12 +158,12 @@ def test_a_users_own_choice_of_token_stands(tmp_path: Path, monkeypatch: pytest.
 DRIVER = """
 import sys
 from pathlib import Path
-from orchestrator.execution import code_shipping, session
+from orchestrator.execution import code_shipping, local_cluster, session
 code_shipping.import_from_here()
 import my_model
 address = sys.argv[1] if sys.argv[1:] else None
 if address is None:
-    session.protect_local_cluster()
+    local_cluster.protect_local_cluster()
 import ray
 kwargs = {} if address else dict(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
 env = code_shipping.runtime_env(address, Path("runs"))
@@ -235,10 +235,19 @@ def installed_by_the_cluster_file() -> str:
 
 
 def test_the_cluster_file_installs_the_clone_that_it_mounts() -> None:
-    assert cluster_yaml()["file_mounts"] == {installed_by_the_cluster_file(): "."}
+    assert cluster_yaml()["file_mounts"][installed_by_the_cluster_file()] == "."
     assert (CLONE / "pyproject.toml").is_file()
     for command in cluster_yaml()["setup_commands"]:
         subprocess.run(["bash", "-nc", command], check=True)
+
+
+@pytest.mark.parametrize("config", [cluster_yaml(), local_variant()], ids=["aws", "local"])
+def test_every_node_of_the_cluster_file_demands_the_token_that_it_is_sent(config: dict[str, Any]) -> None:
+    token = "~/.ray/auth_token"
+    assert config["file_mounts"][token] == token
+    for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
+        (start,) = [command for command in commands if "ray start" in command]
+        assert "RAY_AUTH_MODE=token ray start" in start
 
 
 def submit(home: Path, arguments: str) -> subprocess.CompletedProcess:

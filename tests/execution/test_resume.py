@@ -77,7 +77,9 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     driver = new_driver(tmp_path)
     driver.start()
     driver.wait_until(has("started"))
-    second = subprocess.run(driver.command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    second = subprocess.run(
+        driver.command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=driver.environment
+    )
     assert second.returncode == 2
     assert re.search(r"another process \(process \d+ on .* is running the study", second.stderr)
     driver.wait_until(has("paused", 2))

@@ -1,0 +1,146 @@
+"""A study's own Ray cluster on this machine: where its files are, who may reach them and it, and whether it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from orchestrator.execution import process_endings
+from orchestrator.units import ending_text
+
+# Sessions whose logs are kept when another begins. One takes a few MiB.
+NUM_KEPT_SESSIONS = 10
+SECONDS_BETWEEN_LOOKS = 0.5
+# How long a signal to all processes of a study may take to reach the driver, too: then nothing was lost by itself.
+SECONDS_FOR_A_SIGNAL = 1.0
+# The kernel's bound on the path of a socket, less what Ray adds below its folder.
+LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+
+
+def protect_local_cluster() -> None:
+    """Give the local cluster that is about to start a token of its own, where the user has none.
+
+    Without one Ray 2.60 writes ~/.ray/auth_token, and every later `ray start` on this host then demands it of its
+    workers and clients. Only the token is set: RAY_AUTH_MODE is Ray's to set, which ignores it once imported.
+    """
+    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not chosen and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def private_folder() -> Path:
+    """Return this user's folder for Ray's sessions, which nobody else can enter, without those of long ago.
+
+    Ray opens every folder that it makes to all users of the machine, for reading and writing. So its folders lie in
+    one that they cannot enter. Raises ValueError where that belongs to somebody else.
+    """
+    ours = Path(_base(), f"batchscout-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        ours.mkdir(mode=0o700)
+    found = ours.lstat()
+    if not ours.is_dir() or ours.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(
+            f"{ours} is open to other users of this machine, and Ray would keep logs and sockets of the study there; "
+            f"remove it (rm -r {ours}), or name another folder in RAY_TMPDIR"
+        )
+    folder = ours / "ray"
+    folder.mkdir(exist_ok=True)
+    _forget_old_sessions(folder)
+    return folder
+
+
+def _base() -> str:
+    """Return the folder for temporary files, or /tmp where its name leaves no room for the names of Ray's sockets."""
+    chosen = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return chosen if len(f"{chosen}/batchscout-{os.getuid()}/ray") <= LONGEST_FOLDER else "/tmp"
+
+
+def _forget_old_sessions(folder: Path) -> None:
+    """Remove the sessions of drivers that have ended, except the latest ones, which somebody may want to look into."""
+    ended = sorted(session for session in _sessions(folder) if not _runs(int(session.name.rpartition("_")[2])))
+    for session in ended[:-NUM_KEPT_SESSIONS]:
+        shutil.rmtree(session, ignore_errors=True)  # another study may be at it, too
+
+
+def _sessions(folder: Path) -> Iterator[Path]:
+    """Yield the sessions, whose names sort by time and end with their driver's process id."""
+    return (path for path in folder.glob("session_*_*_*_*") if path.name.rpartition("_")[2].isdigit())
+
+
+def _runs(process_id: int) -> bool:
+    return Path("/proc", str(process_id)).exists()
+
+
+@contextlib.contextmanager
+def watched(servers: Mapping[str, subprocess.Popen[bytes]], lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost`, in another thread, when one of the servers ends that the cluster cannot do without; it is told which,
+    and how.
+
+    A driver waits for them for a minute, wherever it is at that moment, and then Ray ends it.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            ended = [
+                f"Ray's {name} {ending_text(code)}" for name, it in servers.items() if (code := it.poll()) is not None
+            ]
+            if ended and not is_over.wait(SECONDS_FOR_A_SIGNAL):
+                return lost(" and ".join(ended))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+class Family:
+    """The processes that Ray's raylet starts: its agents, and workers.
+
+    Without a gcs the agents, and workers that have just been started, outlive it by a minute.
+    """
+
+    def __init__(self) -> None:
+        self._agents: list[int] = []
+        """Their pidfds: they give themselves titles in which the session is not named."""
+        self._session = ""
+
+    def note(self, raylet: int, session: str) -> None:
+        """Remember the raylet's agents, without which it does not come up, and the name of its session."""
+        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+        self._agents = [fd for child in children if (fd := process_endings.open_process(int(child))) is not None]
+        self._session = session
+
+    def end(self) -> None:
+        """End all of them that are still there."""
+        for pidfd in self._agents:
+            _kill(pidfd)
+        for process in _named_after(self._session) if self._session else ():
+            if (pidfd := process_endings.open_process(process)) is not None:
+                _kill(pidfd)
+        self._agents, self._session = [], ""
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+
+
+def _named_after(session: str) -> Iterator[int]:
+    """Yield the processes that were started with the name of this session, which is like no other's."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if session in command.read_text(errors="replace"):
+                yield int(command.parent.name)

@@ -1,0 +1,162 @@
+"""A study with a Ray cluster of its own: who can reach it while it runs, what it leaves behind, and how it is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.processes import descendants, listens_beyond_loopback, read
+from tests.support.studies import TINY, grid
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+CLONE = Path(__file__).parents[2]
+# Slow enough to be caught in the act.
+STUDY = TINY | {
+    "name": "local",
+    "world_size": 2,
+    "sample_budget": 4096,
+    "kill": {"min_relative_throughput": None},
+    "stages": grid(learning_rate=[1e-3, 3e-3]),
+}
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "the-key-of-an-account",
+    "AWS_SESSION_TOKEN": "the-token-of-a-session",
+    "HF_TOKEN": "the-token-of-a-hub",
+    "WANDB_API_KEY": 4 * "the-key-of-",
+    "RAY_AUTH_TOKEN": 4 * "the-token-of-ray",
+}
+SECONDS_TO_BE_GONE = 5
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A study that was stopped while it trained."""
+
+    folder: Path
+    exit_code: int
+    output: str
+    open_to_others: list[str]
+    """What other machines could have connected to."""
+    left: list[str]
+    """Processes that outlived the study by too much."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name, for the sake of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
+    """`batchscout run` with all that it writes, Ray's files and the cache included, in this folder."""
+    (folder / "tmp").mkdir()
+    (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    settings |= {"PYTHONPATH": str(CLONE), "RAY_TMPDIR": str(folder / "tmp"), "BATCHSCOUT_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--dir", "run"]
+    return subprocess.Popen(
+        command, cwd=folder, env=settings | SECRETS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_until(kind: str, folder: Path, driver: subprocess.Popen[str]) -> None:
+    """Until the journal has an event of this kind."""
+    while f'"kind":"{kind}"' not in read(folder / "run/journal.jsonl"):
+        assert driver.poll() is None, driver.communicate()[0]
+        time.sleep(0.1)
+
+
+def alive(pids: list[int]) -> list[str]:
+    return [title for pid in pids if (title := read(Path(f"/proc/{pid}/cmdline")).replace("\0", " "))]
+
+
+def outlives(pids: list[int], seconds: float) -> list[str]:
+    """Those of the processes that are still there after so long."""
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive(pids)
+
+
+@pytest.fixture(scope="module")
+def hung_up() -> Iterator[Stopped]:
+    """A study on two ranks that got SIGHUP while it trained. Its folder has a short name, for the sake of sockets."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        driver = start(folder)
+        try:
+            wait_until("evaluated", folder, driver)
+            pids = descendants(driver.pid)
+            open_to_others = listens_beyond_loopback([driver.pid, *pids])
+            driver.send_signal(signal.SIGHUP)
+            output, _ = driver.communicate(timeout=120)
+        finally:
+            driver.kill()
+        yield Stopped(folder, driver.returncode, output, open_to_others, outlives(pids, SECONDS_TO_BE_GONE))
+
+
+def test_a_hangup_stops_a_study_as_ctrl_c_does(hung_up: Stopped) -> None:
+    assert hung_up.exit_code == 130, hung_up.output
+    assert "To go on, run the same command again" in hung_up.output
+    assert "Traceback" not in hung_up.output
+
+
+def test_no_process_of_ray_outlives_the_study(hung_up: Stopped) -> None:
+    assert hung_up.left == []
+
+
+def test_nobody_on_the_network_can_connect_to_a_local_study(hung_up: Stopped) -> None:
+    assert hung_up.open_to_others == []
+
+
+def test_no_secret_of_the_environment_reaches_a_file(hung_up: Stopped) -> None:
+    files = [file for file in hung_up.folder.rglob("*") if file.is_file()]
+    assert any(file.name == "runtime_env_agent.log" for file in files), "Ray's logs are among them"
+    told = {
+        (file.name, name) for file in files for name, secret in SECRETS.items() if secret.encode() in file.read_bytes()
+    }
+    assert told == set()
+
+
+def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: Stopped) -> None:
+    for place in (hung_up.folder / "run", hung_up.folder / "cache", *(hung_up.folder / "tmp").iterdir()):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700, place
+
+
+@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
+def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folder: Path, server: str) -> None:
+    """Ray itself waits a minute for its gcs, and ends the driver with forty lines."""
+    driver = start(folder, world_size=1)
+    try:
+        wait_until("started", folder, driver)
+        pids = descendants(driver.pid)
+        (struck,) = [pid for pid in pids if read(Path(f"/proc/{pid}/cmdline")).split("\0")[0].endswith(f"/{server}")]
+        os.kill(struck, signal.SIGKILL)
+        killed_at = time.monotonic()
+        output, _ = driver.communicate(timeout=120)
+        seconds = time.monotonic() - killed_at
+    finally:
+        driver.kill()
+    assert driver.returncode == 1, output
+    assert seconds < 10, "most of it for the report"
+    said = " ".join(output.split())
+    assert f"Ray's {server} was killed by SIGKILL: the study's cluster is gone. Nothing is lost" in said
+    assert "run the same command again (0 trials ended" in said
+    assert len(output.splitlines()) < 12, output
+    assert (folder / "run/report.html").exists()
+    assert outlives(pids, SECONDS_TO_BE_GONE) == []

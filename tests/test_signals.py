@@ -1,0 +1,79 @@
+"""What Ctrl-C, SIGTERM and SIGHUP do to a program, sent to real processes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HEAD = "import signal, sys, time\nfrom orchestrator.signals import *\n"
+# Says that it can be stopped, and waits for that.
+WAITS = "print('ready', flush=True); time.sleep(60)"
+
+
+def start(code: str, **options: object) -> subprocess.Popen[str]:
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": settings, **options}
+    process: subprocess.Popen[str] = subprocess.Popen([sys.executable, "-c", HEAD + code], **streams)  # type: ignore
+    return process
+
+
+def stopped_by(number: signal.Signals, code: str) -> tuple[int, str]:
+    """(exit code, output) of a program that gets the signal when it is ready."""
+    process = start(code)
+    assert process.stdout is not None
+    before = process.stdout.readline()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    return process.returncode, before + output
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_each_of_them_is_ctrl_c(number: signal.Signals) -> None:
+    code = f"try:\n  with all_are_ctrl_c(): {WAITS}\nexcept KeyboardInterrupt: print('in order'); sys.exit(130)"
+    assert stopped_by(number, code) == (130, "ready\nin order\n")
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_what_cannot_be_left_half_done_is_done_first(number: signal.Signals) -> None:
+    """Whatever takes SIGTERM for itself meanwhile must be kept from that by other means."""
+    work = "print('ready', flush=True); [time.sleep(0.01) for _ in range(50)]; print('done', flush=True)"
+    code = f"try:\n  with interrupts_afterwards(): {work}\nexcept KeyboardInterrupt: sys.exit(130)"
+    assert stopped_by(number, code) == (130, "ready\ndone\n")
+
+
+def test_it_is_an_interrupt_though_the_work_failed_of_the_same_signal() -> None:
+    """As where SIGTERM went to all processes of a study, and Ray's are gone first."""
+    work = "print('ready', flush=True); time.sleep(0.5); raise RuntimeError('Ray is gone')"
+    code = f"try:\n  with interrupts_afterwards():\n    {work}\nexcept KeyboardInterrupt: sys.exit(130)"
+    assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    code = f"try:\n  with interrupts_afterwards():\n    signal.raise_signal(signal.SIGINT); {WAITS}\nexcept KeyboardInterrupt: sys.exit(130)"
+    assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
+
+
+def test_a_hangup_that_is_to_be_ignored_is_ignored() -> None:
+    """As nohup has it."""
+    code = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith all_are_ctrl_c(): print('ready', flush=True); time.sleep(0.5)\nprint('went on')"
+    assert stopped_by(signal.SIGHUP, code) == (0, "ready\nwent on\n")
+
+
+def test_a_program_whose_terminal_was_closed_still_ends_in_order(tmp_path: Path) -> None:
+    """Printing to it would be an error, which would hide the interrupt."""
+    ours, theirs = pty.openpty()
+    body = f"try:\n  with all_are_ctrl_c(): {WAITS}\nexcept KeyboardInterrupt:\n  print('stopped', flush=True); sys.exit(130)"
+    take_terminal = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n"
+    process = start(take_terminal + body, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"ready")
+    os.close(ours)  # the kernel sends SIGHUP now
+    assert process.wait(30) == 130
