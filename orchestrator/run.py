@@ -106,8 +106,8 @@ def _run_stages(driver: Driver, address: str | None) -> None:
     observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
-    lost = functools.partial(_end_without_cluster, driver)
-    with ray_cluster(config, address, run_dir, lost), contextlib.closing(observer):
+    lost, leave = functools.partial(_end_without_cluster, driver), functools.partial(_end_at_once, driver, 130, STOPPED)
+    with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
@@ -175,10 +175,15 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
 
 
 def _end_without_cluster(driver: Driver, loss: str) -> NoReturn:
-    """End this process, whose main thread may wait for the lost cluster: Ray itself would, after a minute, with forty
-    lines and no word of the study."""
-    halted = f"{loss}: the study's cluster is gone. Nothing is lost: run the same command again"
-    exit_code, why = (130, STOPPED) if interrupt_has_come() else (1, halted)
+    """End this process, whose own cluster is gone. Ray itself would, after a minute, with forty lines and no word of the
+    study."""
+    if interrupt_has_come():
+        _end_at_once(driver, 130, STOPPED)
+    _end_at_once(driver, 1, f"{loss}: the study's cluster is gone. Nothing is lost: run the same command again")
+
+
+def _end_at_once(driver: Driver, exit_code: int, why: str) -> NoReturn:
+    """End this process from another thread than the main one, which waits where nothing can be raised."""
     with contextlib.suppress(Exception):  # the main thread may change the study meanwhile
         why = _stopped(exit_code, why, driver.config, driver.run_dir, driver.journal).message
     driver.progress.__exit__()

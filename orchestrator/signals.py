@@ -6,9 +6,11 @@ import contextlib
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+_NUMBERS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 Handler = Callable[[int, FrameType | None], object]
 
 _has_come = False
@@ -62,6 +64,35 @@ def interrupts_between_events() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def left_if_stuck(seconds: float, leave: Callable[[], None]) -> Iterator[None]:
+    """Call `leave`, in another thread, if the block goes on for longer than this after a signal has come.
+
+    The main thread may wait in a library's own code, where no handler in Python runs.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if os.read(reading, 1)[0] in _NUMBERS and not is_over.wait(seconds):
+                leave()
+
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        is_over.set()
+        os.write(writing, b"\0")  # wakes the thread
+        thread.join()
+        os.close(reading)
+        os.close(writing)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _note()
     raise KeyboardInterrupt
@@ -76,9 +107,8 @@ def _note() -> None:
 @contextlib.contextmanager
 def _handled_by(handler: Handler) -> Iterator[None]:
     """Handle the three signals so, but not a SIGHUP that is ignored, as under nohup."""
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        numbers.remove(signal.SIGHUP)
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = _NUMBERS - {signal.SIGHUP} if is_ignored else _NUMBERS
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -77,3 +77,24 @@ def test_a_program_whose_terminal_was_closed_still_ends_in_order(tmp_path: Path)
     assert os.read(ours, 100).startswith(b"ready")
     os.close(ours)  # the kernel sends SIGHUP now
     assert process.wait(30) == 130
+
+
+def test_a_program_that_is_stuck_where_no_handler_runs_is_left_all_the_same() -> None:
+    """A library's own code, here the C library's, goes on after a signal and does not come back."""
+    stuck = "print('ready', flush=True); end = time.monotonic() + 60\n  while time.monotonic() < end: libc.sleep(60)"
+    code = (
+        "import ctypes, os; libc = ctypes.CDLL(None)\n"
+        "mask = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+        f"with all_are_ctrl_c(), left_if_stuck(0.2, lambda: os._exit(130)):\n  mask(); {stuck}"
+    )
+    assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
+
+
+def test_what_ends_in_time_after_a_signal_is_not_left() -> None:
+    work = "print('ready', flush=True); [time.sleep(0.01) for _ in range(30)]"
+    code = (
+        "import os\ntry:\n"
+        f"  with left_if_stuck(30, lambda: os._exit(1)), interrupts_afterwards(): {work}\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")

@@ -42,7 +42,8 @@ def private_folder() -> Path:
     Ray opens every folder that it makes to all users of the machine, for reading and writing. So its folders lie in
     one that they cannot enter. Raises ValueError where that belongs to somebody else.
     """
-    ours = Path(_base(), f"batchscout-{os.getuid()}")
+    folder = _folder()
+    ours = folder.parent
     with contextlib.suppress(FileExistsError):
         ours.mkdir(mode=0o700)
     found = ours.lstat()
@@ -51,21 +52,22 @@ def private_folder() -> Path:
             f"{ours} is open to other users of this machine, and Ray would keep logs and sockets of the study there; "
             f"remove it (rm -r {ours}), or name another folder in RAY_TMPDIR"
         )
-    folder = ours / "ray"
     folder.mkdir(exist_ok=True)
     _forget_old_sessions(folder)
     return folder
 
 
-def _base() -> str:
-    """Return the folder for temporary files, or /tmp where its name leaves no room for the names of Ray's sockets."""
+def _folder() -> Path:
+    """Return where the sessions lie: below /tmp if the folder for temporary files has too long a name for the names of
+    Ray's sockets."""
+    own = f"batchscout-{os.getuid()}/ray"
     chosen = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return chosen if len(f"{chosen}/batchscout-{os.getuid()}/ray") <= LONGEST_FOLDER else "/tmp"
+    return Path(chosen if len(f"{chosen}/{own}") <= LONGEST_FOLDER else "/tmp", own)
 
 
 def _forget_old_sessions(folder: Path) -> None:
     """Remove the sessions of drivers that have ended, except the latest ones, which somebody may want to look into."""
-    ended = sorted(session for session in _sessions(folder) if not _runs(int(session.name.rpartition("_")[2])))
+    ended = sorted(session for session in _sessions(folder) if not _runs(_driver_of(session)))
     for session in ended[:-NUM_KEPT_SESSIONS]:
         shutil.rmtree(session, ignore_errors=True)  # another study may be at it, too
 
@@ -73,6 +75,10 @@ def _forget_old_sessions(folder: Path) -> None:
 def _sessions(folder: Path) -> Iterator[Path]:
     """Yield the sessions, whose names sort by time and end with their driver's process id."""
     return (path for path in folder.glob("session_*_*_*_*") if path.name.rpartition("_")[2].isdigit())
+
+
+def _driver_of(session: Path) -> int:
+    return int(session.name.rpartition("_")[2])
 
 
 def _runs(process_id: int) -> bool:
@@ -114,22 +120,19 @@ class Family:
     def __init__(self) -> None:
         self._agents: list[int] = []
         """Their pidfds: they give themselves titles in which the session is not named."""
-        self._session = ""
 
-    def note(self, raylet: int, session: str) -> None:
-        """Remember the raylet's agents, without which it does not come up, and the name of its session."""
+    def note(self, raylet: int) -> None:
+        """Remember the raylet's agents, without which it does not come up."""
         children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
         self._agents = [fd for child in children if (fd := process_endings.open_process(int(child))) is not None]
-        self._session = session
 
     def end(self) -> None:
         """End all of them that are still there."""
-        for pidfd in self._agents:
-            _kill(pidfd)
-        for process in _named_after(self._session) if self._session else ():
-            if (pidfd := process_endings.open_process(process)) is not None:
+        started = [process_endings.open_process(process) for process in _of_own_sessions()]
+        for pidfd in (*self._agents, *started):
+            if pidfd is not None:
                 _kill(pidfd)
-        self._agents, self._session = [], ""
+        self._agents = []
 
 
 def _kill(pidfd: int) -> None:
@@ -138,9 +141,11 @@ def _kill(pidfd: int) -> None:
     os.close(pidfd)
 
 
-def _named_after(session: str) -> Iterator[int]:
-    """Yield the processes that were started with the name of this session, which is like no other's."""
+def _of_own_sessions() -> Iterator[int]:
+    """Yield the processes that were started with the name of a session of this driver: it is like no other's."""
+    own = [session.name for session in _sessions(_folder()) if _driver_of(session) == os.getpid()]
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
-            if session in command.read_text(errors="replace"):
+            text = command.read_text(errors="replace")
+            if any(session in text for session in own):
                 yield int(command.parent.name)

@@ -148,12 +148,6 @@ def servers() -> dict[str, subprocess.Popen[bytes]]:
     return {name: node.all_processes[name][0].process for name in ("gcs_server", "raylet")}
 
 
-def session_name() -> str:
-    """Return the name that the cluster which this process has started gave itself."""
-    assert ray_worker._global_node is not None
-    return ray_worker._global_node.session_name
-
-
 def without_its_errors() -> contextlib.AbstractContextManager[None]:
     """Keep Ray from printing the errors of a local cluster: of a raylet that has died, twenty lines of its log. The study
     says itself what has died of what."""

@@ -25,10 +25,12 @@ from orchestrator.execution.ray_private import (
     loopback_only,
     sigterm_left_alone,
 )
-from orchestrator.signals import interrupts_afterwards
+from orchestrator.signals import interrupts_afterwards, left_if_stuck
 
 # How long a study waits for the cluster's first CPU.
 SECONDS_FOR_A_NODE = 60
+# How long Ray's start may go on after it was told to stop: a signal to all processes of a study ends Ray's first.
+SECONDS_TO_START = 10
 # How long --address has to accept a connection.
 SECONDS_TO_ANSWER = 5
 
@@ -38,17 +40,26 @@ LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME
 
 
 @contextlib.contextmanager
-def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], None]) -> Iterator[None]:
+def ray_cluster(
+    config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], None], leave: Callable[[], None]
+) -> Iterator[None]:
     """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open.
 
-    lost: called in another thread if a cluster of the study's own dies; it is told of what.
+    Both functions are called in another thread, while the main one may wait for what never comes: `lost` if a cluster of
+    the study's own dies, with what it died of, and `leave` if Ray's start goes on after a signal has come.
     """
     if ray.is_initialized():
         yield
         return
     family = Family()
+
+    def leave_stuck_start() -> None:
+        family.end()
+        leave()
+
     try:
-        start_ray(config, address, run_dir)
+        with left_if_stuck(SECONDS_TO_START, leave_stuck_start):
+            start_ray(config, address, run_dir)
         with _watched(family, lost) if address is None else contextlib.nullcontext():
             yield
     finally:
@@ -59,7 +70,7 @@ def ray_cluster(config: StudyConfig, address: str | None, run_dir: Path, lost: C
 @contextlib.contextmanager
 def _watched(family: Family, lost: Callable[[str], None]) -> Iterator[None]:
     servers = ray_private.servers()
-    family.note(servers["raylet"].pid, ray_private.session_name())
+    family.note(servers["raylet"].pid)
 
     def all_lost(what: str) -> None:
         family.end()
