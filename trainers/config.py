@@ -6,7 +6,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -255,6 +256,12 @@ class TrialConfig(Strict):
                 return phase
         return self._first_phase()
 
+    def num_steps_at(self, samples_seen: int) -> int:
+        """Return how many optimizer steps the run itself has taken once it has seen so many samples: a branch's begin where
+        it does."""
+        batches = [(phase.from_samples, self.split_in(phase).effective_batch_size) for phase in self.phases]
+        return num_steps(samples_seen, batches, begin=self.branch_from.samples if self.branch_from else 0)
+
     def _first_phase(self) -> Phase:
         accumulation, rate = self.gradient_accumulation_steps, self.learning_rate
         return Phase(from_samples=0, gradient_accumulation_steps=accumulation, learning_rate=rate)
@@ -352,6 +359,19 @@ class Split:
     def effective_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.micro_batch_size * self.num_micro_batches
+
+
+def num_steps(samples_seen: int, phases: Sequence[tuple[int, int]], begin: int = 0) -> int:
+    """Return the optimizer steps from one sample count to another.
+
+    phases: of each, the sample count from which on a step belongs to it, and its effective batch.
+    """
+    seen, steps = begin, 0
+    ends = [*(count for count, _ in phases[1:]), samples_seen]
+    for (_, batch), end in zip(phases, ends, strict=True):
+        here = max(0, math.ceil((min(end, samples_seen) - seen) / batch))
+        steps, seen = steps + here, seen + here * batch
+    return steps
 
 
 def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_size: int) -> int:

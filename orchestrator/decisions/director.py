@@ -266,7 +266,7 @@ class Director:
         """Keep the loss of each step once: after its lane died, a trial goes on from a checkpoint and repeats some
         steps."""
         losses = self._losses.setdefault(trial.id, [])
-        steps = round(message.metrics.get("samples_seen", 0) / trial.config.effective_batch_size)
+        steps = trial.config.num_steps_at(round(message.metrics.get("samples_seen", 0)))
         del losses[max(0, steps - len(message.step_losses)) :]
         losses.extend(message.step_losses)
 

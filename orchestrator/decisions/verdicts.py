@@ -125,8 +125,9 @@ def between_rungs(study: Study, config: StudyConfig, trial: Trial, metrics: Metr
     metrics: those of its latest report. losses: the loss of every step that was heard from it.
     """
     rules, batch = config.kill, trial.config.effective_batch_size
-    # After a crash of the driver the first losses heard are not those of the start.
-    heard_from_start = len(losses) * batch >= (metrics.get("samples_seen") or 0)
+    # After a crash of the driver the first losses heard are not those of the start, and a branch's never are.
+    num_steps = trial.config.num_steps_at(round(metrics.get("samples_seen") or 0))
+    heard_from_start = len(losses) >= num_steps and trial.config.branch_from is None
     decision = judge_losses(
         losses,
         math.ceil(trial.config.warmup_samples / batch),

@@ -159,6 +159,15 @@ def test_the_last_step_of_a_ramp_still_moves_and_warm_up_is_in_samples(schedule:
     assert 0 < last < 0.3 * rate_of(4)
 
 
+@pytest.mark.parametrize("begin", [0, 36, 96])
+def test_steps_are_counted_as_the_run_takes_them_from_where_it_begins(begin: int) -> None:
+    point = {"directory": "source", "samples": begin} if begin else None
+    trial, seen = ramped(branch_from=point), begin
+    for number in range(1, 12):
+        seen += trial.split_in(trial.phase_at(seen)).effective_batch_size
+        assert trial.num_steps_at(seen) == number
+
+
 def test_a_checkpoint_of_another_ramp_is_refused_with_both(tmp_path: Path) -> None:
     train(ramped(rungs=(40,)), stop_at(40), tmp_path)
     run = cpu_run(ramped(rungs=(40,), ramp=()))
