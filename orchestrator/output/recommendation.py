@@ -256,7 +256,10 @@ def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alt
     others = [
         trial
         for trial in study.trials.values()
-        if trial.stage in training and trial.state is TrialState.COMPLETE and trial.id != winner.id
+        if trial.stage in training
+        and trial.is_full_run
+        and trial.state is TrialState.COMPLETE
+        and trial.id != winner.id
     ]
     return tuple(
         Alternative(

@@ -45,7 +45,7 @@ class Scope:
 
 
 def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
-    full = [t for t in study.trials.values() if t.config.evaluations and t.state is TrialState.COMPLETE]
+    full = [t for t in study.trials.values() if t.is_full_run and t.state is TrialState.COMPLETE]
     return Scope(
         len(config.seeds),
         config.evaluation_samples,

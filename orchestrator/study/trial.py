@@ -119,6 +119,11 @@ class Trial:
     def protected(self) -> bool:
         return self.proposal.protected
 
+    @property
+    def is_full_run(self) -> bool:
+        """True if it trains from its own beginning and is evaluated on the way: such a run may be recommended."""
+        return bool(self.config.evaluations) and self.config.branch_from is None
+
     def metric(self, name: str) -> float | None:
         """Return the figure; None where it was not measured, or is not finite."""
         return self.metrics.get(name)
