@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, model_valida
 
 from orchestrator.config.stages import (
     AtLeastOne,
+    Branch,
     Equivalence,
     Frontier,
     Horizons,
@@ -249,6 +250,7 @@ class StudyConfig(Strict):
             )
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
+        _check_branch(self)
         check_shards(self.parallel, self.world_size)
         self._check_real_run()
         effective = given_batch(self.batch, self.world_size).effective_batch_size
@@ -285,6 +287,30 @@ class StudyConfig(Strict):
     def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:
         """Return the study's stage of this class, or None where it has none."""
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
+
+
+def _check_branch(config: StudyConfig) -> None:
+    """Raise ValueError where a branch stage would have no run to branch from, or no stable phase to do so in."""
+    branch, kinds, schedule = config.keys_of(Branch), [stage.type for stage in config.stages], config.schedule
+    if branch is None:
+        return
+    if config.keys_of(Train) is None:
+        raise ValueError("stages has 'branch' without 'train', which chooses the run to branch from; add {type: train}")
+    later = [kind for kind in kinds[kinds.index("branch") :] if kind in ("train", "learning_rate")]
+    if later:
+        raise ValueError(
+            f"stages has 'branch' before '{later[0]}', and it branches from the run that this chooses; let 'branch' come last"
+        )
+    if schedule.type != "warmup_stable_decay":
+        raise ValueError(
+            f"stages has 'branch', which needs a phase of constant learning rate, and schedule.type is {schedule.type}; set "
+            "schedule: {type: warmup_stable_decay}, or leave 'branch' out"
+        )
+    if max(branch.at) > 1 - schedule.decay:
+        raise ValueError(
+            f"branch.at has {max(branch.at):g}, where the learning rate falls already: the stable phase ends at "
+            f"{1 - schedule.decay:g} of a run (schedule.decay is {schedule.decay:g}); begin earlier, or lower the decay"
+        )
 
 
 def given_batch(batch: Batch, world_size: int) -> Split:

@@ -10,14 +10,19 @@ from pydantic import Field, PositiveInt
 from trainers.config import (
     ActivationCheckpointing,
     CrossEntropy,
+    Fraction,
     Precision,
     Strict,
 )
 
 Positive = Annotated[float, Field(gt=0)]
 
+Share = Annotated[Fraction, Field(gt=0)]
+
 AtLeastOne = Field(min_length=1)
 
+
+RampKind = Literal["doubling", "linear"]
 
 FEWEST_STEPS = 40
 """A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried."""
@@ -241,7 +246,29 @@ class Grid(Strict):
     """Which combinations are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 
 
-StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizons | Grid
+class Branch(Strict):
+    """Up to which batch does no sample go to waste, and does that grow?"""
+
+    type: Literal["branch"] = "branch"
+    """`branch`. Finds the critical batch at some points of the chosen run: from its weights there, branches with larger
+    batches train on the same samples, and the largest whose loss is as good is the critical batch (Merrill et al. 2025,
+    arXiv 2505.23971). Where it grows, ramps of the batch are trained at equal cost, and one that wins is recommended. It
+    comes after `train` and `learning_rate`, and needs the schedule warmup_stable_decay."""
+    at: Annotated[tuple[Share, ...], AtLeastOne] = (0.25, 0.5)
+    """Where branches begin, as shares of the chosen run: after its warm-up, and before its learning rate falls. Two or more
+    show whether the critical batch grows."""
+    multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8)
+    """The batches of the branches, as multiples of the chosen effective batch; the micro-batch stays. The branch at 1 x,
+    which the others are held against, is always run."""
+    samples: Share = 0.2
+    """The samples of each branch, as a share of those of the chosen run. A multiple of which they hold fewer than 10
+    optimizer steps is left out, and the conclusion says so."""
+    ramps: tuple[RampKind, ...] = ("doubling", "linear")
+    """The ramps to train where the critical batch grows, each a full run in the time of the chosen one: `doubling` doubles
+    the batch where the critical batch allows it, `linear` lets it grow evenly. Empty: none."""
+
+
+StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizons | Grid | Branch
 """The keys of some stage."""
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 """The same as a study file holds them: the word under `type` says which they are."""

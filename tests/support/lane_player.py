@@ -90,15 +90,16 @@ class Player:
             self.running[trial_id] = run  # at the end: every run has its turn
 
     def _run(self, trial_id: str, config: TrialConfig) -> Iterator[Message]:
-        samples, unheard = self.disk.get(trial_id, (0, None))
+        begin = config.branch_from.samples if config.branch_from else 0
+        samples, unheard = self.disk.get(trial_id, (begin, None))
         if unheard is not None:
             yield unheard
         heard_to, losses = samples, []
-        for milestone in sorted({*config.rungs, *config.evaluations, config.sample_budget}):
+        for milestone in sorted({*config.rungs, *config.evaluations, *config.kept_checkpoints, config.sample_budget}):
             if milestone <= samples and milestone < config.sample_budget:
                 continue
             while samples < milestone:
-                samples += config.effective_batch_size
+                samples += config.split_in(config.phase_at(samples)).effective_batch_size
                 point = self.world(config, samples)
                 if "outcome" in point:
                     yield Message(outcome=point["outcome"], reason=point["reason"])

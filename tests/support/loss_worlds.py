@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +50,60 @@ class LossWorld:
     def rates(self, batches: Iterable[int], largest_micro_batch: int = 64) -> ThroughputFindings:
         """What the throughput stage would have found."""
         return throughput_of({batch: self.samples_per_second(batch) for batch in batches}, largest_micro_batch)
+
+
+@dataclass(frozen=True)
+class CriticalWorld:
+    """A batch up to the critical one wastes no sample; of a larger one only the steps count. The critical one may grow."""
+
+    critical_batch: float
+    """At 2,048 samples."""
+    exponent: float = 0.0
+    """The critical batch grows as the samples to this power."""
+    half_speed_batch: float = 0.0
+    """Samples/s are proportional to batch / (batch + this): 0 where every batch is equally fast."""
+    chosen_batch: int = 8
+    """With which the run trained before a branch."""
+    seed_deviation: float = 0.002
+    """Of a loss, as a share of it."""
+    paired: float = 0.2
+    """How much of that two runs of one seed differ by."""
+
+    def __call__(self, config: TrialConfig, samples: int) -> dict[str, Any]:
+        begin = config.branch_from.samples if config.branch_from else 0
+        batches = tuple((phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.phases)
+        steps = _steps(self, begin, batches, config.sample_budget)
+        seen, used, seconds = steps[bisect_left(steps, (samples,))]
+        noise = random.Random(config.seed).gauss(0, self.seed_deviation)
+        noise += self.paired * random.Random(f"{begin} {batches} {config.seed}").gauss(0, self.seed_deviation)
+        loss, batch = (1.8 + 14 * used**-0.33) * (1 + noise), config.effective_batch_size
+        return {
+            "samples_seen": seen, "loss": loss, "val_loss": loss, "train_seconds": seconds, "peak_memory_bytes": MIB,
+            "tokens_per_second": seen / seconds, "step_seconds": batch / self.samples_per_second(batch),
+        }  # fmt: skip
+
+    def samples_per_second(self, batch: int) -> float:
+        return 1000 * batch / (batch + self.half_speed_batch)
+
+
+@functools.cache
+def _steps(
+    world: CriticalWorld, begin: int, batches: tuple[tuple[int, int], ...], sample_budget: int
+) -> list[tuple[int, float, float]]:
+    """Of every step of a run: the samples seen, how many of them were not wasted, and the seconds. Before a branch begins
+    the chosen batch trained."""
+    seen, used, seconds = 0, 1.0, 0.0
+    found = []
+    while seen < sample_budget:
+        batch = (
+            next(size for count, size in reversed(batches) if count <= seen) if seen >= begin else world.chosen_batch
+        )
+        critical = max(world.critical_batch * (max(seen, 1) / 2048) ** world.exponent, world.chosen_batch)
+        used += batch * min(1.0, critical / batch)
+        seconds += batch / world.samples_per_second(batch)
+        seen += batch
+        found.append((seen, used, seconds))
+    return found
 
 
 def throughput_of(samples_per_second: dict[int, float], largest_micro_batch: int = 64) -> ThroughputFindings:

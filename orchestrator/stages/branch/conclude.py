@@ -1,0 +1,128 @@
+"""What the branches and ramps come to: the critical batch at every point, in words and numbers, and whether a ramp wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from orchestrator.config.stages import Branch, RampKind
+from orchestrator.stages.branch.critical import growth, points_of, seed_deviation
+from orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
+from orchestrator.stages.branch.propose import ramp_name
+from orchestrator.stages.branch.source import source_of
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.findings import concluded
+from orchestrator.stages.ranking import Standing, standings, tie_width
+from orchestrator.study.state import Conclusion
+from orchestrator.units import number_text, seconds_text
+from trainers.config import TrialConfig
+
+
+def conclude(context: StageContext[Branch]) -> Conclusion:
+    """Conclude with the critical batch at every point. That it cannot be told is a result, too."""
+    source = source_of(context)
+    points = points_of(context, source)
+    ranking = _full_runs(context)
+    chosen = next(one for one in ranking if source.trial in one.trials)
+    ramps = [one for one in ranking if one.trials[0].config.ramp]
+    kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
+    winner = next((one for one in ramps[:1] if _wins(one, chosen, tie_width(ranking))), None)
+    findings = BranchFindings(
+        source=source.trial.id,
+        points=points,
+        growth=growth(points),
+        spread=math.sqrt(2) * seed_deviation(context),
+        ramps=tuple(_ramp_run(kinds[one.name], one) for one in ramps),
+        winner=winner.trials[0].id if winner else None,
+    )
+    sentence = "; ".join(filter(None, (_of_points(findings), _of_ramps(context, ramps, chosen, winner, ranking))))
+    return concluded(findings, sentence, (*source.left_out, *_notes(context, findings)))
+
+
+def _full_runs(context: StageContext[Branch]) -> list[Standing]:
+    """Return every full run of the study that completed, the ramps among them, the best first."""
+    full = [trial for trial in context.study.trials.values() if trial.is_full_run]
+    return standings(full, context.config.target_loss)
+
+
+def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:
+    """True if a ramp is better than the chosen run by more than the seeds alone may make."""
+    if ramp.reached != chosen.reached:
+        return ramp.reached
+    return ramp.score < chosen.score - width
+
+
+def _ramp_run(kind: RampKind, standing: Standing) -> RampRun:
+    first = standing.trials[0]
+    batch, budget = largest_batch(first.config), first.config.sample_budget
+    return RampRun(kind, first.id, batch, budget, standing.val_loss, standing.score)
+
+
+def largest_batch(config: TrialConfig) -> int:
+    """Return the effective batch of the last phase."""
+    return config.split_in(config.phases[-1]).effective_batch_size
+
+
+def _of_points(findings: BranchFindings) -> str:
+    if not findings.points:
+        return "undetermined: the chosen run is too short to branch from, or no branch finished; see the notes"
+    told = [f"{_critical_text(point)} at {number_text(point.samples_seen)} samples" for point in findings.points]
+    return f"the critical batch is {', '.join(told)}{_growth_text(findings)}"
+
+
+def _critical_text(point: PointFindings) -> str:
+    """Return the critical batch at a point, with what is lost beyond it."""
+    if point.critical_batch_size is None:
+        above = f"from {point.low} to below {point.high}" if point.high is not None else f"{point.low} or more"
+        return f"undetermined ({above})"
+    if point.high is None:
+        return f"{point.low} or more"
+    lost = next(one for one in point.losses if one.effective_batch_size == point.high)
+    return f"{point.low} ({point.high} {'diverges' if lost.excess is None else f'ends {lost.excess:.3f} higher'})"
+
+
+def _growth_text(findings: BranchFindings) -> str:
+    if len(findings.points) < 2:
+        return ""
+    return {
+        "grew": ": it grew",
+        "stayed": ": it did not grow",
+        "shrank": ": it shrank",
+        "undetermined": ": whether it grew is undetermined",
+    }[findings.growth]
+
+
+def _of_ramps(
+    context: StageContext[Branch],
+    ramps: Sequence[Standing],
+    chosen: Standing,
+    winner: Standing | None,
+    ranking: Sequence[Standing],
+) -> str:
+    if not ramps:
+        return ""
+    width = tie_width(ranking)
+    spread = seconds_text(width) if context.config.target_loss is not None else f"{width:.3f}"
+    told = ", ".join(f"the {one.trials[0].role} {_ending(context, one)}" for one in ramps)
+    against = f"{told}, the chosen run {_ending(context, chosen)}"
+    if winner is None:
+        return f"{against}: no ramp wins by more than the seeds' spread ({spread})"
+    return f"{against}: the {winner.trials[0].role} wins by more than the seeds' spread ({spread})"
+
+
+def _ending(context: StageContext[Branch], standing: Standing) -> str:
+    if context.config.target_loss is not None and standing.reached:
+        return f"reaches the target after {seconds_text(standing.score)}"
+    return f"ends at {standing.val_loss:.3f}"
+
+
+def _notes(context: StageContext[Branch], findings: BranchFindings) -> list[str]:
+    """Return what the seeds' deviation rests on, and which runs did not finish."""
+    lost = [trial for trial in context.trials() if trial.state.ruled_out]
+    told = [f"{trial.id} did not finish ({trial.state}): {trial.explanation}" for trial in lost]
+    if findings.points and len(context.config.seeds) == 1:
+        told.append(
+            f"one seed: that a loss comes back within {findings.spread:.3f} is judged by a prior of how much runs differ; "
+            "give several seeds to measure it"
+        )
+    return told

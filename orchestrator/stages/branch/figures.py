@@ -1,0 +1,91 @@
+"""The branch stage's figures: what the branches from each point end at, the critical batch, and how ramps do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from orchestrator.config.stages import Branch
+from orchestrator.stages.branch.critical import seeds_at
+from orchestrator.stages.branch.findings import BranchFindings, PointFindings
+from orchestrator.stages.branch.source import Source, source_of
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import loss_curves
+from orchestrator.stages.figures import Axis, Figure, Mark, Series
+from orchestrator.stages.findings import found, winner_of
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.trial import Trial
+from orchestrator.units import number_text
+
+
+def figures(context: StageContext[Branch]) -> list[Figure]:
+    """Return the losses of the branches from every point, the critical batch over the samples, and the ramps' curves."""
+    if winner_of(context.study, TrainFindings) is None:
+        return []
+    source, findings = source_of(context), found(context.study, BranchFindings)
+    branches = [_of_branches(context, source, point) for point in source.points]
+    critical = [_of_critical_batch(findings.points)] if findings and findings.points else []
+    return [*branches, *critical, *_of_ramps(context, source, findings)]
+
+
+def _of_branches(context: StageContext[Branch], source: Source, point: int) -> Figure:
+    """Return the loss of each batch's branches over the samples, the mean of the seeds."""
+    series = tuple(
+        Series(
+            str(multiple * source.effective_batch_size), _mean_curve(seeds_at(context, source, point, multiple)), colour
+        )
+        for colour, multiple in enumerate(source.multiples)
+    )
+    return Figure(
+        Axis("samples seen"),
+        Axis("validation loss"),
+        series,
+        f"Branches of the chosen run from {number_text(point)} samples, by their effective batch: the same weights, the same "
+        "samples, the rescaled learning rate.",
+        width=520,
+        height=260,
+    )
+
+
+def _mean_curve(branches: dict[int, Trial]) -> tuple[Mark, ...]:
+    """Return the mean loss of the seeds at every evaluation that all of them have."""
+    curves = [
+        [
+            (x, y)
+            for p in trial.history
+            if (x := p.get("samples_seen")) is not None and (y := p.get("val_loss")) is not None
+        ]
+        for trial in branches.values()
+    ]
+    return tuple(
+        Mark(points[0][0], statistics.fmean(loss for _, loss in points))
+        for points in zip(*curves, strict=False)
+        if points
+    )
+
+
+def _of_critical_batch(points: Sequence[PointFindings]) -> Figure:
+    marks = tuple(_critical_mark(point) for point in points)
+    tried = {loss.effective_batch_size for point in points for loss in point.losses}
+    return Figure(
+        Axis("samples seen", zero=True),
+        Axis("critical batch, samples", log=True, ticks=tuple(float(batch) for batch in sorted(tried))),
+        (Series("", marks),),
+        "The critical batch: the largest whose loss comes back to the chosen batch's. A bar reaches to the smallest batch whose "
+        "loss does not.",
+        width=520,
+        height=260,
+    )
+
+
+def _critical_mark(point: PointFindings) -> Mark:
+    text = "or more" if point.high is None else "undetermined" if point.critical_batch_size is None else str(point.low)
+    high = None if point.high is None else float(point.high)
+    return Mark(point.samples_seen, point.low, text, low=None if high is None else float(point.low), high=high)
+
+
+def _of_ramps(context: StageContext[Branch], source: Source, findings: BranchFindings | None) -> list[Figure]:
+    """Return the curves of the ramps beside the chosen run's; none without a ramp."""
+    ramps = [trial for trial in context.trials() if trial.config.ramp]
+    winner = findings.winner if findings else None
+    return loss_curves([source.trial, *ramps], winner) if ramps else []
