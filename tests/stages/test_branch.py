@@ -3,8 +3,10 @@ ramps are trained at equal cost."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,10 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import Player, World, director_of, play_stage, study_of
 from tests.support.loss_worlds import CriticalWorld
+from tests.support.real_player import run_for_real
+from tests.support.studies import tiny_study
 from trainers.config import BranchPoint, TrialConfig
+from trainers.step_log import read_steps
 
 BATCH, BUDGET = 8, 8192
 POINTS = (2048, 4096)
@@ -391,3 +396,39 @@ def test_a_trunk_and_branches_are_no_full_runs() -> None:
     full = [trial.id for trial in known.trials.values() if trial.is_full_run]
     assert full == ["train-m8k1", "branch-doubling", "branch-linear"]
     assert all(trial.state is TrialState.COMPLETE for trial in known.trials.values())
+
+
+# For real
+
+
+def test_a_real_run_is_branched_from_and_ramped(tmp_path: Path) -> None:
+    """A model that is far from its data at the first point and near it at the second: its critical batch grows."""
+    config = tiny_study(
+        model={"target": "tests.support.studies:Mean"},
+        data={"target": "tests.support.studies:points"},
+        optimizer={
+            "type": "sgd", "betas": [0, 0.95], "lr": 0.02, "lr_scaling": "none", "weight_decay": 0,
+            "max_gradient_norm": None,
+        },
+        batch={"micro_batch_size": 4}, compile=False, statistics=False, sample_budget=2048, evaluation_samples=256,
+        objective="samples",
+        stages=[{"type": "train"}, {"type": "branch", "at": [0.25, 0.75], "multiples": [4], "samples": 0.25}],
+    )  # fmt: skip
+    known = run_for_real(config, tmp_path)
+    findings = findings_of(known)
+    assert [(point.low, point.high) for point in findings.points] == [(4, 16), (16, None)]
+    by_samples = {point["samples_seen"]: point["val_loss"] for point in known.trials["train-m4k1"].history}
+    first, last = (known.trials[f"branch-at{point}-x1"].measured("val_loss") for point in (512, 1536))
+    assert first == by_samples[1024], "at 1 x a branch is the chosen run"
+    assert last != by_samples[2048], "but its rate does not fall"
+    for kind, expected in (("doubling", {4: 888, 8: 648, 16: 512}), ("linear", {4: 512, 8: 512, 12: 516, 16: 512})):
+        trial = known.trials[f"branch-{kind}"]
+        assert trial.state is TrialState.COMPLETE
+        seen = [0, *(step.samples_seen for step in read_steps(tmp_path / "trials" / trial.id / "steps.jsonl"))]
+        batches = Counter[int]()
+        for before, after in itertools.pairwise(seen):
+            batches[after - before] += after - before
+        assert batches == expected
+    assert findings.winner is None, "at equal samples a ramp gains nothing here"
+    assert not list(tmp_path.glob("trials/branch-at*/checkpoints/kept"))
+    assert not (tmp_path / "trials" / "branch-trunk" / "checkpoints").exists(), "nobody needs it any more"

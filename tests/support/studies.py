@@ -122,6 +122,28 @@ class BatchNormModel(nn.Module):
         return loss_sum, torch.tensor(batch["targets"].numel())
 
 
+class Points(list[Tensor]):
+    """Points around (20, ..., 20), each coordinate with a deviation of 1."""
+
+
+def points() -> tuple[Points, Points]:
+    train, val = (20 + torch.randn(count, 8, generator=torch.Generator().manual_seed(count)) for count in (4096, 256))
+    return Points(train), Points(val)
+
+
+class Mean(nn.Module):
+    """Learns where points lie: the steps count while it is far, and the samples once it is near. So its critical batch
+    grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(8))
+        self.blocks = nn.ModuleList([nn.Identity()])
+
+    def forward(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        return ((self.place - batch) ** 2).sum() / 2, torch.tensor(len(batch))
+
+
 def reading_a_value(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """A user's loss that asks a tensor for its value, which a fake tensor does not have."""
     loss_sum, num_targets = module(batch)

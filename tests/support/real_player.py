@@ -1,0 +1,50 @@
+"""Runs a study's trials for real, one after the other in this process: the Director's decisions, `trainers.loop.train`, and
+files where a lane would write them. Ray alone is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.decisions.decision import Action
+from orchestrator.decisions.director import Director
+from orchestrator.study.events import RunBegan
+from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Message
+from orchestrator.study.run_directory import discard_what_nobody_needs
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
+from tests.support.lane_player import director_of, next_trial
+from trainers.loop import train
+from trainers.report import Answer, Report
+
+
+def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
+    """Every stage to its conclusion."""
+    with Journal(run_dir / "journal.jsonl", config.name) as journal:
+        journal.append(RunBegan(token="local"))
+        for stage in config.stages:
+            director = director_of(config, journal, stage.type, run_dir=str(run_dir))
+            while (trial := next_trial(director)) is not None:
+                director.on_started(trial.id)
+                _train(director, trial, run_dir / "trials" / trial.id)
+            director.conclude()
+            discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
+        return journal.study
+
+
+def _train(director: Director, trial: Trial, directory: Path) -> None:
+    last = Message()
+
+    def report(said: Report) -> Answer:
+        nonlocal last
+        message = Message(said.metrics, said.rungs, said.step_losses, evaluated=said.kind == "milestone")
+        if said.kind == "end":
+            last = replace(message, outcome="complete")
+            return Answer.GO_ON
+        decision = director.on_message(trial.id, message)
+        return Answer.GO_ON if decision.action is Action.GO_ON else Answer.STOP
+
+    if train(trial.config, report, directory) is Answer.GO_ON:
+        director.on_message(trial.id, last)
