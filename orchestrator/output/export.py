@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from pydantic import JsonValue
 
 from orchestrator.output.recommendation import Recommendation
-from trainers.config import ActivationCheckpointing, OptimizerConfig, Schedule
+from trainers.config import ActivationCheckpointing, OptimizerConfig, Schedule, num_steps
 
 
 def export(recommendation: Recommendation, to: str) -> str:
@@ -28,7 +30,15 @@ def export(recommendation: Recommendation, to: str) -> str:
 
 def _steps_of(samples: int, recommendation: Recommendation) -> int:
     """Return the optimizer steps that reach so many samples."""
-    return math.ceil(samples / recommendation.effective_batch_size)
+    return num_steps(samples, _batches(recommendation))
+
+
+def _batches(recommendation: Recommendation) -> list[tuple[int, int]]:
+    """Return the sample count at which each phase begins, and its effective batch."""
+    r = recommendation
+    per_accumulation_step = r.micro_batch_size * r.world_size
+    grown = [(p.from_samples, p.gradient_accumulation_steps * per_accumulation_step) for p in r.ramp or ()]
+    return [(0, r.effective_batch_size), *grown]
 
 
 def _max_steps(recommendation: Recommendation) -> int:
@@ -41,9 +51,12 @@ def _warmup_steps(recommendation: Recommendation) -> int:
 
 def _decay_steps(recommendation: Recommendation) -> int:
     """Return the steps of the linear anneal; 0 where the schedule has none."""
-    schedule = recommendation.schedule
-    anneals = schedule.type == "warmup_stable_decay"
-    return _steps_of(math.ceil(schedule.decay * recommendation.sample_budget), recommendation) if anneals else 0
+    schedule, budget = recommendation.schedule, recommendation.sample_budget
+    if schedule.type != "warmup_stable_decay":
+        return 0
+    if recommendation.ramp:
+        return _max_steps(recommendation) - _steps_of(math.floor((1 - schedule.decay) * budget), recommendation)
+    return _steps_of(math.ceil(schedule.decay * budget), recommendation)
 
 
 def _header(recommendation: Recommendation) -> list[str]:
@@ -52,8 +65,31 @@ def _header(recommendation: Recommendation) -> list[str]:
         f"batchscout: {' '.join(r.verdict.split())}",
         f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
-        f"steps are ceil(samples / {r.effective_batch_size}): budget {r.sample_budget} -> {_max_steps(r)}, "
-        f"warm-up {r.warmup_samples} -> {_warmup_steps(r)}",
+        f"steps are {_counted(r)}: budget {r.sample_budget} -> {_max_steps(r)}, warm-up {r.warmup_samples} -> "
+        f"{_warmup_steps(r)}",
+    ]
+
+
+def _counted(recommendation: Recommendation) -> str:
+    batch = recommendation.effective_batch_size
+    return f"counted as the batch grows from {batch}" if recommendation.ramp else f"ceil(samples / {batch})"
+
+
+def _without_ramp(recommendation: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
+    """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
+    if not recommendation.ramp:
+        return recommendation, []
+    lost = f"the batch is to grow, which cannot be said in {target}: here it stays at {recommendation.effective_batch_size}"
+    return replace(recommendation, ramp=None), [lost, *_phase_notes(recommendation)]
+
+
+def _phase_notes(recommendation: Recommendation) -> list[str]:
+    """Return where the batch grows to what."""
+    ramp, batches = recommendation.ramp or (), _batches(recommendation)[1:]
+    return [
+        f"from {samples} samples, after step {_steps_of(samples, recommendation)}: accumulation "
+        f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
+        for phase, (samples, batch) in zip(ramp, batches, strict=True)
     ]
 
 
@@ -71,7 +107,7 @@ def _checkpointing_note(recommendation: Recommendation, target: str, nearest: st
 
 
 def _hf(recommendation: Recommendation) -> str:
-    r = recommendation
+    r, lost = _without_ramp(recommendation, "TrainingArguments")
     keys: dict[str, JsonValue] = {
         "output_dir": "output",
         "per_device_train_batch_size": r.micro_batch_size,
@@ -88,7 +124,7 @@ def _hf(recommendation: Recommendation) -> str:
         "average_tokens_across_devices": True,
         "seed": r.seed,
     }
-    notes = [*_header(r), f"start it with: torchrun --nproc_per_node={r.world_size} train.py", *_hf_notes(r)]
+    notes = [*_header(r), *lost, f"start it with: torchrun --nproc_per_node={r.world_size} train.py", *_hf_notes(r)]
     lines = [f"    {key}={value!r}," for key, value in keys.items()]
     return _text(
         [*_comments(notes), "from transformers import TrainingArguments", "", "args = TrainingArguments(", *lines, ")"]
@@ -132,18 +168,22 @@ def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
 
 
 def _lightning(recommendation: Recommendation) -> str:
-    r = recommendation
+    r, lost = (
+        (recommendation, []) if _can_grow_in_lightning(recommendation) else _without_ramp(recommendation, "Lightning")
+    )
     precision = {"bfloat16": "bf16-mixed", "float16": "16-mixed", "float32": "32-true"}[r.precision]
     return _text(
         [
-            *_comments([*_header(r), *_lightning_notes(r)]),
+            *_comments([*_header(r), *lost, *_lightning_notes(r)]),
             "import math",
             "",
             "import lightning as L",
             "import torch",
             "",
+            *_growing_callback(r),
             f"L.seed_everything({r.seed})",
             "trainer = L.Trainer(",
+            *(["    callbacks=[GrowingBatch()],"] if r.ramp else []),
             f"    devices={r.world_size},",
             f"    accumulate_grad_batches={r.gradient_accumulation_steps},",
             f"    max_steps={_max_steps(r)},",
@@ -163,8 +203,49 @@ def _lightning(recommendation: Recommendation) -> str:
     )
 
 
+def _can_grow_in_lightning(recommendation: Recommendation) -> bool:
+    """True if each phase begins where a step of the one before ends, and at a multiple of its own batch: Lightning steps
+    after every so many batches since the epoch's first."""
+    phases = itertools.pairwise(_batches(recommendation))
+    meet = [(end - begin) % batch == 0 and end % grown == 0 for (begin, batch), (end, grown) in phases]
+    return all(meet) and recommendation.schedule.type == "warmup_stable_decay"
+
+
+def _growing_callback(recommendation: Recommendation) -> list[str]:
+    """Return the phases and a callback that changes the accumulation with them; nothing where the batch stays."""
+    r = recommendation
+    if not r.ramp:
+        return []
+    first = f"(0, 0, {r.gradient_accumulation_steps}, 1.0)"
+    phases = [
+        f"({_steps_of(p.from_samples, r)}, {p.from_samples}, {p.gradient_accumulation_steps}, "
+        f"{p.learning_rate / r.learning_rate!r})"
+        for p in r.ramp
+    ]
+    return [
+        "# (first optimizer step, first sample, accumulate_grad_batches, learning rate over the first phase's)",
+        f"PHASES = [{', '.join((first, *phases))}]",
+        "",
+        "",
+        "def phase_of(step):",
+        "    return max(phase for phase in PHASES if phase[0] <= step)",
+        "",
+        "",
+        "class GrowingBatch(L.Callback):",
+        "    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):",
+        "        trainer.accumulate_grad_batches = phase_of(trainer.global_step)[2]",
+        "",
+        "",
+    ]
+
+
 def _lightning_notes(recommendation: Recommendation) -> list[str]:
     notes = ["Lightning averages over micro-batches: right only where each holds equally many targets"]
+    if recommendation.ramp:
+        largest = _batches(recommendation)[-1][1]
+        notes.append(
+            f"the batch grows: let every epoch have a multiple of {largest} samples, or steps at its end are smaller"
+        )
     if recommendation.activation_checkpointing != "none":
         notes.append(
             f"Trainer has no key for activation_checkpointing ({recommendation.activation_checkpointing}): "
@@ -177,6 +258,8 @@ def _lightning_notes(recommendation: Recommendation) -> list[str]:
 
 def _factor_lines(recommendation: Recommendation) -> list[str]:
     """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended."""
+    if recommendation.ramp:
+        return _growing_factor_lines(recommendation)
     total, warmup, decay = _max_steps(recommendation), _warmup_steps(recommendation), _decay_steps(recommendation)
     lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
     if recommendation.schedule.type == "cosine":
@@ -185,6 +268,20 @@ def _factor_lines(recommendation: Recommendation) -> list[str]:
     if decay:
         return [*lines, f"    return min(warmup, max(0.0, ({total} - step) / {decay + 1}))"]
     return [*lines, "    return warmup"]
+
+
+def _growing_factor_lines(recommendation: Recommendation) -> list[str]:
+    """Return the body where the batch grows: warm-up and anneal are counted in samples."""
+    r = recommendation
+    last, anneal = _batches(r)[-1][1], r.schedule.decay * r.sample_budget
+    return [
+        "    first_step, first_sample, accumulation, ratio = phase_of(step)",
+        f"    samples = first_sample + (step + 1 - first_step) * accumulation * {r.micro_batch_size * r.world_size}",
+        f"    warmup = min(1.0, samples / {max(1, r.warmup_samples)})",
+        f"    return ratio * min(warmup, max(0.0, ({r.sample_budget + last} - samples) / {anneal + last!r}))"
+        if anneal
+        else "    return ratio * warmup",
+    ]
 
 
 def _configure_lines(recommendation: Recommendation) -> list[str]:
@@ -208,7 +305,7 @@ def _configure_lines(recommendation: Recommendation) -> list[str]:
 
 def _torchtitan(recommendation: Recommendation) -> str:
     """Return the TOML of release 0.2.2: it is the last that counts the batch in samples and reads TOML."""
-    r = recommendation
+    r, lost = _without_ramp(recommendation, "torchtitan")
     optimizer = r.optimizer
     beta1, beta2 = optimizer.betas
     clip = optimizer.max_gradient_norm
@@ -235,7 +332,7 @@ def _torchtitan(recommendation: Recommendation) -> str:
         "compile": {"enable": r.compile},
         "debug": {"seed": r.seed},
     }
-    return _text([*_comments([*_header(r), *_torchtitan_notes(r)]), *_toml(sections)])
+    return _text([*_comments([*_header(r), *lost, *_torchtitan_notes(r)]), *_toml(sections)])
 
 
 def _torchtitan_decay(schedule: Schedule) -> dict[str, JsonValue]:
@@ -324,6 +421,7 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
         "DeepSpeed decays every parameter; the study decayed those of two or more dimensions: pass it two groups",
         "DeepSpeed averages over micro-batches: right only where each holds equally many targets",
         f"the seed ({r.seed}) is set in your script",
+        *_deepspeed_ramp(r),
     ]
     if decay_steps := _decay_steps(r):
         notes.append(
@@ -342,8 +440,18 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
     return notes
 
 
-def _nanogpt(recommendation: Recommendation) -> str:
+def _deepspeed_ramp(recommendation: Recommendation) -> list[str]:
+    """Return the calls that let the batch grow."""
     r = recommendation
+    return [
+        f"the batch grows: after optimizer step {_steps_of(samples, r)} call engine.set_train_batch_size({batch}), and from "
+        f"there on set the learning rate to {phase.learning_rate / r.learning_rate:.6g} x what the schedule says"
+        for phase, (samples, batch) in zip(r.ramp or (), _batches(r)[1:], strict=True)
+    ]
+
+
+def _nanogpt(recommendation: Recommendation) -> str:
+    r, lost = _without_ramp(recommendation, "nanoGPT")
     beta1, beta2 = r.optimizer.betas
     keys: dict[str, JsonValue] = {
         "batch_size": r.micro_batch_size,
@@ -361,7 +469,7 @@ def _nanogpt(recommendation: Recommendation) -> str:
         "dtype": r.precision,
         "compile": r.compile,
     }
-    notes = [*_header(r), *_nanogpt_notes(r)]
+    notes = [*_header(r), *lost, *_nanogpt_notes(r)]
     return _text([*_comments(notes), *[f"{key} = {value!r}" for key, value in keys.items()]])
 
 

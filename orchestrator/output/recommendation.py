@@ -20,7 +20,15 @@ from orchestrator.stages.mode import mode_of
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
-from trainers.config import ActivationCheckpointing, CrossEntropy, OptimizerConfig, Precision, Schedule, TrialConfig
+from trainers.config import (
+    ActivationCheckpointing,
+    CrossEntropy,
+    OptimizerConfig,
+    Phase,
+    Precision,
+    Schedule,
+    TrialConfig,
+)
 from trainers.files import written_whole
 
 
@@ -93,6 +101,9 @@ class Recommendation:
     sample_budget: int
     optimizer: OptimizerConfig
     schedule: Schedule
+    ramp: tuple[Phase, ...] | None = None
+    """The phases in which the batch grows: the accumulation and learning rate above are those up to the first of them. None,
+    and not in the file, if the batch stays."""
     seed: int
     verdict: str
     """For people: the configuration, and what it wins against the baseline."""
@@ -158,6 +169,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         sample_budget=trial.sample_budget,
         optimizer=trial.optimizer,
         schedule=trial.schedule,
+        ramp=trial.ramp or None,
         seed=trial.seed,
         verdict=verdict(config, study, winner, _mode_text(trial)),
         p_best=p_best(study, winner),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.published import published_pick
+from orchestrator.stages.branch import BranchFindings
 from orchestrator.stages.findings import found
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
@@ -15,6 +16,7 @@ from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text, seconds_text
+from trainers.config import TrialConfig
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
         config.evaluation_samples,
         winner.config.sample_budget,
         tuple(sorted({t.config.effective_batch_size for t in full})),
-        max(t.config.gradient_accumulation_steps for t in full),
+        max(phase.gradient_accumulation_steps for t in full for phase in t.config.phases),
     )
 
 
@@ -117,7 +119,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     what = (
         f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
         f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
-        f"and learning rate {trial.learning_rate:.3g}"
+        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
     scope = f" Measured with {scope_of(config, study, winner)}."
@@ -132,13 +134,33 @@ def _times(accumulation: int) -> str:
     return "no accumulation " if accumulation == 1 else f"{accumulation} accumulation steps "
 
 
+MOST_PHASES_TOLD = 4
+
+
+def _growing(trial: TrialConfig) -> str:
+    """Return where the batch of a ramp grows to what; nothing where it stays."""
+    if not trial.ramp:
+        return ""
+    told = [
+        f"{trial.split_in(phase).effective_batch_size} from {number_text(phase.from_samples)} samples (learning rate "
+        f"{phase.learning_rate:.3g})"
+        for phase in trial.ramp
+    ]
+    if len(told) > MOST_PHASES_TOLD:
+        return f", and let the effective batch grow in {len(told)} steps, from {told[0]} to {told[-1]}"
+    return f", and let the effective batch grow: {', '.join(told)}"
+
+
 def _is_on_edge(study: Study, winner: Trial) -> bool:
     findings = found(study, LearningRateFindings)
     return findings is not None and findings.on_edge and winner.stage == findings.STAGE
 
 
 def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return what it wins against the baseline, and how sure that is."""
+    """Return what it wins against the baseline, and how sure that is; a ramp, what it wins against the run whose batch
+    stays."""
+    if winner.config.ramp:
+        return _against_constant(config, study, winner)
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
     if baseline is None:
@@ -148,6 +170,14 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
         return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared)}"
     return f"{_against(ours, theirs, target)}{_cost(study, target)}{_sure(study, winner, compared)}"
+
+
+def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
+    findings, target = found(study, BranchFindings), config.target_loss
+    assert findings, "only the branch stage trains ramps"
+    ours, theirs = _standing(study, ramp, target), _standing(study, study.trials[findings.source], target)
+    same = f"the same run with a batch that stays {_ending(theirs, target)}"
+    return f"it {_ending(ours, target)}, {same}{_cost(study, target)}, which is more than seeds make"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

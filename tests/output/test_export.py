@@ -11,7 +11,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from orchestrator.cli import main
 from orchestrator.output.export import export
 from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
-from trainers.config import TrialConfig
+from trainers.config import Schedule, TrialConfig
 from trainers.optim import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -179,8 +179,13 @@ def rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[
 def ours(r: Recommendation, steps: int) -> list[float]:
     keys = ("micro_batch_size", "gradient_accumulation_steps", "world_size", "learning_rate", "warmup_samples")
     shared = {key: getattr(r, key) for key in (*keys, "sample_budget", "schedule")}
+    shared["ramp"] = r.ramp or ()
     config = TrialConfig.model_validate({"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}} | shared)
-    return [learning_rate_of_step(config, r.effective_batch_size * step) for step in range(steps)]
+    first_samples = [0]
+    for _ in range(steps - 1):
+        split = config.split_in(config.phase_at(first_samples[-1]))
+        first_samples.append(first_samples[-1] + split.effective_batch_size)
+    return [learning_rate_of_step(config, first_sample) for first_sample in first_samples]
 
 
 def test_hf_sgd_keeps_momentum_and_decay() -> None:
@@ -195,7 +200,9 @@ def lightning(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
     given: dict[str, Any] = {}
     module = ModuleType("lightning")
     module.__dict__.update(
-        Trainer=lambda **kwargs: given.update(kwargs), seed_everything=lambda seed: given.update(seed=seed)
+        Callback=object,
+        Trainer=lambda **kwargs: given.update(kwargs),
+        seed_everything=lambda seed: given.update(seed=seed),
     )
     return given, run(export(r, "lightning"), {"lightning": module})
 
@@ -301,6 +308,73 @@ def test_a_gradient_that_is_never_clipped_is_so_everywhere() -> None:
     assert lightning(r)[0]["gradient_clip_val"] is None
     assert json.loads(export(r, "deepspeed"))["gradient_clipping"] == 0.0
     assert run(export(r, "nanogpt"), {})["grad_clip"] == 0.0
+
+
+# A batch that grows
+
+
+def growing(*phases: tuple[int, int, float], **changes: JsonValue) -> Recommendation:
+    """(from so many samples, accumulation, learning rate); the first phase has 64 samples a step."""
+    ramp: list[JsonValue] = [
+        {"from_samples": samples, "gradient_accumulation_steps": accumulation, "learning_rate": rate}
+        for samples, accumulation, rate in phases
+    ]
+    return recommendation(**({"ramp": ramp, "sample_budget": 6400, "warmup_samples": 640} | changes))
+
+
+DOUBLING = growing((1280, 4, 8.5e-4), (3072, 8, 1.2e-3))
+STEPS = 20 + 14 + 13
+"""Of 64, 128 and 256 samples; the last one goes beyond the budget."""
+
+
+@pytest.mark.parametrize("decay", [0.25, 0.0])
+def test_lightning_lets_the_batch_grow_with_the_learning_rates_of_the_study(decay: float) -> None:
+    r = replace(DOUBLING, schedule=Schedule(decay=decay))
+    given, names = lightning(r)
+    assert given["max_steps"] == STEPS
+    built = names["configure_optimizers"](torch.nn.Linear(2, 2))
+    found = rates(built["optimizer"], built["lr_scheduler"]["scheduler"], STEPS)
+    assert found == pytest.approx(ours(r, STEPS), rel=1e-9)
+    (callback,) = given["callbacks"]
+    trainer, accumulation = SimpleNamespace(accumulate_grad_batches=2, global_step=0), []
+    for step in range(STEPS):
+        trainer.global_step = step
+        callback.on_train_batch_start(trainer, None, None, 0)
+        accumulation.append(trainer.accumulate_grad_batches)
+    assert accumulation == [2] * 20 + [4] * 14 + [8] * 13
+
+
+def test_lightning_cannot_let_it_grow_within_a_step() -> None:
+    text = export(growing((1280, 3, 7e-4)), "lightning")
+    assert "the batch is to grow, which cannot be said in Lightning: here it stays at 64" in text
+    assert "GrowingBatch" not in text
+
+
+def test_deepspeed_is_told_the_calls_that_let_the_batch_grow() -> None:
+    tree = json.loads(export(DOUBLING, "deepspeed"))
+    notes = "\n".join(tree["_batchscout"])
+    assert tree["train_batch_size"] == 64
+    assert (
+        "after optimizer step 20 call engine.set_train_batch_size(128), and from there on set the learning rate to 1.41"
+        in notes
+    )
+    assert (
+        "after optimizer step 34 call engine.set_train_batch_size(256), and from there on set the learning rate to 2 x"
+        in notes
+    )
+    assert f"end your loop after {STEPS} optimizer steps" in notes
+    assert "steps are counted as the batch grows from 64: budget 6400 -> 47, warm-up 640 -> 10" in notes
+    assert "the last 5 steps were annealed" in notes
+
+
+@pytest.mark.parametrize("to", ["hf", "torchtitan", "nanogpt"])
+def test_what_cannot_let_the_batch_grow_says_so_and_where_it_would(to: str) -> None:
+    text, stays = export(DOUBLING, to), export(replace(DOUBLING, ramp=None), to)
+    assert "# the batch is to grow, which cannot be said in " in text
+    assert "# from 1280 samples, after step 20: accumulation 4, effective batch 128, learning rate 0.00085\n" in text
+    assert "# from 3072 samples, after step 34: accumulation 8, effective batch 256, learning rate 0.0012\n" in text
+    without = [line for line in text.splitlines() if not line.startswith(("# the batch is", "# from "))]
+    assert without == stays.splitlines(), "the run whose batch stays"
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -87,7 +87,7 @@ def _answer(config: StudyConfig, study: Study, recommendation: Recommendation | 
         return element("section", *_known_so_far(config, study), id="recommendation")
     values = recommendation.to_json()
     unfinished = ", ".join(_open_stages(config, study))
-    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy") if key in values}
+    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "ramp") if key in values}
     snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))]
     details = [
         element("div", element("h3", title), value_element(key, values[key]))
@@ -142,7 +142,8 @@ def paste_text(recommendation: Recommendation) -> str:
         "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
-    return f"# keys of the study file; what else it says stays\n{text}\n{_trial_command(r)}"
+    grows = "# the batch is to grow (ramp), which a study file cannot say: this is how it begins\n" if r.ramp else ""
+    return f"# keys of the study file; what else it says stays\n{grows}{text}\n{_trial_command(r)}"
 
 
 def _optimizer_keys(r: Recommendation) -> dict[str, JsonValue]:
