@@ -142,7 +142,7 @@ def _growing(trial: TrialConfig) -> str:
     if not trial.ramp:
         return ""
     told = [
-        f"{trial.split_in(phase).effective_batch_size} from {number_text(phase.from_samples)} samples (learning rate "
+        f"{trial.split_in(phase).effective_batch_size} from {phase.from_samples:,} samples (learning rate "
         f"{phase.learning_rate:.3g})"
         for phase in trial.ramp
     ]
@@ -177,7 +177,10 @@ def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
     assert findings, "only the branch stage trains ramps"
     ours, theirs = _standing(study, ramp, target), _standing(study, study.trials[findings.source], target)
     same = f"the same run with a batch that stays {_ending(theirs, target)}"
-    return f"it {_ending(ours, target)}, {same}{_cost(study, target)}, which is more than seeds make"
+    cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[
+        config.objective
+    ]
+    return f"it {_ending(ours, target)}, {same}{cost}, which is more than seeds make"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

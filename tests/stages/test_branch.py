@@ -4,6 +4,7 @@ ramps are trained at equal cost."""
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections import Counter
@@ -15,7 +16,8 @@ import pytest
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Branch
-from orchestrator.output.recommendation import recommend
+from orchestrator.output.recommendation import Recommendation, recommend
+from orchestrator.output.report.page import render_report
 from orchestrator.stages import branch, stage_of
 from orchestrator.stages.branch import BranchFindings, PointFindings
 from orchestrator.stages.branch.critical import growth
@@ -291,6 +293,18 @@ def test_a_ramp_that_wins_is_recommended_with_its_phases() -> None:
     assert recommended is not None
     assert recommended.evidence.trial == "branch-linear"
     assert [one.trial for one in recommended.alternatives] == ["branch-doubling", "train-m8k1"]
+    assert recommended.ramp == known.trials["branch-linear"].config.ramp
+    assert Recommendation.from_json(json.dumps(recommended.to_json())) == recommended
+    chosen, ramp = (known.trials[name].measured("val_loss") for name in (findings.source, "branch-linear"))
+    assert recommended.verdict == (
+        "Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing none and learning rate 0.001, "
+        "and let the effective batch grow: 16 from 1,365 samples (learning rate 0.00141), 24 from 2,731 samples (learning rate "
+        f"0.00173), 32 from 4,096 samples (learning rate 0.002): it ends at val loss {ramp:.3f}, the same run with a batch that "
+        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds make. Measured with one "
+        "seed, 256 validation samples, 14.4k training samples, effective batch 8, accumulation up to 4."
+    )
+    page = render_report(config, known, recommended)
+    assert "the batch is to grow (ramp), which a study file cannot say" in page
 
 
 def test_a_ramp_that_gains_nothing_is_not() -> None:
@@ -300,6 +314,8 @@ def test_a_ramp_that_gains_nothing_is_not() -> None:
     recommended = recommend(config, known)
     assert recommended is not None
     assert recommended.evidence.trial == "train-m8k1"
+    assert "ramp" not in recommended.to_json()
+    assert "grow" not in recommended.verdict
 
 
 def test_at_equal_samples_a_ramp_has_as_many() -> None:
