@@ -245,6 +245,11 @@ class TrialConfig(Strict):
         return self.split.effective_batch_size
 
     @property
+    def last_effective_batch_size(self) -> int:
+        """Samples per optimizer step over all ranks, in the last phase."""
+        return self.split_in(self.phases[-1]).effective_batch_size
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """All phases of the run: the first, which the ramp does not list, and those of the ramp."""
         return (self._first_phase(), *self.ramp)

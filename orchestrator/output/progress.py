@@ -134,7 +134,7 @@ class Progress(Observer):
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:
     """Return the full run with the lowest val loss, else the trial with the most tokens/s."""
-    with_loss = [trial for trial in trials if trial.config.evaluations and trial.metric("val_loss") is not None]
+    with_loss = [trial for trial in trials if trial.is_full_run and trial.metric("val_loss") is not None]
     if with_loss:
         return min(with_loss, key=lambda trial: trial.measured("val_loss"))
     with_rate = [trial for trial in trials if trial.metric("tokens_per_second") is not None]

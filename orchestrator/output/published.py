@@ -34,7 +34,7 @@ def published_pick(facts: Facts, winner: Trial) -> str | None:
     rate, seconds = winner.metric("tokens_per_second"), winner.metric("step_seconds")
     if facts.num_parameters is None or not rate or not seconds or winner.config.optimizer.type != "adamw":
         return None
-    tokens_per_sample = rate * seconds / winner.config.effective_batch_size
+    tokens_per_sample = rate * seconds / winner.config.last_effective_batch_size  # that of the last steps
     if tokens_per_sample < 2:  # one target for each sample: a classifier
         return None
     law = StepLaw(facts.num_parameters, winner.config.sample_budget * tokens_per_sample)

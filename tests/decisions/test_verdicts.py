@@ -14,6 +14,7 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
 from tests.support.lane_player import study_of
 from tests.support.worlds import train_config
+from trainers.config import BranchPoint, Phase
 
 STAGE = train_config().stages[0]
 PRUNER = AshaPruner(min_samples=64)
@@ -92,3 +93,24 @@ def test_who_trails_the_leader_by_less_than_half_of_its_latest_gain_is_not_cut(q
     decisions = judged(study, LATE)
     assert {name for name, action in decisions.items() if action == "go on"} == on
     assert {action for name, action in decisions.items() if name not in on} == {"stop"}
+
+
+def verdict_on(losses: list[float], samples_seen: int, **changes: Any) -> str:
+    """Of a run with a step of 8 samples, or of 16 from 80 samples on where it has a ramp."""
+    config = BASE.model_copy(update={"micro_batch_size": 8, "warmup_samples": 0, **changes})
+    study = Study("s")
+    study.apply(proposed(Proposal("run", "train", config, candidate="run")))
+    decision = verdicts.between_rungs(study, study_of(), study.trials["run"], {"samples_seen": samples_seen}, losses)
+    return str(decision.action)
+
+
+def test_a_ramp_is_held_against_its_own_start() -> None:
+    ramp = (Phase(from_samples=80, gradient_accumulation_steps=2, learning_rate=1e-3),)
+    risen, seen = [3.0] * 5 + [9.0] * 15, 10 * 8 + 10 * 16
+    assert verdict_on(risen, seen, ramp=ramp) == "stop"
+    assert verdict_on(risen[1:], seen, ramp=ramp) == "go on", "the first losses were not heard"
+
+
+def test_the_first_losses_of_a_branch_are_no_start() -> None:
+    point = BranchPoint(directory="trials/trunk", samples=800)
+    assert verdict_on([3.0] * 5 + [9.0] * 15, 800 + 20 * 8, branch_from=point, sample_budget=2048) == "go on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from tests.support.example_study import add_trial, end_trial, example_config
+from trainers.config import Phase
 
 FACTS = Facts(num_parameters=10**9)
 
@@ -41,6 +43,14 @@ def test_it_is_told_in_samples_of_the_studys_own_length() -> None:
     assert published_pick(FACTS, trial) == (
         f"the Step Law (arXiv 2503.04715) would pick effective batch {batch} at learning rate {law.learning_rate:.2g}"
     )
+
+
+def test_of_a_ramp_the_last_steps_are_as_large_as_its_last_batch() -> None:
+    ramp = (Phase(from_samples=64, gradient_accumulation_steps=4, learning_rate=6e-4),)
+    constant, config = trained(), trained().config.model_copy(update={"ramp": ramp})
+    grown = replace(constant, proposal=replace(constant.proposal, config=config))
+    metrics = {"tokens_per_second": 512_000.0, "step_seconds": 1.0}
+    assert published_pick(FACTS, replace(grown, metrics=metrics)) == published_pick(FACTS, constant)
 
 
 def test_nothing_is_told_of_what_it_was_not_fitted_on() -> None:

@@ -155,6 +155,17 @@ def test_undetermined_says_between_which_batches() -> None:
     assert reason(known).startswith("the critical batch is undetermined (from 8 to below 32) at 2.05k samples")
 
 
+def test_a_larger_batch_that_comes_back_while_a_smaller_does_not_leaves_all_open() -> None:
+    def worse_at_16(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = CriticalWorld(1000)(config, samples)
+        return point | ({"val_loss": 1.1 * point["val_loss"]} if config.effective_batch_size == 16 else {})
+
+    _, known = played(worse_at_16)
+    assert [(p.low, p.high, p.critical_batch_size) for p in findings_of(known).points] == [(8, None, None)] * 2
+    assert findings_of(known).growth == "undetermined"
+    assert "undetermined (8 or more) at 2.05k samples" in reason(known)
+
+
 def test_a_batch_that_diverges_is_lost_and_so_are_larger_ones() -> None:
     def diverges(config: TrialConfig, samples: int) -> dict[str, Any]:
         lost = config.branch_from is not None and config.effective_batch_size == 32

@@ -15,7 +15,6 @@ from orchestrator.stages.findings import concluded
 from orchestrator.stages.ranking import Standing, standings, tie_width
 from orchestrator.study.state import Conclusion
 from orchestrator.units import number_text, seconds_text
-from trainers.config import TrialConfig
 
 
 def conclude(context: StageContext[Branch]) -> Conclusion:
@@ -54,13 +53,8 @@ def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:
 
 def _ramp_run(kind: RampKind, standing: Standing) -> RampRun:
     first = standing.trials[0]
-    batch, budget = largest_batch(first.config), first.config.sample_budget
+    batch, budget = first.config.last_effective_batch_size, first.config.sample_budget
     return RampRun(kind, first.id, batch, budget, standing.val_loss, standing.score)
-
-
-def largest_batch(config: TrialConfig) -> int:
-    """Return the effective batch of the last phase."""
-    return config.split_in(config.phases[-1]).effective_batch_size
 
 
 def _of_points(findings: BranchFindings) -> str:

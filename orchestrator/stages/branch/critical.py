@@ -170,16 +170,18 @@ def _losses(branches: Mapping[int, Trial]) -> list[float]:
 def _point(source: Source, samples_seen: int, losses: Sequence[BranchLoss | None]) -> PointFindings | None:
     """Return the critical batch at a point, whose first loss is the chosen batch's; None where nothing can be told.
 
-    What is lost with a batch is lost with larger ones, too. So it is determined where no batch that was to be tried lies
-    between the largest that comes back and the smallest that does not.
+    What is lost with a batch is lost with larger ones, too: where the losses say otherwise, what lies between is open. It is
+    determined where no batch that was to be tried lies between the largest that comes back and the smallest that does not.
     """
     known = tuple(loss for loss in losses if loss is not None)
     if losses[0] is None or len(known) < 2:
         return None
-    low = max(one.effective_batch_size for one in known if one.comes_back)
-    high = min((one.effective_batch_size for one in known if one.comes_back is False), default=None)
+    back = [one.effective_batch_size for one in known if one.comes_back]
+    lost = [one.effective_batch_size for one in known if one.comes_back is False]
+    low = max(batch for batch in back if batch < min(lost, default=math.inf))
+    high = min((batch for batch in lost if batch > max(back)), default=None)
     batches = [multiple * source.effective_batch_size for multiple in source.multiples]
-    is_open = any(low < batch < (high or math.inf) for batch in batches) or (high or math.inf) < low
+    is_open = any(low < batch < (high or math.inf) for batch in batches)
     return PointFindings(samples_seen, known, low, high, None if is_open else low)
 
 

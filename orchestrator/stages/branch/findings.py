@@ -36,9 +36,9 @@ class PointFindings:
     losses: tuple[BranchLoss, ...]
     """The smallest batch first, which is the chosen one."""
     low: int
-    """The largest batch whose loss comes back."""
+    """The largest batch whose loss comes back, below every one whose loss does not."""
     high: int | None
-    """The smallest batch whose loss does not; None where there is none."""
+    """The smallest batch whose loss does not, above every one whose loss does; None where there is none."""
     critical_batch_size: int | None
     """The critical batch, as far as the batches that were tried can say; None where it is undetermined."""
 
