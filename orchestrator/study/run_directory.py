@@ -97,6 +97,6 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
         with own_file(directory, "removed"):
             for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
                 leftover.unlink(missing_ok=True)
-            is_full_run = trial.state is TrialState.COMPLETE and trial.config.evaluations
-            if not is_full_run and (directory / "checkpoints").exists():
+            is_kept = trial.state is TrialState.COMPLETE and trial.is_full_run
+            if not is_kept and (directory / "checkpoints").exists():
                 shutil.rmtree(directory / "checkpoints")

@@ -22,7 +22,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     source = source_of(context)
     points = points_of(context, source)
     ranking = _full_runs(context)
-    chosen = next(one for one in ranking if source.trial in one.trials)
+    chosen = next(one for one in ranking if source.trial.candidate == one.name)
     ramps = [one for one in ranking if one.trials[0].config.ramp]
     kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
     winner = next((one for one in ramps[:1] if _wins(one, chosen, tie_width(ranking))), None)

@@ -28,7 +28,7 @@ PRIOR_DEGREES = 2
 """How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.5."""
 PAIRED = 0.5
 """How much two branches of one seed differ by chance, as a share of the deviation from seed to seed, where there is but one
-seed: they have their first weights and all samples in common."""
+seed: they have their first weights and all samples in common. Two small language models with 2 and 3 seeds had 0.4 and 0.6."""
 
 
 @dataclass(frozen=True)

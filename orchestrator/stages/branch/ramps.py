@@ -66,26 +66,19 @@ def _reached(batch: int, points: Sequence[PointFindings]) -> float:
 def equal_cost_budget(context: StageContext[Branch], source: Source, phases: Sequence[Phase]) -> int:
     """Return the samples that a ramp may train on: as many as the chosen run, or as it gets done in that one's time.
 
-    The speed of each batch is the branches' own. What they did not time takes no longer a sample than the chosen batch.
+    The speeds are the branches' own; the seconds of a step are nearly linear in its micro-batches.
     """
-    config = source.trial.config
-    known = {} if context.config.objective == "samples" else _step_seconds(context)
-    if config.gradient_accumulation_steps not in known:
+    config, known = source.trial.config, _step_seconds(context)
+    if context.config.objective == "samples" or config.gradient_accumulation_steps not in known:
         return config.sample_budget
-
-    def seconds_per_sample(accumulation: int) -> float:
-        seconds = float(np.interp(accumulation, sorted(known), [known[one] for one in sorted(known)]))
-        return seconds / Split(config.micro_batch_size, accumulation, config.world_size).effective_batch_size
-
-    left, seen = config.sample_budget * seconds_per_sample(config.gradient_accumulation_steps), 0
-    ends = [*(phase.from_samples for phase in phases), None]
-    steps = [config.gradient_accumulation_steps, *(phase.gradient_accumulation_steps for phase in phases)]
-    for accumulation, end in zip(steps, ends, strict=True):
-        most = math.inf if end is None else (end - seen) * seconds_per_sample(accumulation)
-        samples = min(left, most) / seconds_per_sample(accumulation)
-        left, seen = left - min(left, most), seen + samples
-    batch = Split(config.micro_batch_size, steps[-1], config.world_size).effective_batch_size
-    return max(phases[-1].from_samples // batch + 1, round(seen / batch)) * batch
+    sizes = [config.gradient_accumulation_steps, *(phase.gradient_accumulation_steps for phase in phases)]
+    batches = [Split(config.micro_batch_size, size, config.world_size).effective_batch_size for size in sizes]
+    each = np.interp(sizes, sorted(known), [known[size] for size in sorted(known)]) / batches
+    left, seen = config.sample_budget * each[0], 0.0
+    for seconds_per_sample, end in zip(each, [*(phase.from_samples for phase in phases), math.inf], strict=True):
+        samples = min(left / seconds_per_sample, end - seen)
+        left, seen = left - samples * seconds_per_sample, seen + samples
+    return max(phases[-1].from_samples // batches[-1] + 1, round(seen / batches[-1])) * batches[-1]
 
 
 def _step_seconds(context: StageContext[Branch]) -> dict[int, float]:
