@@ -9,7 +9,7 @@ from orchestrator.config.stages import Branch, RampKind
 from orchestrator.stages.branch.critical import growth, points_of, seed_deviation
 from orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
 from orchestrator.stages.branch.propose import ramp_name
-from orchestrator.stages.branch.source import source_of
+from orchestrator.stages.branch.source import runs_before, source_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded
 from orchestrator.stages.ranking import Standing, standings, tie_width
@@ -39,9 +39,9 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
 
 
 def _full_runs(context: StageContext[Branch]) -> list[Standing]:
-    """Return every full run of the study that completed, the ramps among them, the best first."""
-    full = [trial for trial in context.study.trials.values() if trial.is_full_run]
-    return standings(full, context.config.target_loss)
+    """Return the ramps and the runs of the stages before, as far as they completed, the best first."""
+    ramps = [trial for trial in context.trials() if trial.config.ramp]
+    return standings([*runs_before(context), *ramps], context.config.target_loss)
 
 
 def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:

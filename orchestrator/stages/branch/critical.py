@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from orchestrator.config.stages import Branch
 from orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
-from orchestrator.stages.branch.source import Source, rescaled_rate
+from orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.ranking import standings
 from orchestrator.stages.surface import DECISIVE, FAR, NOISE
@@ -98,13 +98,12 @@ def points_of(context: StageContext[Branch], source: Source) -> tuple[PointFindi
 
 
 def seed_deviation(context: StageContext[Branch]) -> float:
-    """Return the deviation of a run's final loss from seed to seed, over all full runs of the study.
+    """Return the deviation of a run's final loss from seed to seed, over all runs of the stages before.
 
     A prior counts as PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with
     one seed it is the prior.
     """
-    full = [trial for trial in context.study.trials.values() if trial.is_full_run and trial.stage != context.stage.type]
-    losses = [[trial.measured("val_loss") for trial in one.trials] for one in standings(full)]
+    losses = [[trial.measured("val_loss") for trial in one.trials] for one in standings(runs_before(context))]
     prior = NOISE * statistics.median(abs(statistics.fmean(seeds)) for seeds in losses)
     squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
     degrees = sum(len(seeds) - 1 for seeds in losses)

@@ -82,6 +82,11 @@ def _too_few_steps(trial: Trial, multiple: int, wanted: float) -> str:
     )
 
 
+def runs_before(context: StageContext[Branch]) -> list[Trial]:
+    """Return the full runs of the stages that chose the run to branch from."""
+    return [*context.study.of_stage(TrainFindings.STAGE), *context.study.of_stage(LearningRateFindings.STAGE)]
+
+
 def rescaled_rate(context: StageContext[Branch], source: Source, effective_batch_size: int) -> float:
     """Return the chosen run's learning rate as the scaling rule carries it to another batch."""
     optimizer = context.config.optimizer
