@@ -247,6 +247,7 @@ def test_branches_that_all_fail_leave_the_chosen_run_recommended() -> None:
 
     config, known = played(fails)
     assert reason(known).startswith("undetermined:")
+    assert known.conclusions["branch"].notes[0] == "branch-at2048-x1 did not finish: out_of_memory: too large"
     recommended = recommend(config, known)
     assert recommended is not None
     assert recommended.evidence.trial == "train-m8k1"

@@ -113,7 +113,7 @@ def _ending(context: StageContext[Branch], standing: Standing) -> str:
 def _notes(context: StageContext[Branch], findings: BranchFindings) -> list[str]:
     """Return what the seeds' deviation rests on, and which runs did not finish."""
     lost = [trial for trial in context.trials() if trial.state.ruled_out]
-    told = [f"{trial.id} did not finish ({trial.state}): {trial.explanation}" for trial in lost]
+    told = [f"{trial.id} did not finish: {trial.explanation}" for trial in lost]
     if findings.points and len(context.config.seeds) == 1:
         told.append(
             f"one seed: that a loss comes back within {findings.spread:.3f} is judged by a prior of how much runs differ; "

@@ -40,8 +40,7 @@ def _of_branches(context: StageContext[Branch], source: Source, point: int) -> F
         Axis("samples seen"),
         Axis("validation loss"),
         series,
-        f"Branches of the chosen run from {number_text(point)} samples, by their effective batch: the same weights, the same "
-        "samples, the rescaled learning rate.",
+        f"Branches from {number_text(point)} samples, by effective batch: the same weights and samples.",
         width=520,
         height=260,
     )
@@ -71,8 +70,7 @@ def _of_critical_batch(points: Sequence[PointFindings]) -> Figure:
         Axis("samples seen", zero=True),
         Axis("critical batch, samples", log=True, ticks=tuple(float(batch) for batch in sorted(tried))),
         (Series("", marks),),
-        "The critical batch: the largest whose loss comes back to the chosen batch's. A bar reaches to the smallest batch whose "
-        "loss does not.",
+        "The largest batch whose loss comes back; a bar reaches to the smallest whose does not.",
         width=520,
         height=260,
     )
