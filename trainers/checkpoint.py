@@ -22,7 +22,8 @@ KEPT = "kept"
 NUM_DIGITS = 12
 """Those of the samples that a file is named by."""
 SET_ASIDE = "set_aside"
-"""The directory of the checkpoints that no run goes on from, since they are damaged or another run's."""
+"""The directory of the checkpoints that no run goes on from, since they are damaged or another run's. It lies beside
+that of the run's own, which a study deletes when it has no use for them."""
 
 WhyNot = Callable[[Path, dict[str, Any]], str | None]
 """(file, what it holds) -> why a run must not go on from it, after "it"; None where it may."""
@@ -85,20 +86,17 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
             break
         refused[path] = Notice(NoticeKind.FOREIGN_CHECKPOINT, reason)
     for path, notice in refused.items():
-        _set_aside(path)
-        give_notice(notice.kind, f"{path} {notice.text}; {_what_then(found and found[0])}")
+        then = "begins again" if found is None else f"goes on from {samples_of(found[0])} samples"
+        aside = _set_aside(path)
+        give_notice(notice.kind, f"{path} {notice.text}; the run {then}, and the file is set aside in {aside.parent}")
     return found
 
 
-def _what_then(path: Path | None) -> str:
-    from_where = "begins again" if path is None else f"goes on from {samples_of(path)} samples"
-    return f"the run {from_where}, and the file is set aside in {SET_ASIDE}/"
-
-
-def _set_aside(path: Path) -> None:
-    """Move a file to where no run looks for it; its user may want to."""
-    (path.parent / SET_ASIDE).mkdir(exist_ok=True)
-    path.replace(path.parent / SET_ASIDE / path.name)
+def _set_aside(path: Path) -> Path:
+    """Move a file to where no run looks for it, but its user may; return its new path."""
+    aside = path.parents[1] / SET_ASIDE / path.name
+    aside.parent.mkdir(exist_ok=True)
+    return path.replace(aside)
 
 
 def samples_of(path: Path) -> int:

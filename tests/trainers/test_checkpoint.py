@@ -146,9 +146,9 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_a_good_one_goes_on(
     assert train(trial, told.append, tmp_path) == Answer.GO_ON
     notice = told[0].notice
     assert notice.kind is NoticeKind.DAMAGED_CHECKPOINT
-    said = rf"{newest} is damaged: its checksum is [0-9a-f]{{8}}, .*; the run {then}, and the file is set aside in set_aside/"
+    said = rf"{newest} is damaged: its checksum is [0-9a-f]{{8}}, .*; the run {then}, and the file is set aside in {tmp_path}/set_aside"
     assert re.fullmatch(said, notice.text)
-    assert (newest.parent / "set_aside" / newest.name).exists()
+    assert (tmp_path / "set_aside" / newest.name).exists()
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
     assert [report.notice for report in told[1:]] == [None] * len(told[1:])
 
@@ -158,12 +158,12 @@ DAMAGES = {"empty": b"", "text": b"not a checkpoint", "zeros": bytes(4096), "pic
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "half"])
 def test_every_kind_of_damage_is_passed_over(tmp_path: Path, damage: str) -> None:
-    save_checkpoint(tmp_path, "a", 8, {"number": torch.tensor(8)}, keep=2)
-    newest = save_checkpoint(tmp_path, "a", 16, {"number": torch.tensor(16)}, keep=2)
+    save_checkpoint(tmp_path / "own", "a", 8, {"number": torch.tensor(8)}, keep=2)
+    newest = save_checkpoint(tmp_path / "own", "a", 16, {"number": torch.tensor(16)}, keep=2)
     whole = newest.read_bytes()
     newest.write_bytes(DAMAGES.get(damage, whole[: len(whole) // 2]))
     with pytest.warns(UserWarning, match="is damaged"):
-        found = newest_state(tmp_path)
+        found = newest_state(tmp_path / "own")
     assert found == {"number": torch.tensor(8)}
 
 
@@ -205,10 +205,10 @@ def test_running_out_of_memory_while_loading_is_no_damage(tmp_path: Path) -> Non
 
 def test_without_a_readable_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "absent") is None
-    path = save_checkpoint(tmp_path, "a", 8, {}, keep=1)
+    path = save_checkpoint(tmp_path / "own", "a", 8, {}, keep=1)
     path.write_bytes(b"")
     with pytest.warns(UserWarning, match="is damaged"):
-        assert load_newest(tmp_path) is None
+        assert load_newest(tmp_path / "own") is None
 
 
 def test_a_half_written_file_is_not_a_checkpoint(tmp_path: Path) -> None:

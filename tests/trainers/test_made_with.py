@@ -59,8 +59,9 @@ def test_another_runs_checkpoint_is_told_and_left_and_the_run_ends_as_in_a_direc
     assert notice is not None
     assert notice.kind is NoticeKind.FOREIGN_CHECKPOINT
     assert notice.text.startswith(f"{left} was made with {said}")
-    assert notice.text.endswith("; the run begins again, and the file is set aside in set_aside/")
-    assert (left.parent / "set_aside" / left.name).exists()
+    aside = tmp_path / "shared" / "set_aside"
+    assert notice.text.endswith(f"; the run begins again, and the file is set aside in {aside}")
+    assert (aside / left.name).exists()
     assert_equal_bit_by_bit(state, undisturbed)
     assert [report.samples_seen for report in told[1:]] == [report.samples_seen for report in alone]
 
