@@ -100,10 +100,8 @@ def _print_stage(console: Console, stage: str, study: Study) -> None:
     best = best_so_far(trials)
     rows = [_row(trial, is_best=best is not None and trial.id == best.id) for trial in trials]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        _line(row, widths, printable(trial.explanation), console.width) for row, trial in zip(rows, trials, strict=True)
-    ]
-    console.out("\n".join(lines), highlight=False)
+    for row, trial in zip(rows, trials, strict=True):
+        console.out(_line(row, widths, printable(trial.explanation), console.width), highlight=False)
 
 
 def _row(trial: Trial, *, is_best: bool) -> tuple[str, str, str]:

@@ -87,6 +87,8 @@ class Study:
     """For each stage and effective batch the trials by what decides their speed."""
     _parts: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Each part of a configuration that many trials have in common, held once, by its text."""
+    _given: dict[frozenset[str], set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The names of the fields that configurations were given, held once: for each trial they would take 2 kB."""
 
     @property
     def startup_seconds(self) -> list[float]:
@@ -182,7 +184,8 @@ class Study:
         config = proposal.config
         parts = {name: getattr(config, name) for name in _SHARED_PARTS}
         shared = {name: self._parts.setdefault(_text_of(part), part) for name, part in parts.items()}
-        return replace(proposal, config=config.model_copy(update=shared))
+        given = self._given.setdefault(frozenset(config.model_fields_set), config.model_fields_set)
+        return replace(proposal, config=TrialConfig.model_construct(given, **(dict(config) | shared)))
 
     def _put(self, trial: Trial) -> None:
         """Add or replace a trial, and keep the ranks sorted. Nothing else may write to `trials`."""

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -32,7 +33,7 @@ from orchestrator.study.events import (
     proposed,
 )
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import read_lines
+from orchestrator.study.lines import line_of, read_lines
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.journal_writer import writer
@@ -248,6 +249,24 @@ def test_whatever_is_wrong_in_a_journal_without_checksums_the_error_names_the_li
     names_the_line = re.compile(r"line \d+ of \S+ (is damaged, and|tells of the trial '.*', which no line before)")
     assert [text for text in said if not names_the_line.match(text)] == []
     assert len(said) > 50
+
+
+def test_a_replay_takes_five_kilobytes_for_a_trial_and_holds_no_more_of_the_file_than_a_line(tmp_path: Path) -> None:
+    """At 10,000 trials the file has 30 MB, and one configuration alone would take 6 kB."""
+    path, num_trials = tmp_path / "journal.jsonl", 300
+    metrics: dict[str, float | None] = {f"figure_{i}": i / 7 for i in range(20)}
+    events = [TRIAL.model_copy(update={"id": f"train-{i}"}) for i in range(num_trials)]
+    events += [Evaluated(id=f"train-{i}", metrics=metrics) for i in range(num_trials)]
+    path.write_bytes(b"".join(line_of(event.model_dump_json().encode()) for event in events))
+    tracemalloc.start()
+    try:
+        study = replay(path, "s")
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(study.trials) == num_trials
+    assert held < 5_000 * num_trials, held / num_trials
+    assert most < held + 100_000, most - held
 
 
 def test_an_event_of_a_trial_that_nobody_proposed_is_refused(tmp_path: Path) -> None:

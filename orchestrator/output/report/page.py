@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 import yaml
 from pydantic import JsonValue
@@ -14,6 +14,7 @@ from orchestrator.config.stages import StageKeys
 from orchestrator.output.plots import element
 from orchestrator.output.recommendation import Recommendation
 from orchestrator.output.report.figures import figure_element, time_bar
+from orchestrator.output.report.pieces import each, within
 from orchestrator.output.report.tables import (
     config_text,
     facts_table,
@@ -49,20 +50,23 @@ STYLE = Path(__file__).with_name("style.css")
 def write_report(path: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None) -> None:
     """Write report.html whole or not at all, so that nobody reads half of it. Beside it lie the files of the trials."""
     curves = read_curves(path.parent, study, recommendation.evidence.trial if recommendation else None)
-    page = render_report(config, study, recommendation, curves).encode("utf-8", "replace")
     with written_whole(path) as file:
-        file.write(page)
+        for piece in _pieces(config, study, recommendation, curves):
+            file.write(piece.encode("utf-8", "replace"))
 
 
 def render_report(
     config: StudyConfig, study: Study, recommendation: Recommendation | None, curves: Sequence[RunCurves] = ()
 ) -> str:
-    """Return the page. All text goes through the tree's writer, which escapes it.
+    """Return the page. curves: of the runs that are worth a closer look."""
+    return "".join(_pieces(config, study, recommendation, curves))
 
-    curves: of the runs that are worth a closer look.
-    """
-    body = element(
-        "main",
+
+def _pieces(
+    config: StudyConfig, study: Study, recommendation: Recommendation | None, curves: Sequence[RunCurves]
+) -> Iterator[str]:
+    body = within(
+        element("main"),
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
         _answer(config, study, recommendation),
@@ -78,29 +82,30 @@ def render_report(
         element("title", f"{study.name}: batchscout"),
         element("style", "\n" + STYLE.read_text()),
     )
-    page = element("html", head, element("body", body), lang="en")
-    return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
+    yield "<!DOCTYPE html>\n"
+    yield from within(element("html", lang="en"), head, within(element("body"), body))
+    yield "\n"
 
 
-def _answer(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> Element:
+def _answer(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> Iterator[str]:
+    section = element("section", id="recommendation")
     if recommendation is None:
-        return element("section", *_known_so_far(config, study), id="recommendation")
+        return within(section, *_known_so_far(config, study))
     values = recommendation.to_json()
     unfinished = ", ".join(_open_stages(config, study))
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "ramp") if key in values}
     snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))]
-    details = [
+    details = (
         element("div", element("h3", title), value_element(key, values[key]))
         for key, title in (("evidence", "Evidence"), ("alternatives", "Alternatives"), ("ruled_out", "Ruled out"))
         if values[key]
-    ]
-    return element(
-        "section",
+    )
+    return within(
+        section,
         element("p", recommendation.verdict, class_="verdict"),
         element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
         element("div", element("div", facts_table(facts)), element("div", *snippet, class_="wide"), class_="columns"),
-        *details,
-        id="recommendation",
+        each(details),
     )
 
 
@@ -172,20 +177,19 @@ def _trial_command(r: Recommendation) -> str:
     return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
 
-def _stage_section(context: StageContext[StageKeys]) -> Element:
+def _stage_section(context: StageContext[StageKeys]) -> Iterator[str]:
     keys, study, trials = context.stage, context.study, context.trials()
     conclusion = study.conclusions.get(keys.type)
     notes = [element("li", note) for note in conclusion.notes] if conclusion else []
     question = (type(keys).__doc__ or "").split("\n")[0]
-    figures = [figure_element(figure) for figure in stage_of(keys).figures(context)]
-    return element(
-        "section",
+    figures = (figure_element(figure) for figure in stage_of(keys).figures(context))
+    return within(
+        element("section", id=keys.type),
         element("h2", keys.type, element("span", question, class_="question")),
         element("p", _conclusion_text(study, keys.type, trials), class_="conclusion"),
         element("ul", *notes, class_="notes") if notes else None,
-        element("div", *figures, class_="plots"),
+        within(element("div", class_="plots"), each(figures)),
         trials_table(context, trials) if trials else element("p", "No trials yet.", class_="muted"),
-        id=keys.type,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
@@ -10,9 +10,10 @@ from pydantic import JsonValue
 
 from orchestrator.config.stages import StageKeys
 from orchestrator.output.plots import element
+from orchestrator.output.report.pieces import each, within
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.study.trial import Trial
+from orchestrator.study.trial import Metrics, Trial
 from orchestrator.units import bytes_text, number_text
 
 _CONFIG_COLUMNS = {
@@ -74,24 +75,35 @@ def _metric_text(metric: str, value: float | None) -> str:
     return column.format.format(value / column.unit) if column else number_text(value)
 
 
-def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Element:
-    """Return a row for each trial with what varies and what was measured; a line above says what all trials share."""
+def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a row for each trial with what varies and what was measured; a line above says what all trials share."""
     stage = stage_of(context.stage)
-    metrics = {trial.id: trial.metrics | stage.derived(context, trial) for trial in trials}
+
+    def figures(trial: Trial) -> Metrics:
+        return trial.metrics | stage.derived(context, trial)
+
     varying = [key for key in _CONFIG_COLUMNS if len({getattr(trial.config, key) for trial in trials}) > 1]
-    measured = [key for key in stage.columns if any(found.get(key) is not None for found in metrics.values())]
+    measured = _measured(stage.columns, map(figures, trials))
     headers = ["trial", "state", *(_CONFIG_COLUMNS[key] for key in varying), *map(_heading, measured), "lane, s"]
     best = stage.winner(context)
-    rows = []
-    for trial in trials:
-        cells = [config_text(getattr(trial.config, key)) for key in varying]
-        cells += [_metric_text(key, metrics[trial.id].get(key)) for key in measured]
-        rows += _trial_rows(trial, [*cells, f"{trial.seconds:,.1f}"], trial.id == best)
-    return element(
-        "div",
-        element("p", _shared_text(trials[0], _SHARED - set(varying)), class_="muted"),
-        html_table(headers, rows, "numbers"),
-    )
+
+    def rows() -> Iterator[Element]:
+        for trial in trials:
+            found = figures(trial)
+            cells = [config_text(getattr(trial.config, key)) for key in varying]
+            cells += [_metric_text(key, found.get(key)) for key in measured]
+            yield from _trial_rows(trial, [*cells, f"{trial.seconds:,.1f}"], trial.id == best)
+
+    shared = element("p", _shared_text(trials[0], _SHARED - set(varying)), class_="muted")
+    body = within(element("tbody"), each(rows()))
+    table = within(element("table", class_="numbers"), _table_head(headers), body)
+    return within(element("div"), shared, within(element("div", class_="scroll"), table))
+
+
+def _measured(columns: Iterable[str], found: Iterable[Metrics]) -> list[str]:
+    """Return the columns for which any trial has a figure."""
+    known = {key for figures in found for key, value in figures.items() if value is not None}
+    return [key for key in columns if key in known]
 
 
 _SHARED = set(_CONFIG_COLUMNS) - {"warmup_samples"}
@@ -161,5 +173,9 @@ def number_cell(text: str) -> Element:
 
 
 def html_table(headers: list[str], rows: list[Element], kind: str = "") -> Element:
-    head = element("thead", element("tr", *[element("th", header) for header in headers]))
-    return element("div", element("table", head, element("tbody", *rows), class_=kind), class_="scroll")
+    table = element("table", _table_head(headers), element("tbody", *rows), class_=kind)
+    return element("div", table, class_="scroll")
+
+
+def _table_head(headers: list[str]) -> Element:
+    return element("thead", element("tr", *[element("th", header) for header in headers]))
