@@ -29,14 +29,14 @@ CHECKSUMS = "checksums.json"
 def cached(key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder of this key, built first if it is not there or not as it was built; a notice says the latter.
 
-    Every call reads the whole entry once to tell. It is built aside and takes its place when it is whole and on the
+    To tell, a process reads the whole entry once, and again when a file of it has another size or time. It is built aside and takes its place when it is whole and on the
     disk: nobody reads half of one, and of two builders the first wins.
     """
     entry = cache_directory() / "data" / key
     if not entry.exists():
         with naming_the_disk(entry), _built(entry, build) as aside:
             _put(aside, entry)
-    elif fault := _fault(entry):
+    elif fault := _fault_since_last_look(entry):
         with naming_the_disk(entry), _built(entry, build) as aside:
             _replace_files(aside, entry)
         text = f"the tokens in the data cache were not as they were written ({fault}) and were made again: {entry}"
@@ -82,6 +82,21 @@ def _replace_files(aside: Path, entry: Path) -> None:
     for name in (*names, CHECKSUMS):
         (aside / name).replace(entry / name)
     sync(entry)
+
+
+_found_whole: dict[Path, tuple[object, ...]] = {}
+"""How the files looked of each entry that this process has read and found as it was built."""
+
+
+def _fault_since_last_look(entry: Path) -> str | None:
+    """Return in what an entry is not as it was built. A lane opens the same data for every trial, and it may be large."""
+    looks = tuple(sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in entry.iterdir()))
+    if _found_whole.get(entry) == looks:
+        return None
+    fault = _fault(entry)
+    if fault is None:
+        _found_whole[entry] = looks
+    return fault
 
 
 def _fault(entry: Path) -> str | None:
