@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
+from trainers.files import StorageLost
 from trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
@@ -68,15 +69,16 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
     """Return the file with the most samples that is undamaged and that `why_not` has nothing against, and what it
     holds; None where there is none.
 
-    Files that would have come before it are set aside, each with a notice. Running out of memory is no damage, and is
-    raised.
+    Files that would have come before it are set aside, each with a notice. Raises StorageLost where one cannot be read.
     """
     found, refused = None, dict[Path, Notice]()
     for path in _newest_first(directory):
         try:
             state = load_tensors(path)
-        except FileNotFoundError:  # a rank of a killed driver has just replaced it by a newer one
-            return load_newest(directory, why_not)
+        except StorageLost:
+            if path.exists():
+                raise
+            return load_newest(directory, why_not)  # a rank of a killed driver has just replaced it by a newer one
         except Damaged as error:
             refused[path] = Notice(NoticeKind.DAMAGED_CHECKPOINT, f"is damaged: {error}")
             continue

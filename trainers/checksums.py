@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from trainers.files import written_whole
+from trainers.files import naming_the_disk, written_whole
 
 _LAST_BYTES = b"\ncrc32 %08x\n"
 _NUM_LAST_BYTES = len(_LAST_BYTES % 0)
@@ -53,9 +53,11 @@ class _Counted:
 
 
 def load_tensors(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """Return what the file holds, on the host. Raises Damaged; running out of memory is no damage, and is raised."""
-    check_tensors(path)
-    return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
+    """Return what the file holds, on the host. Raises Damaged, and StorageLost where it cannot be read, which is no
+    damage; neither is running out of memory, which is raised as it is."""
+    with naming_the_disk(path, "read"):
+        check_tensors(path)
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
 
 
 def check_tensors(path: Path) -> None:

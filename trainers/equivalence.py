@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.files import naming_the_disk
 from trainers.parallel import whole
 
 Weights = dict[str, Tensor]
@@ -52,8 +51,7 @@ def rho_to_file(final: Weights, path: Path) -> float:
     """Return rho against the run whose weights `save_weights` has written to `path`. Raises ValueError where they are
     damaged."""
     try:
-        with naming_the_disk(path, "read"):
-            reference = load_tensors(path, mmap=True)
+        reference = load_tensors(path, mmap=True)
     except Damaged as error:
         raise ValueError(f"the reference weights {path} are damaged ({error}); run the reference again") from error
     return rho(final, reference["final"], reference["initial"])

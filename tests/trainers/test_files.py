@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.storage import Call, failing, on_failing_storage
-from tests.support.tiny import config
+from tests.support.tiny import config, stop_at
 from trainers import files
 from trainers.files import PARTIAL, StorageLost, storage_error, written_whole
 from trainers.loop import train
@@ -48,6 +48,24 @@ def test_whatever_storage_refuses_a_run_with_is_the_storages_and_names_the_file(
         why = os.strerror(getattr(errno, error))
         assert said[number] == f"StorageLost: {tmp_path}/run{number}/{name} could not be written: {why}"
     assert after_a_moment == "it noticed nothing"
+
+
+def goes_on_after_a_failed_read(folder: str) -> list[str]:
+    """What a run says whose checkpoint cannot be read, and then, when it can, from where it goes on."""
+    trial, told = config(sample_budget=8, rungs=(4,)), list[str]()
+    train(trial, stop_at(4), Path(folder))
+    try:
+        with failing("open", ".pt", "EIO"):
+            train(trial, lambda report: None, Path(folder))
+    except StorageLost as error:
+        told.append(str(error))
+    train(trial, lambda report: told.append(f"{report.kind} {report.samples_seen}"), Path(folder))
+    return told
+
+
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    said = f"{tmp_path}/checkpoints/000000000004-local.pt could not be read: Input/output error"
+    assert on_failing_storage(goes_on_after_a_failed_read, str(tmp_path)) == [said, "milestone 4", "end 8"]
 
 
 def test_errors_of_the_users_own_files_stay_theirs(tmp_path: Path) -> None:
