@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.files import StorageLost
+from trainers.files import StorageLost, quoted
 from trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
@@ -62,7 +62,7 @@ def load_kept(directory: Path, samples: int) -> dict[str, Any]:
     try:
         return load_tensors(path)
     except Damaged as error:
-        raise ValueError(f"the kept checkpoint {path} is damaged ({error}); run its trial again") from error
+        raise ValueError(f"the kept checkpoint {quoted(path)} is damaged ({error}); run its trial again") from error
 
 
 def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Path, dict[str, Any]] | None:
@@ -90,7 +90,8 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
     for path, notice in refused.items():
         then = "begins again" if found is None else f"goes on from {samples_of(found[0])} samples"
         aside = _set_aside(path)
-        give_notice(notice.kind, f"{path} {notice.text}; the run {then}, and the file is set aside in {aside.parent}")
+        text = f"{quoted(path)} {notice.text}; the run {then}, and the file is set aside in {quoted(aside.parent)}"
+        give_notice(notice.kind, text)
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
+from trainers.files import quoted
 from trainers.parallel import whole
 
 Weights = dict[str, Tensor]
@@ -53,5 +54,7 @@ def rho_to_file(final: Weights, path: Path) -> float:
     try:
         reference = load_tensors(path, mmap=True)
     except Damaged as error:
-        raise ValueError(f"the reference weights {path} are damaged ({error}); run the reference again") from error
+        raise ValueError(
+            f"the reference weights {quoted(path)} are damaged ({error}); run the reference again"
+        ) from error
     return rho(final, reference["final"], reference["initial"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainers.files import make_private_directory, naming_the_disk, sync
+from trainers.files import make_private_directory, naming_the_disk, quoted, sync
 from trainers.notices import NoticeKind, give_notice
 
 
@@ -39,7 +39,9 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
     elif fault := _fault_since_last_look(entry):
         with naming_the_disk(entry), _built(entry, build) as aside:
             _replace_files(aside, entry)
-        text = f"the tokens in the data cache were not as they were written ({fault}) and were made again: {entry}"
+        text = (
+            f"the tokens in the data cache were not as they were written ({fault}) and were made again: {quoted(entry)}"
+        )
         give_notice(NoticeKind.REBUILT_DATA, text)
     return entry
 
