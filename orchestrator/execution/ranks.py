@@ -33,7 +33,7 @@ from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.cgroup import memory_kills
 from trainers.config import TrialConfig
-from trainers.files import StorageLost, naming_the_disk, storage_error
+from trainers.files import StorageLost, own_file, storage_error
 from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
@@ -251,7 +251,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
 @contextlib.contextmanager
 def _leaving_its_stack(log: Path) -> Iterator[None]:
     """Write the stack of a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) into this file, which is gone without one."""
-    with naming_the_disk(log):
+    with own_file(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("w")
     faulthandler.enable(file)
@@ -260,7 +260,8 @@ def _leaving_its_stack(log: Path) -> Iterator[None]:
     finally:
         faulthandler.enable(all_threads=False)  # as Ray had it
         file.close()
-        log.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # an empty file that stays is no reason to lose the trial
+            log.unlink(missing_ok=True)
 
 
 def failure_reason(error: BaseException) -> str:
