@@ -86,9 +86,11 @@ def _runs(process_id: int) -> bool:
 
 
 @contextlib.contextmanager
-def watched(servers: Mapping[str, subprocess.Popen[bytes]], lost: Callable[[str], None]) -> Iterator[None]:
+def watched(
+    servers: Mapping[str, subprocess.Popen[bytes]], family: Family, lost: Callable[[str], None]
+) -> Iterator[None]:
     """Call `lost`, in another thread, when one of the servers ends that the cluster cannot do without; it is told which,
-    and how.
+    and how. Meanwhile note the raylet's children, which nobody could tell from other processes once it has ended.
 
     A driver waits for them for a minute, wherever it is at that moment, and then Ray ends it.
     """
@@ -96,6 +98,7 @@ def watched(servers: Mapping[str, subprocess.Popen[bytes]], lost: Callable[[str]
 
     def watch() -> None:
         while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            family.note(servers["raylet"].pid)
             ended = [
                 f"Ray's {name} {ending_text(code)}" for name, it in servers.items() if (code := it.poll()) is not None
             ]
@@ -118,21 +121,35 @@ class Family:
     """
 
     def __init__(self) -> None:
-        self._agents: list[int] = []
-        """Their pidfds: they give themselves titles in which the session is not named."""
+        self._children: dict[int, int] = {}
+        """The pidfds of the raylet's children, by their process ids: they give themselves titles that do not name the
+        session."""
 
     def note(self, raylet: int) -> None:
-        """Remember the raylet's agents, without which it does not come up."""
-        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
-        self._agents = [fd for child in children if (fd := process_endings.open_process(int(child))) is not None]
+        """Remember the raylet's children of now, and forget those that have ended."""
+        for child in _children_of(raylet) - self._children.keys():
+            pidfd = process_endings.open_process(child)
+            if pidfd is not None:
+                self._children[child] = pidfd
+        for child, pidfd in list(self._children.items()):
+            if process_endings.has_ended(pidfd):
+                os.close(self._children.pop(child))
 
     def end(self) -> None:
         """End all of them that are still there."""
         started = [process_endings.open_process(process) for process in _of_own_sessions()]
-        for pidfd in (*self._agents, *started):
+        for pidfd in (*self._children.values(), *started):
             if pidfd is not None:
                 _kill(pidfd)
-        self._agents = []
+        self._children = {}
+
+
+def _children_of(process: int) -> set[int]:
+    """Return the processes that a process has started and that still run; none of one that has ended."""
+    try:
+        return {int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+    except OSError:
+        return set()
 
 
 def _kill(pidfd: int) -> None:

@@ -76,7 +76,7 @@ def _watched(family: Family, lost: Callable[[str], None]) -> Iterator[None]:
         family.end()
         lost(what)
 
-    with ray_private.without_its_errors(), watched(servers, all_lost):
+    with ray_private.without_its_errors(), watched(servers, family, all_lost):
         yield
 
 
