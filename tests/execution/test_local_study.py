@@ -69,8 +69,19 @@ def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
     settings |= {"PYTHONPATH": str(CLONE), "RAY_TMPDIR": str(folder / "tmp"), "BATCHSCOUT_CACHE": str(folder / "cache")}
     command = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--dir", "run"]
     return subprocess.Popen(
-        command, cwd=folder, env=settings | SECRETS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=settings | SECRETS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_heed_hangups,
     )
+
+
+def _heed_hangups() -> None:
+    """Hear SIGHUP although the tests may run under nohup, which has it ignored by all that they start."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_until(kind: str, folder: Path, driver: subprocess.Popen[str]) -> None:
