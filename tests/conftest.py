@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.config.keys import StudyConfig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _what_tests_start_hears_hangups() -> None:
+    """Under nohup SIGHUP is ignored, and so it would be by every program that a test starts. A handler is not passed
+    on."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -75,13 +75,7 @@ def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=_heed_hangups,
     )
-
-
-def _heed_hangups() -> None:
-    """Hear SIGHUP although the tests may run under nohup, which has it ignored by all that they start."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_until(kind: str, folder: Path, driver: subprocess.Popen[str]) -> None:
