@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.stages.surface import Array
 
 NUM_DRAWS = 2000
-# The exponent of a loss over samples lies near 0.3 where it has been measured (arXiv 2001.08361, 2203.15556).
+# Hoffmann et al. 2022 (arXiv 2203.15556) fit 0.28 for the exponent of a language model's loss over its tokens.
 EXPONENT, EXPONENT_SPREAD = 0.3, 0.15
 # The best learning rate of one batch follows a power of the length, whose exponent lies this near zero: what the Step Law
 # (arXiv 2503.04715) says of rate and batch over the tokens leaves n^0.02 for a fixed batch under the square-root rule.
