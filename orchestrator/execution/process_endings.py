@@ -31,7 +31,9 @@ def open_process(process_id: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    poll = select.poll()  # `select` takes no descriptor above 1023, and a driver may have many
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def exit_code(pidfd: int) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,3 +172,22 @@ def test_processes_of_the_lane_are_not_watched_for_ever() -> None:
 
     before = len(os.listdir("/proc/self/fd"))
     assert asyncio.run(scene()) < before + 20
+
+
+def test_a_process_is_watched_whatever_the_number_of_its_descriptor() -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+        pidfd = os.pidfd_open(process.pid)
+        high = fcntl.fcntl(pidfd, fcntl.F_DUPFD, 2000)
+        assert not process_endings.has_ended(high)
+        process.kill()
+        process.wait()
+        assert process_endings.has_ended(high)
+        os.close(pidfd)
+        os.close(high)
+    finally:
+        process.kill()
+        process.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
