@@ -37,7 +37,9 @@ def _trunks(context: StageContext[Branch], source: Source) -> list[Proposal]:
     the disk. Before its learning rate falls, a run at a constant rate is the same run.
     """
     changes = {"evaluations": (), "kept_checkpoints": source.points}
-    return _at_constant_rate(context, source, "branch-trunk", "trunk", 1, source.points[-1] + _step(source), changes)
+    return _at_constant_rate(
+        context, source, "branch-trunk", "trunk", 1, source.points[-1] + source.effective_batch_size, changes
+    )
 
 
 def _branches(context: StageContext[Branch], source: Source, point: int, trunks: list[Proposal]) -> list[Proposal]:
@@ -84,10 +86,6 @@ def _at_constant_rate(
         schedule={"type": "constant"},
         **changes,
     )
-
-
-def _step(source: Source) -> int:
-    return source.effective_batch_size
 
 
 def _trunk_of(trunks: list[Proposal], seed: int) -> Proposal:
