@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -19,6 +20,10 @@ from orchestrator.units import ending_text
 # Sessions whose logs are kept when another begins. One takes a few MiB.
 NUM_KEPT_SESSIONS = 10
 SECONDS_BETWEEN_LOOKS = 0.5
+# How long a killed process may take to be gone; one that waits for its storage may not go at all.
+SECONDS_TO_DIE = 5.0
+# A process that is about to be killed may start another one meanwhile.
+LOOKS_FOR_WHAT_IS_LEFT = 2
 # How long a signal to all processes of a study may take to reach the driver, too: then nothing was lost by itself.
 SECONDS_FOR_A_SIGNAL = 1.0
 # The kernel's bound on the path of a socket, less what Ray adds below its folder.
@@ -86,11 +91,9 @@ def _runs(process_id: int) -> bool:
 
 
 @contextlib.contextmanager
-def watched(
-    servers: Mapping[str, subprocess.Popen[bytes]], family: Family, lost: Callable[[str], None]
-) -> Iterator[None]:
+def watched(servers: Mapping[str, subprocess.Popen[bytes]], lost: Callable[[str], None]) -> Iterator[None]:
     """Call `lost`, in another thread, when one of the servers ends that the cluster cannot do without; it is told which,
-    and how. Meanwhile note the raylet's children, which nobody could tell from other processes once it has ended.
+    and how.
 
     A driver waits for them for a minute, wherever it is at that moment, and then Ray ends it.
     """
@@ -98,7 +101,6 @@ def watched(
 
     def watch() -> None:
         while not is_over.wait(SECONDS_BETWEEN_LOOKS):
-            family.note(servers["raylet"].pid)
             ended = [
                 f"Ray's {name} {ending_text(code)}" for name, it in servers.items() if (code := it.poll()) is not None
             ]
@@ -114,55 +116,42 @@ def watched(
         thread.join()
 
 
-class Family:
-    """The processes that Ray's raylet starts: its agents, and workers.
+def end_what_ray_started() -> None:
+    """End every process of this driver's clusters that is still there.
 
-    Without a gcs the agents, and workers that have just been started, outlive it by a minute.
+    Without a gcs the raylet's agents, and workers that have just been started, outlive it by a minute.
     """
-
-    def __init__(self) -> None:
-        self._children: dict[int, int] = {}
-        """The pidfds of the raylet's children, by their process ids: they give themselves titles that do not name the
-        session."""
-
-    def note(self, raylet: int) -> None:
-        """Remember the raylet's children of now, and forget those that have ended."""
-        for child in _children_of(raylet) - self._children.keys():
-            pidfd = process_endings.open_process(child)
-            if pidfd is not None:
-                self._children[child] = pidfd
-        for child, pidfd in list(self._children.items()):
-            if process_endings.has_ended(pidfd):
-                os.close(self._children.pop(child))
-
-    def end(self) -> None:
-        """End all of them that are still there."""
-        started = [process_endings.open_process(process) for process in _of_own_sessions()]
-        for pidfd in (*self._children.values(), *started):
-            if pidfd is not None:
-                _kill(pidfd)
-        self._children = {}
+    folders = tuple(f"{session}/" for session in _sessions(_folder()) if _driver_of(session) == os.getpid())
+    for _ in range(LOOKS_FOR_WHAT_IS_LEFT):
+        for process_id in _writers(folders) if folders else ():
+            _kill(process_id)
 
 
-def _children_of(process: int) -> set[int]:
-    """Return the processes that a process has started and that still run; none of one that has ended."""
-    try:
-        return {int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
-    except OSError:
-        return set()
+def _writers(folders: tuple[str, ...]) -> Iterator[int]:
+    """Yield the other processes that hold a file below these folders open for writing.
+
+    All that Ray starts does so from its first moment: it inherits a log. A worker's title names no session, and its
+    parent is lost with the raylet. Who only reads a log does not belong to Ray.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) != os.getpid() and any(_written(process, folders)):
+            yield int(process.name)
 
 
-def _kill(pidfd: int) -> None:
+def _written(process: Path, folders: tuple[str, ...]) -> Iterator[Path]:
+    with contextlib.suppress(OSError):  # it has ended, or it is another user's
+        for descriptor in (process / "fd").iterdir():
+            mode = descriptor.lstat().st_mode  # of the link: what the descriptor may do
+            if mode & stat.S_IWUSR and os.readlink(descriptor).startswith(folders):
+                yield descriptor
+
+
+def _kill(process_id: int) -> None:
+    """Kill the process, and wait until it has let go of its files."""
+    pidfd = process_endings.open_process(process_id)
+    if pidfd is None:
+        return
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    process_endings.wait_for_end(pidfd, SECONDS_TO_DIE)
     os.close(pidfd)
-
-
-def _of_own_sessions() -> Iterator[int]:
-    """Yield the processes that were started with the name of a session of this driver: it is like no other's."""
-    own = [session.name for session in _sessions(_folder()) if _driver_of(session) == os.getpid()]
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            text = command.read_text(errors="replace")
-            if any(session in text for session in own):
-                yield int(command.parent.name)

@@ -31,9 +31,14 @@ def open_process(process_id: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
+    return wait_for_end(pidfd, 0)
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Wait at most so long; False if the process still runs."""
     poll = select.poll()  # `select` takes no descriptor above 1023, and a driver may have many
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(1000 * seconds))
 
 
 def exit_code(pidfd: int) -> int | None:

@@ -16,7 +16,7 @@ import ray
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-from orchestrator.execution.local_cluster import Family, private_folder, protect_local_cluster, watched
+from orchestrator.execution.local_cluster import end_what_ray_started, private_folder, protect_local_cluster, watched
 from orchestrator.execution.ray_private import (
     DRIVER_ENVIRONMENT,
     RANK_ENVIRONMENT,
@@ -51,32 +51,29 @@ def ray_cluster(
     if ray.is_initialized():
         yield
         return
-    family = Family()
 
     def leave_stuck_start() -> None:
-        family.end()
+        end_what_ray_started()
         leave()
 
     try:
         with left_if_stuck(SECONDS_TO_START, leave_stuck_start):
             start_ray(config, address, run_dir)
-        with _watched(family, lost) if address is None else contextlib.nullcontext():
+        with _watched(lost) if address is None else contextlib.nullcontext():
             yield
     finally:
         ray.shutdown()
-        family.end()
+        if address is None:
+            end_what_ray_started()
 
 
 @contextlib.contextmanager
-def _watched(family: Family, lost: Callable[[str], None]) -> Iterator[None]:
-    servers = ray_private.servers()
-    family.note(servers["raylet"].pid)
-
+def _watched(lost: Callable[[str], None]) -> Iterator[None]:
     def all_lost(what: str) -> None:
-        family.end()
+        end_what_ray_started()
         lost(what)
 
-    with ray_private.without_its_errors(), watched(servers, family, all_lost):
+    with ray_private.without_its_errors(), watched(ray_private.servers(), all_lost):
         yield
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.tune import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
@@ -184,4 +185,8 @@ def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str) ->
         ),
     )
     with environment_with(ray_private.relay_environment(director.num_lanes)):
-        tuner.fit()
+        try:
+            tuner.fit()
+        except TuneError:  # as which Tune raises what the scheduler raised
+            director.journal.raise_if_lost()
+            raise
