@@ -5,80 +5,22 @@ A lane takes ten seconds to start, so a study here is run once and asked many la
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import run as runner
-from orchestrator.output.results import Ending
-from orchestrator.run import run_study
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.journal import replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
-from tests.support.processes import kernel_tells
-from tests.support.studies import grid, tiny_study
+from tests.support.studies import grid
+from tests.support.study_runs import Ran, run, run_leaving_traces, states
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
-
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A study that has ended, and where its models left the numbers of the processes that built them."""
-
-    ending: Ending
-    study: Study
-    run_dir: Path
-    changes: dict[str, Any]
-    log: Path
-
-    def journal(self) -> bytes:
-        return (self.run_dir / "journal.jsonl").read_bytes()
-
-    def kinds(self) -> list[str]:
-        return [line.event.kind for line in read_lines(self.run_dir / "journal.jsonl")]
-
-    def recommended(self) -> dict[str, Any]:
-        return json.loads((self.run_dir / "recommendation.json").read_text())
-
-    def lane_processes(self) -> list[str]:
-        """In the order in which they built models; the driver builds one, too, before anything starts."""
-        return [number for number in self.log.read_text().split() if number != str(os.getpid())]
-
-
-def run(folder: Path, *, remeasure: bool = True, **changes: Any) -> Ran:
-    run_dir, config = folder / "run", tiny_study(**changes)
-    ending = run_study(config, run_dir, remeasure=remeasure, quiet=True)
-    return Ran(ending, replay(run_dir / "journal.jsonl", config.name), run_dir, changes, folder / "processes")
-
-
-def run_leaving_traces(folder: Path, **changes: Any) -> Ran:
-    """Of a model that says where it is."""
-    model = {"target": "tests.support.studies:SaysWhereItIs", "kwargs": {"log": str(folder / "processes")}}
-    return run(folder, model=model, **changes)
-
-
-def states(study: Study) -> dict[str, str]:
-    return {trial.id: str(trial.state) for trial in study.trials.values()}
-
-
-def frontier_findings(ran: Ran) -> FrontierFindings:
-    findings = found(ran.study, FrontierFindings)
-    assert findings is not None
-    return findings
 
 
 def check_running_again_changes_nothing(ran: Ran) -> None:
@@ -196,19 +138,18 @@ def test_offline_wandb_has_a_closed_run_per_trial(results: Ran) -> None:
     assert len(files) == len(results.study.trials)
 
 
-# The same learning rates again, in fresh processes and on two ranks
+# Some of its learning rates again, on two ranks and in fresh processes
 
 
-def run_rates(folder: Path, **changes: Any) -> Ran:
-    """Of an effective batch of 4, alone or on two ranks."""
-    sizes = {1: [4], 2: [1]}[changes.get("world_size", 1)]
-    stages = grid(micro_batch_size=sizes, effective_batch_size=[4], learning_rate=[1e-3, 3e-3])
-    return run_leaving_traces(folder, stages=stages, **changes)
+def run_on_two_ranks(folder: Path, **changes: Any) -> Ran:
+    """Of the same effective batch of 4."""
+    stages = grid(micro_batch_size=[1], effective_batch_size=[4], learning_rate=[1e-3, 3e-3])
+    return run_leaving_traces(folder, stages=stages, world_size=2, **changes)
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
-    return run_rates(tmp_path_factory.mktemp("two-ranks"), world_size=2)
+    return run_on_two_ranks(tmp_path_factory.mktemp("two-ranks"))
 
 
 def test_two_ranks_learn_what_one_rank_learns(results: Ran, on_two_ranks: Ran) -> None:
@@ -216,199 +157,17 @@ def test_two_ranks_learn_what_one_rank_learns(results: Ran, on_two_ranks: Ran) -
     assert with_rate(on_two_ranks, 3e-3).metrics["val_loss"] == pytest.approx(loss_of_one, rel=1e-4)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(
-    results: Ran, on_two_ranks: Ran, tmp_path: Path, world_size: int
-) -> None:
-    warm = {1: results, 2: on_two_ranks}[world_size]
-    fresh = run_rates(tmp_path, world_size=world_size, isolation="trial")
-    assert len(set(fresh.lane_processes())) == 2 * world_size, "no process ran both trials"
-    assert len(set(warm.lane_processes())) == world_size
+def test_isolation_by_trial_gives_the_same_losses_as_warm_lanes(on_two_ranks: Ran, tmp_path: Path) -> None:
+    fresh = run_on_two_ranks(tmp_path, isolation="trial")
+    assert len(set(fresh.lane_processes())) == 4, "no process ran both trials"
+    assert len(set(on_two_ranks.lane_processes())) == 2
     for trial in fresh.study.trials.values():
         assert trial.state is TrialState.COMPLETE, trial.reason
-        before = with_rate(warm, trial.config.learning_rate).history
-        losses = [point["val_loss"] for point in trial.history]
-        assert losses[: len(before)] == [point["val_loss"] for point in before], "to the bit"
-    final = with_rate(fresh, 3e-3).metrics["val_loss"]
-    assert final == with_rate(warm, 3e-3).metrics["val_loss"]
+        before = with_rate(on_two_ranks, trial.config.learning_rate).history
+        assert [point["val_loss"] for point in trial.history] == [point["val_loss"] for point in before], "to the bit"
 
 
-# A study whose trials fail in every way
-
-RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
-MAX_SILENT_SECONDS = 20
-"""Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two."""
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
-    """Trials told apart by the size of their micro-batch, of which the last one is well."""
-    folder = tmp_path_factory.mktemp("failures")
-    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), CRASHES_TWICE: ("crashes twice", 2)}
-    faults |= {HANGS: ("hangs", 1), EXITS: ("exits", 1)}
-    kwargs = {"faults": {str(size): fault for size, fault in faults.items()}, "folder": str(folder)}
-    model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
-    kill = {"max_silent_seconds": MAX_SILENT_SECONDS, "min_relative_throughput": None}
-    return run(folder, model=model, kill=kill, stages=grid(micro_batch_size=[*faults, WELL]))
-
-
-def with_size(ran: Ran, size: int) -> Trial:
-    return next(trial for trial in ran.study.trials.values() if trial.config.micro_batch_size == size)
-
-
-def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) -> None:
-    assert [*failures.study.trials][-1] == with_size(failures, WELL).id
-    assert with_size(failures, WELL).state is TrialState.COMPLETE
-    assert failures.study.conclusions["grid"].ok
-    assert failures.ending.exit_code == 1, "failures that are no results"
-    assert failures.ending.message.startswith("Train with micro-batch ")
-    assert "4 trial(s) failed" in failures.ending.message
-
-
-def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
-    trial = with_size(failures, RAISES)
-    assert trial.state is TrialState.FAILED
-    assert trial.explanation == "failed: ArithmeticError: my own mistake"
-    log = (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
-    assert 'studies.py", line' in log
-    assert "ArithmeticError: my own mistake" in log
-    assert "my own mistake" in failures.ending.message
-
-
-def test_a_trial_goes_on_from_its_checkpoint_after_its_lane_died_once(failures: Ran) -> None:
-    trial = with_size(failures, DIES_ONCE)
-    assert trial.state is TrialState.COMPLETE, trial.reason
-    assert [point["samples_seen"] for point in trial.history] == [32, 64, 96, 128]
-    assert (failures.log.parent / "dies once").read_text() == "x"
-
-
-def test_a_trial_under_which_its_lane_died_twice_is_failed_and_names_its_stack(failures: Ran) -> None:
-    trial = with_size(failures, CRASHES_TWICE)
-    assert trial.state is TrialState.FAILED
-    log = failures.run_dir / "trials" / trial.id / "crash-rank0.log"
-    how = "was killed by SIGSEGV" if kernel_tells() else "crashed"
-    assert trial.reason == f"it ended its lane 2 times; last: rank 0 {how} (its stack is in {log})"
-    assert 'studies.py", line' in log.read_text()
-    assert (failures.log.parent / "crashes twice").read_text() == "xx"
-
-
-def test_a_trial_that_calls_sys_exit_is_failed_with_the_status_and_where(failures: Ran) -> None:
-    trial = with_size(failures, EXITS)
-    assert trial.state is TrialState.FAILED
-    assert trial.explanation == "failed: exited with status 3 (sys.exit)"
-    assert "SystemExit: 3" in (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
-
-
-def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
-    trial = with_size(failures, HANGS)
-    assert trial.state is TrialState.FAILED
-    assert trial.explanation.startswith("failed: it said nothing for ")
-    assert trial.reason.endswith(f"longer than kill.max_silent_seconds ({MAX_SILENT_SECONDS})")
-    assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
-
-
-# Frontiers
-
-
-@pytest.fixture(scope="module")
-def frontier(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
-    """Of one mode, in a limit that some two hundred samples fill."""
-    stage = {
-        "type": "frontier",
-        "smallest": 32,
-        "compile": [False],
-        "activation_checkpointing": ["none"],
-        "cross_entropy": ["whole"],
-        "finalists": 1,
-        "rounds": 2,
-    }
-    folder = tmp_path_factory.mktemp("frontier")
-    ran = run_leaving_traces(folder, stages=[stage], sample_budget=4096, memory_limit="48MiB")
-    assert ran.ending.exit_code == 0, ran.ending.message
-    return ran
-
-
-def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(frontier: Ran) -> None:
-    """A size that ran, but into the headroom of 5 % that is kept free, does not fit either, nor one that did so once and
-    not again."""
-    edge = max(frontier_findings(frontier).fitting)
-    inside = dict[int, bool]()
-    for trial in frontier.study.trials.values():
-        fitted = trial.state is TrialState.COMPLETE and trial.measured("peak_memory_bytes") <= 0.95 * 48 * MIB
-        size = trial.config.micro_batch_size
-        inside[size] = fitted and inside.get(size, True)
-    assert max(size for size, fits in inside.items() if fits) == edge
-    outside = [size for size, fits in inside.items() if not fits]
-    assert edge < min(size for size in outside if size > edge) <= 1.02 * edge + 1, "the two are next to each other"
-    assert min(outside) > 0.98 * edge, "what does not fit lies beyond what does, but for what the heap varies by"
-
-
-def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(frontier: Ran) -> None:
-    processes = frontier.lane_processes()
-    others = processes[: processes.index(processes[-1])]
-    assert set(processes[len(others) :]) == {processes[-1]}, "the verification comes last, and alone"
-    assert max(Counter(others).values()) > 5, "trials before it shared a process"
-    last = [*frontier.study.trials.values()][-1]
-    assert last.id.endswith("-verified")
-    assert frontier_findings(frontier).chosen.peak_memory_bytes >= last.measured("peak_memory_bytes")
-
-
-def test_what_was_measured_in_another_study_is_not_measured_again(frontier: Ran, tmp_path: Path) -> None:
-    if frontier_findings(frontier).disturbed:
-        pytest.skip("the machine was busy while the first study timed: such figures are not kept")
-    again = run(tmp_path, remeasure=False, **frontier.changes, seeds=[1])
-    assert again.ending == frontier.ending
-    assert frontier_findings(again) == frontier_findings(frontier)
-    assert "started" not in again.kinds()
-
-
-def test_a_limit_in_which_nothing_fits_is_bad_input(tmp_path: Path) -> None:
-    stages = [{"type": "frontier", "smallest": 64, "compile": [False], "activation_checkpointing": ["none"]}]
-    ran = run(tmp_path, stages=stages, memory_limit="1MiB", sample_budget=4096)
-    assert ran.ending.exit_code == 2
-    assert "not even micro-batch 64 fits into memory_limit (1 MiB)" in ran.ending.message
-    assert "raise memory_limit" in ran.ending.message
-
-
-def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tmp_path: Path) -> None:
-    modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "compile": [False], "largest": 1}
-    modes |= {"rounds": 1, "finalists": 1}
-    ran = run(tmp_path, model={"target": "tests.support.studies:BatchNormModel"}, stages=[modes])
-    assert ran.study.conclusions["frontier"].ok
-    assert ran.ending.exit_code == 1
-    assert "1 trial(s) failed" in ran.ending.message
-    assert "needs repeated blocks" in ran.ending.message
-
-
-# Studies that end early
-
-
-EQUIVALENCE = {"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 3}
-
-
-def test_a_model_whose_batch_cannot_be_split_is_a_finding_with_the_number_and_the_study_goes_on(tmp_path: Path) -> None:
-    stages = [EQUIVALENCE, *grid()]
-    ran = run(tmp_path, model={"target": "tests.support.studies:BatchNormModel"}, stages=stages)
-    assert ran.ending.exit_code == 0, ran.ending.message
-    rho = ran.study.trials["equivalence-m4k4"].measured("rho")
-    assert rho > 1e-3
-    assert ran.study.trials["equivalence-m8k2-permuted1"].measured("rho") < 1e-4
-    evidence = ran.recommended()["evidence"]
-    assert f"rho = {rho:.2e}" in evidence["stages"]["equivalence"]
-    assert "1 BatchNorm layers" in evidence["stages"]["equivalence"]
-    assert any("comparable where their micro-batch size is the same" in note for note in evidence["notes"])
-
-
-def test_a_loss_that_is_no_sum_fails_the_study_with_the_numbers(tmp_path: Path) -> None:
-    data = {"target": "tests.support.tiny:data", "kwargs": {"padded": True}}
-    loss = "tests.trainers.test_equivalence:over_the_longest"
-    ran = run(tmp_path, data=data, loss=loss, stages=[EQUIVALENCE, *grid()])
-    assert ran.ending.exit_code == 1
-    ratio = ran.study.trials["equivalence-m8k2"].measured("parts_loss_ratio")
-    assert (
-        f"the losses add up to {ratio:.3f} x and the num_targets add up to 1.000 x that of all in" in ran.ending.message
-    )
-    check_running_again_changes_nothing(ran)  # which does not get past a stage that failed
+# A study that ends early
 
 
 def test_an_interrupt_that_tune_swallowed_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
         first.communicate("")
 
 
-@pytest.mark.parametrize("pid", [1, os.getpid()])
+@pytest.mark.parametrize("pid", [1, os.getpid()], ids=["the first process", "this process"])
 def test_with_locks_a_note_that_was_left_locks_nobody_out(tmp_path: Path, pid: int) -> None:
     path = tmp_path / "journal.jsonl"
     note_of(path).write_text(json.dumps({"host": socket.gethostname(), "pid": pid, "since": 0.0}))

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
+from orchestrator.execution.ranks import failure_reason, memory_reason
 from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
@@ -16,12 +17,13 @@ from orchestrator.study.run_directory import discard_what_nobody_needs
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from tests.support.lane_player import director_of, next_trial
+from trainers import memory
 from trainers.loop import train
 from trainers.report import Answer, Report
 
 
 def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
-    """Every stage to its conclusion."""
+    """Every stage to its conclusion, up to one that ends the study."""
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="local"))
         for stage in config.stages:
@@ -31,6 +33,8 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
                 _train(director, trial, run_dir / "trials" / trial.id)
             director.conclude()
             discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
+            if not journal.study.conclusions[stage.type].ok:
+                break
         return journal.study
 
 
@@ -46,5 +50,12 @@ def _train(director: Director, trial: Trial, directory: Path) -> None:
         decision = director.on_message(trial.id, message)
         return Answer.GO_ON if decision.action is Action.GO_ON else Answer.STOP
 
-    if train(trial.config, report, directory) is Answer.GO_ON:
-        director.on_message(trial.id, last)
+    try:
+        if train(trial.config, report, directory) is Answer.STOP:
+            return
+    except Exception as error:
+        if memory.is_out_of_memory(error):
+            last = Message(outcome="out_of_memory", reason=memory_reason(str(error), trial.config))
+        else:
+            last = Message(outcome="failed", reason=failure_reason(error))
+    director.on_message(trial.id, last)

@@ -1,0 +1,84 @@
+"""A study on real Ray whose trials fail in every way: each fails alone, and the study goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.study.trial import Trial, TrialState
+from tests.support.processes import kernel_tells
+from tests.support.studies import grid
+from tests.support.study_runs import Ran, run
+
+# A fixture is a whole study, and the first test that asks for it waits for it.
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
+
+RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
+MAX_SILENT_SECONDS = 20
+"""Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two."""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
+    """Trials told apart by the size of their micro-batch, of which the last one is well."""
+    folder = tmp_path_factory.mktemp("failures")
+    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), CRASHES_TWICE: ("crashes twice", 2)}
+    faults |= {HANGS: ("hangs", 1), EXITS: ("exits", 1)}
+    kwargs = {"faults": {str(size): fault for size, fault in faults.items()}, "folder": str(folder)}
+    model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
+    kill = {"max_silent_seconds": MAX_SILENT_SECONDS, "min_relative_throughput": None}
+    return run(folder, model=model, kill=kill, stages=grid(micro_batch_size=[*faults, WELL]))
+
+
+def with_size(ran: Ran, size: int) -> Trial:
+    return next(trial for trial in ran.study.trials.values() if trial.config.micro_batch_size == size)
+
+
+def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) -> None:
+    assert [*failures.study.trials][-1] == with_size(failures, WELL).id
+    assert with_size(failures, WELL).state is TrialState.COMPLETE
+    assert failures.study.conclusions["grid"].ok
+    assert failures.ending.exit_code == 1, "failures that are no results"
+    assert failures.ending.message.startswith("Train with micro-batch ")
+    assert "4 trial(s) failed" in failures.ending.message
+
+
+def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
+    trial = with_size(failures, RAISES)
+    assert trial.state is TrialState.FAILED
+    assert trial.explanation == "failed: ArithmeticError: my own mistake"
+    log = (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
+    assert 'studies.py", line' in log
+    assert "ArithmeticError: my own mistake" in log
+    assert "my own mistake" in failures.ending.message
+
+
+def test_a_trial_goes_on_from_its_checkpoint_after_its_lane_died_once(failures: Ran) -> None:
+    trial = with_size(failures, DIES_ONCE)
+    assert trial.state is TrialState.COMPLETE, trial.reason
+    assert [point["samples_seen"] for point in trial.history] == [32, 64, 96, 128]
+    assert (failures.log.parent / "dies once").read_text() == "x"
+
+
+def test_a_trial_under_which_its_lane_died_twice_is_failed_and_names_its_stack(failures: Ran) -> None:
+    trial = with_size(failures, CRASHES_TWICE)
+    assert trial.state is TrialState.FAILED
+    log = failures.run_dir / "trials" / trial.id / "crash-rank0.log"
+    how = "was killed by SIGSEGV" if kernel_tells() else "crashed"
+    assert trial.reason == f"it ended its lane 2 times; last: rank 0 {how} (its stack is in {log})"
+    assert 'studies.py", line' in log.read_text()
+    assert (failures.log.parent / "crashes twice").read_text() == "xx"
+
+
+def test_a_trial_that_calls_sys_exit_is_failed_with_the_status_and_where(failures: Ran) -> None:
+    trial = with_size(failures, EXITS)
+    assert trial.state is TrialState.FAILED
+    assert trial.explanation == "failed: exited with status 3 (sys.exit)"
+    assert "SystemExit: 3" in (failures.run_dir / "trials" / trial.id / "error-rank0.log").read_text()
+
+
+def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
+    trial = with_size(failures, HANGS)
+    assert trial.state is TrialState.FAILED
+    assert trial.explanation.startswith("failed: it said nothing for ")
+    assert trial.reason.endswith(f"longer than kill.max_silent_seconds ({MAX_SILENT_SECONDS})")
+    assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
