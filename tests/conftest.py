@@ -1,7 +1,8 @@
-"""One Ray cluster for the whole session, started as a study starts it."""
+"""What all tests share: a cache of their own, and one Ray cluster for each process that runs tests."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.keys import StudyConfig
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -239,6 +239,7 @@ def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(
 HOSTILE_MODEL = f"def model(**kwargs):\n    raise KeyError({HOSTILE!r}) from RuntimeError({HOSTILE!r})\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "trial"])
 def test_control_characters_of_an_exception_reach_no_terminal_from_the_users_code(home: Path, verb: str) -> None:
     """Neither in the sentence of `run`, nor in the traceback of `trial`."""

@@ -35,6 +35,7 @@ def curve(floor: float, scale: float, exponent: float, noise: random.Random | No
     return [Ended(x, floor + scale * x**-exponent + error, DEVIATION) for x, error in zip(LENGTHS, errors, strict=True)]
 
 
+@pytest.mark.slow
 def test_the_interval_of_an_extrapolated_loss_holds_the_truth_as_often_as_it_says() -> None:
     held, draws = 0, 150
     for seed in range(draws):

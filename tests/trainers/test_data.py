@@ -275,6 +275,7 @@ def test_a_failed_build_leaves_nothing_behind(text_file: Path, cache: Path) -> N
     assert list((cache / "data").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path) -> None:
     program = (
         "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
@@ -352,6 +353,7 @@ def tokenize_on_a_full_disk() -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_no_half_entry_left(cache: Path) -> None:
     said = in_fresh_process(tokenize_on_a_full_disk)
     assert said.startswith(f"{cache}/data/")

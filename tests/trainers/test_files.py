@@ -40,6 +40,7 @@ def said_by_a_run(directory: Path, call: Call, path: str, error: str, times: int
     return said + "".join(path.name for path in directory.rglob(f"*{PARTIAL}"))
 
 
+@pytest.mark.slow
 def test_whatever_storage_refuses_a_run_with_is_the_storages_and_names_the_file(tmp_path: Path) -> None:
     """A file that is busy for a moment is waited for."""
     *said, after_a_moment = on_failing_storage(refused_everywhere, str(tmp_path))
@@ -63,6 +64,7 @@ def goes_on_after_a_failed_read(folder: str) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
     said = f"{tmp_path}/checkpoints/000000000004-local.pt could not be read: Input/output error"
     assert on_failing_storage(goes_on_after_a_failed_read, str(tmp_path)) == [said, "milestone 4", "end 8"]

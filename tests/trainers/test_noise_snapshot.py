@@ -83,6 +83,7 @@ def no_trace_on_two_ranks(directory: str, changes: dict[str, Any]) -> None:
         assert train(part, lambda report: Answer.GO_ON, Path(directory) / name) is Answer.GO_ON
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +186,7 @@ def test_ranks_measure_windows_of_their_own_and_agree_on_what_they_mean(tmp_path
     assert_figures_are_those_of(one, windows_from(first, 4) + windows_from(second, 4))
 
 
+@pytest.mark.slow
 def test_under_fsdp_the_sums_are_those_of_all_ranks(tmp_path: Path) -> None:
     (one, first), (two, second) = on_two_ranks(on_a_rank, tmp_path, "fsdp")
     assert one == two

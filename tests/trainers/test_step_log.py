@@ -106,6 +106,7 @@ def write_on_a_full_disk(directory: str) -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_leaves_the_steps_before(tmp_path: Path) -> None:
     said = in_fresh_process(write_on_a_full_disk, str(tmp_path))
     assert said == f"{tmp_path}/steps.jsonl could not be written: File too large"
