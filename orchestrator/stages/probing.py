@@ -30,12 +30,17 @@ def max_samples(context: StageContext[Frontier | Throughput]) -> int | None:
 def largest_usable(context: StageContext[StageKeys], speedup: float) -> int | None:
     """Return the largest effective batch of which a full run has at least FEWEST_STEPS steps; None without such runs.
 
-    speedup: how many times as fast as the baseline it trains, which is how many more samples its run has in the same
-    time.
+    speedup: how many times as fast as the baseline it trains.
     """
     if not num_full_runs(context.config, context.study):
         return None
-    return max(1, int(speedup * context.config.sample_budget / FEWEST_STEPS))
+    return max(1, int(affordable_samples(context.config, speedup) / FEWEST_STEPS))
+
+
+def affordable_samples(config: StudyConfig, speedup: float) -> float:
+    """Return the samples of a full run of a candidate that trains so many times as fast as the baseline: all that it sees
+    in the baseline's time, or as many as the baseline where samples are what is scarce."""
+    return config.sample_budget * (1.0 if config.objective == "samples" else speedup)
 
 
 def rate_at(rates: Mapping[int, float], micro_batch_size: int) -> float:

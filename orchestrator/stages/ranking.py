@@ -13,6 +13,9 @@ import numpy as np
 from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Trial, TrialState
 
+PRIOR_DEGREES = 2
+"""How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.5."""
+
 
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
     """Return the progress per token, 1 / (1 + B / B_noise), which nears 1 for a small batch (McCandlish et al. 2018,
@@ -87,17 +90,24 @@ def tied_with_best(ranking: Sequence[Standing]) -> list[Standing]:
 
 
 def tie_width(ranking: Sequence[Standing]) -> float:
-    """Return the difference of two scores that the seeds alone may make: the deviation of a difference of two means.
-
-    It is measured where candidates ran with several seeds; with one seed each it is the share of the loss that runs of
-    the recorded worlds deviate by (see `surface.NOISE`).
-    """
-    spreads = [statistics.variance(_losses(one)) for one in ranking if len(one.trials) > 1]
-    typical = statistics.median(abs(one.val_loss) for one in ranking)
-    deviation = math.sqrt(statistics.fmean(spreads)) if spreads else NOISE * typical
+    """Return the difference of two scores that the seeds alone may make: the deviation of a difference of two means."""
     num_seeds = min(len(one.trials) for one in ranking)
     per_loss = elasticity(ranking) * ranking[0].score / ranking[0].val_loss if ranking[0].val_loss else 1.0
-    return math.sqrt(2 / num_seeds) * deviation * per_loss
+    return math.sqrt(2 / num_seeds) * seed_deviation(ranking) * per_loss
+
+
+def seed_deviation(ranking: Sequence[Standing]) -> float:
+    """Return the deviation of a run's final loss from seed to seed, over all candidates.
+
+    A prior, the share of the loss that runs of the recorded worlds deviate by (see `surface.NOISE`), counts as
+    PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with one seed each
+    it is the prior.
+    """
+    losses = [_losses(one) for one in ranking]
+    prior = NOISE * statistics.median(abs(one.val_loss) for one in ranking)
+    squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
+    degrees = sum(len(seeds) - 1 for seeds in losses)
+    return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees))
 
 
 def _losses(standing: Standing) -> list[float]:

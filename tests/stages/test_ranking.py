@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.stages.ranking import (
     goodput,
     projected_seconds_to,
     seconds_to,
+    seed_deviation,
     settle,
     standings,
     tie_width,
@@ -78,12 +80,23 @@ def seeds_of(name: str, *losses: float, **changes: Any) -> list[Trial]:
 
 
 def test_a_tie_is_as_wide_as_the_seeds_make_a_difference_of_two_means() -> None:
-    """The variance of a difference of two means of two runs each is one run's variance."""
+    """Its variance is twice that of one run, over the number of seeds."""
+    noise = random.Random(0)
+    many = standings(
+        [one for name in "abc" for one in seeds_of(name, *(3.0 + noise.gauss(0, 0.1) for _ in range(300)))]
+    )
+    assert tie_width(many) == pytest.approx(math.sqrt(2 / 300) * 0.1, rel=0.1)
     ranking = standings([*seeds_of("a", 3.0, 3.02), *seeds_of("b", 3.1, 3.14)])
-    one_run = math.sqrt((0.0002 + 0.0008) / 2)
-    assert tie_width(ranking) == pytest.approx(one_run)
     four = standings([*seeds_of("a", 3.0, 3.02, 3.0, 3.02), *seeds_of("b", 3.1, 3.14, 3.1, 3.14)])
     assert tie_width(four) < tie_width(ranking), "more seeds tell more"
+
+
+def test_two_seeds_that_are_alike_by_chance_do_not_make_every_difference_count() -> None:
+    """What they show counts as one degree of freedom beside the two of the prior."""
+    alike = standings(seeds_of("a", 3.0, 3.0))
+    assert seed_deviation(alike) == pytest.approx(math.sqrt(2 / 3) * NOISE * 3.0)
+    apart = standings(seeds_of("a", 2.0, 4.0))
+    assert seed_deviation(apart) == pytest.approx(math.sqrt((2 * (NOISE * 3.0) ** 2 + 2.0) / 3))
 
 
 def test_with_one_seed_the_width_is_the_recorded_worlds_share_of_the_loss() -> None:

@@ -133,6 +133,15 @@ def test_one_of_which_the_baselines_time_holds_fewer_than_40_steps_is_left_out_w
     )
 
 
+def test_at_equal_samples_a_faster_batch_has_no_more_steps() -> None:
+    changes: dict[str, Any] = {"optimizer": {"reference_batch_size": 4}, "sample_budget": 640, "objective": "samples"}
+    known = played(frontier(1, 2, 4, 8), **changes)
+    assert known.conclude().notes[1] == (
+        "effective batches 32, 64, 128 were left out: of the baseline's samples a full run has 20, 10, 5 optimizer steps "
+        "of it, and 40 are the fewest"
+    )
+
+
 def test_no_batch_is_larger_than_the_data() -> None:
     known = played(frontier(1, 2, 4, 8), facts=Facts(num_train_samples=31), optimizer={"reference_batch_size": 4})
     assert max(batches_of(known)) == 16

@@ -206,6 +206,19 @@ def test_a_batch_that_cannot_run_is_no_candidate_any_more(tmp_path: Path) -> Non
     assert len(tries) == 1, "once is enough"
 
 
+def test_where_no_candidate_has_finished_with_every_seed_it_is_undetermined(
+    tmp_path: Path,
+) -> None:
+    def second_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return {"outcome": "failed", "reason": "lost"} if config.seed == 1 else IDEAL(config, samples)
+
+    _, known = played(tmp_path, IDEAL, second_seed_fails, seeds=[0, 1])
+    assert sum(trial.state is TrialState.COMPLETE for trial in known.trials.values()) >= FIRST_RUNS
+    conclusion = known.conclusions["train"]
+    assert not conclusion.ok
+    assert conclusion.reason.startswith("undetermined: no candidate finished its run")
+
+
 def test_a_rate_that_diverges_is_answered_with_lower_ones(tmp_path: Path) -> None:
     """The rule's rate is too high for every batch but the smallest."""
     world = LossWorld(IDEAL.noise_scale, IDEAL.half_speed_batch, offset=-2.0)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from orchestrator.config.stages import Branch, RampKind
-from orchestrator.stages.branch.critical import growth, points_of, seed_deviation
+from orchestrator.stages.branch.critical import growth, points_of
 from orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
 from orchestrator.stages.branch.propose import ramp_name
 from orchestrator.stages.branch.source import runs_before, source_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.ranking import Standing, standings, tie_width
+from orchestrator.stages.ranking import Standing, seed_deviation, standings, tie_width
 from orchestrator.study.state import Conclusion
 from orchestrator.units import number_text, seconds_text
 
@@ -30,7 +30,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
         source=source.trial.id,
         points=points,
         growth=growth(points),
-        spread=math.sqrt(2) * seed_deviation(context),
+        spread=math.sqrt(2) * seed_deviation(standings(runs_before(context))),
         ramps=tuple(_ramp_run(kinds[one.name], one) for one in ramps),
         winner=winner.trials[0].id if winner else None,
     )

@@ -17,15 +17,13 @@ from orchestrator.config.stages import Branch
 from orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
 from orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.ranking import standings
-from orchestrator.stages.surface import DECISIVE, FAR, NOISE
+from orchestrator.stages.ranking import seed_deviation, standings
+from orchestrator.stages.surface import DECISIVE, FAR
 from orchestrator.stages.train import ENOUGH
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial, TrialState
 from trainers.student_t import t_quantile
 
-PRIOR_DEGREES = 2
-"""How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.5."""
 PAIRED = 0.5
 """How much two branches of one seed differ by chance, as a share of the deviation from seed to seed, where there is but one
 seed: they have their first weights and all samples in common. Two small language models with 2 and 3 seeds had 0.4 and 0.6."""
@@ -89,25 +87,12 @@ def points_of(context: StageContext[Branch], source: Source) -> tuple[PointFindi
     """Return what the branches from every point say; a point of which nothing is known is left out."""
     keys = [(point, multiple) for point in source.points for multiple in source.multiples if multiple > 1]
     excesses = {key: excess for key in keys if (excess := _excess(context, source, *key)) is not None}
-    yardstick = _yardstick(list(excesses.values()), seed_deviation(context))
+    yardstick = _yardstick(list(excesses.values()), seed_deviation(standings(runs_before(context))))
     found = (
         _point(source, point, (_chosen(context, source, point), *_larger(context, source, point, excesses, yardstick)))
         for point in source.points
     )
     return tuple(point for point in found if point is not None)
-
-
-def seed_deviation(context: StageContext[Branch]) -> float:
-    """Return the deviation of a run's final loss from seed to seed, over all runs of the stages before.
-
-    A prior counts as PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with
-    one seed it is the prior.
-    """
-    losses = [[trial.measured("val_loss") for trial in one.trials] for one in standings(runs_before(context))]
-    prior = NOISE * statistics.median(abs(statistics.fmean(seeds)) for seeds in losses)
-    squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
-    degrees = sum(len(seeds) - 1 for seeds in losses)
-    return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees))
 
 
 def seeds_at(context: StageContext[Branch], source: Source, point: int, multiple: int) -> dict[int, Trial]:

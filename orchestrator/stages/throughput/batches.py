@@ -13,7 +13,7 @@ from orchestrator.stages.findings import found
 from orchestrator.stages.forms import Form, worth_timing
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.probing import largest_usable
+from orchestrator.stages.probing import affordable_samples, largest_usable
 
 # Effective batches closer than this factor train much alike.
 APART = 1.3
@@ -80,8 +80,8 @@ def _forms(context: StageContext[Throughput], batch: int) -> list[Form]:
 
 
 def _usable(context: StageContext[Throughput], forms: dict[int, list[Form]]) -> tuple[dict[int, list[Form]], list[str]]:
-    """Return (the batches of which a run in the baseline's time has enough steps, and the baseline; why not the
-    others)."""
+    """Return (the batches of which a run that costs what the baseline's does has enough steps, and the baseline; why
+    not the others)."""
     baseline = baseline_batch(context.config)
     reference = forms[baseline][0].predicted if baseline in forms else 0.0
     short = dict[int, int]()
@@ -89,9 +89,10 @@ def _usable(context: StageContext[Throughput], forms: dict[int, list[Form]]) -> 
         speedup = fastest.predicted / reference if reference else 1.0
         usable = largest_usable(context, speedup)
         if usable is not None and batch > usable and batch != baseline:
-            short[batch] = int(speedup * context.config.sample_budget / batch)
+            short[batch] = int(affordable_samples(context.config, speedup) / batch)
+    allowed = "of the baseline's samples" if context.config.objective == "samples" else "in the baseline's time"
     notes = [
-        f"{named(short)} left out: in the baseline's time a full run has {', '.join(str(short[one]) for one in sorted(short))} "
+        f"{named(short)} left out: {allowed} a full run has {', '.join(str(short[one]) for one in sorted(short))} "
         f"optimizer steps of it, and {FEWEST_STEPS} are the fewest"
     ]
     return {batch: some for batch, some in forms.items() if batch not in short}, notes if short else []
