@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.output.results import Ending, finish
 from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
 from tests.support.real_player import run_for_real
 from tests.support.studies import grid, tiny_study
 
@@ -54,9 +55,11 @@ def test_a_model_whose_batch_cannot_be_split_is_a_finding_with_the_number_and_th
 
 def test_a_loss_that_is_no_sum_fails_the_study_with_the_numbers(tmp_path: Path) -> None:
     data = {"target": "tests.support.tiny:data", "kwargs": {"padded": True}}
-    loss = "tests.trainers.test_equivalence:over_the_longest"
+    loss = "tests.support.studies:over_the_longest"
     study, ending = finished(tmp_path, data=data, loss=loss, stages=[EQUIVALENCE, *grid()])
     assert ending.exit_code == 1
-    ratio = study.trials["equivalence-m8k2"].measured("parts_loss_ratio")
+    trial = study.trials["equivalence-m8k2"]
+    assert trial.state is TrialState.COMPLETE, trial.reason
+    ratio = trial.measured("parts_loss_ratio")
     assert f"the losses add up to {ratio:.3f} x and the num_targets add up to 1.000 x that of all in" in ending.message
     assert "grid" not in study.conclusions, "the study does not get past a stage that failed"

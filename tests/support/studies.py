@@ -148,3 +148,9 @@ def reading_a_value(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor
     """A user's loss that asks a tensor for its value, which a fake tensor does not have."""
     loss_sum, num_targets = module(batch)
     return loss_sum * (1 if loss_sum.item() > 0 else -1), num_targets
+
+
+def over_the_longest(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A loss that two equal samples make twice as large, and that is no sum all the same."""
+    loss_sum, num_targets = module(batch)
+    return loss_sum / (batch["targets"] != -100).sum(1).max().clamp(min=1), num_targets

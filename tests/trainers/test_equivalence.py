@@ -144,12 +144,6 @@ def mean_of_a_micro_batch(module: nn.Module, batch: dict[str, Tensor]) -> tuple[
     return loss_sum / num_targets, torch.ones(())
 
 
-def over_the_longest(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A loss that two equal samples make twice as large, and that is no sum all the same."""
-    loss_sum, num_targets = module(batch)
-    return loss_sum / (batch["targets"] != -100).sum(1).max().clamp(min=1), num_targets
-
-
 ATTENDING: dict[str, Any] = {
     "model": {"target": "tests.trainers.test_equivalence:Attending"},
     "data": {"target": "tests.trainers.test_equivalence:patches"},
@@ -187,7 +181,7 @@ def test_what_rounding_makes_of_a_key_bias_no_constant_tells_and_the_control_doe
     "changes",
     [
         {"padded": True, "loss": "tests.trainers.test_equivalence:mean_of_a_micro_batch"},
-        {"padded": True, "loss": "tests.trainers.test_equivalence:over_the_longest"},
+        {"padded": True, "loss": "tests.support.studies:over_the_longest"},
         WITH_BATCH_NORM,
     ],
     ids=["mean", "over the longest", "BatchNorm"],
