@@ -80,5 +80,6 @@ class Spending:
 
 def _planned_seconds(proposal: Proposal) -> float:
     """Return the seconds of training that are planned; 0 where that is not known."""
-    rate = proposal.expected.get(PLANNED_RATE)
-    return proposal.config.sample_budget / rate if rate else 0.0
+    rate, begin = proposal.expected.get(PLANNED_RATE), proposal.config.branch_from
+    num_samples = proposal.config.sample_budget - (begin.samples if begin else 0)
+    return num_samples / rate if rate else 0.0

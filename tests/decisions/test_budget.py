@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 
 from orchestrator.config.keys import Budget, StudyConfig
+from orchestrator.decisions.budget import Spending
 from orchestrator.output.recommendation import recommend
+from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import Findings, found
 from orchestrator.stages.train import ENOUGH, TrainFindings
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL
 from tests.support.worlds import field_config, field_curves
+from trainers.config import BranchPoint
 
 BATCHES = (4, 8, 16, 32, 64)
 RUN_SECONDS = 8192 / IDEAL.samples_per_second(8)
@@ -123,3 +126,15 @@ def test_two_ranks_spend_it_twice_as_fast(tmp_path: Path) -> None:
     _, one = trained(tmp_path / "one.jsonl", 1.6 * RUN_SECONDS)
     _, two = trained(tmp_path / "two.jsonl", 3.2 * RUN_SECONDS, world_size=2)
     assert two.lane_seconds == pytest.approx(one.lane_seconds, abs=RUN_SECONDS)
+
+
+@pytest.mark.parametrize(("begins_at", "fits"), [(0, False), (900, True)])
+def test_a_branch_costs_what_it_trains_itself(begins_at: int, fits: bool) -> None:
+    """At 10 samples/s a whole run takes 100 s, and its last tenth 10 s."""
+    config = study_of(stages=[{"type": "train"}], budget={"device_hours": 20 / 3600})
+    study = Study(config.name)
+    context = StageContext(config.stages[0], config, study, run_dir="")
+    begin = BranchPoint(directory="/run/trials/trunk", samples=begins_at) if begins_at else None
+    run = context.trial(context.split(4, 1), None, sample_budget=1000, branch_from=begin)
+    wanted = [Proposal("branch", "branch", run, candidate="branch", expected={PLANNED_RATE: 10.0})]
+    assert Spending(config, study, lambda: 0.0).affordable(wanted, ()) == (wanted if fits else [])

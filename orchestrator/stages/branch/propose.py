@@ -80,7 +80,7 @@ def _at_constant_rate(
     return seeded(
         context,
         name,
-        Candidate(role, split, mode_of(chosen), sample_budget),
+        Candidate(role, split, mode_of(chosen), sample_budget, source.samples_per_second),
         learning_rate=rescaled_rate(context, source, split.effective_batch_size),
         warmup_samples=chosen.warmup_samples,
         schedule={"type": "constant"},
@@ -119,7 +119,7 @@ def _ramp(context: StageContext[Branch], source: Source, kind: RampKind, phases:
     return seeded(
         context,
         ramp_name(kind),
-        Candidate(f"{kind} ramp", chosen.split, mode_of(chosen), budget),
+        Candidate(f"{kind} ramp", chosen.split, mode_of(chosen), budget, source.samples_per_second),
         learning_rate=chosen.learning_rate,
         warmup_samples=chosen.warmup_samples,
         ramp=phases,

@@ -11,7 +11,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import winner_of
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.train import TrainFindings
-from orchestrator.study.trial import Trial
+from orchestrator.study.trial import PLANNED_RATE, Trial
 from trainers.config import Split
 
 FEWEST_STEPS = 10
@@ -36,6 +36,11 @@ class Source:
     @property
     def effective_batch_size(self) -> int:
         return self.trial.config.effective_batch_size
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """What its speed was foretold to be. Its branches are no slower: they only accumulate more."""
+        return self.trial.proposal.expected.get(PLANNED_RATE)
 
     def split(self, multiple: int) -> Split:
         """Return the split of so many times its batch: the micro-batch stays."""
