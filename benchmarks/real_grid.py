@@ -16,7 +16,6 @@ import json
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,9 +64,12 @@ class Grid:
         return min(losses, key=lambda point: statistics.fmean(losses[point]))
 
     def seed_deviation(self) -> float:
-        """Return the deviation of a run's loss from seed to seed, pooled over all points of which no seed diverged."""
-        spreads = [statistics.variance(some) for some in self.losses().values() if math.isfinite(sum(some))]
-        return math.sqrt(statistics.fmean(spreads))
+        """Return the deviation of a run's loss from seed to seed, pooled over each batch's best rate."""
+        by_batch: dict[int, list[list[float]]] = {}
+        for (batch, _), losses in self.losses().items():
+            by_batch.setdefault(batch, []).append(losses)
+        best = [min(of_batch, key=statistics.fmean) for of_batch in by_batch.values()]
+        return math.sqrt(statistics.fmean(statistics.variance(losses) for losses in best))
 
 
 def main() -> None:
@@ -76,11 +78,11 @@ def main() -> None:
     answer = recommend(config, study)
     if answer is None:
         raise SystemExit(f"{arguments.run_dir} holds no recommendation; let the study end first")
-    file, began = arguments.run_dir / "grid.jsonl", time.monotonic()
+    file = arguments.run_dir / "grid.jsonl"
     wanted = list(_configs(config, study, answer, arguments.exponents, range(arguments.seeds)))
     grid = Grid(tuple(_run(one, file) for one in wanted))
     print(_table(grid, answer))
-    print(json.dumps(_judged(grid, answer, study) | {"seconds": round(time.monotonic() - began)}))
+    print(json.dumps(_judged(grid, answer, study)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -115,7 +117,7 @@ def _configs(
         batch = candidate.split.effective_batch_size
         rule = scaled_learning_rate(config.optimizer, batch)
         rates = [rule * 2**exponent for exponent in exponents]
-        if batch == answer.effective_batch_size:
+        if batch == answer.effective_batch_size and answer.learning_rate not in rates:
             rates.append(answer.learning_rate)
         for rate in rates:
             yield from _seeded(context, candidate, rate)
@@ -183,7 +185,7 @@ def _judged(grid: Grid, answer: Recommendation, study: Study) -> dict[str, objec
     return {
         "right": chosen <= least + spread,
         "regret": round((chosen - least) / least, 4),
-        "batch_right": min(_mean_losses(losses, answer.effective_batch_size)) <= least + spread,
+        "batch_right": min(_of_batch(losses, answer.effective_batch_size)) <= least + spread,
         "seed_deviation": round(spread, 4),
         "best_batch": best[0],
         "best_rate": best[1],
@@ -196,7 +198,7 @@ def _judged(grid: Grid, answer: Recommendation, study: Study) -> dict[str, objec
     }
 
 
-def _mean_losses(losses: dict[tuple[int, float], list[float]], batch: int) -> Iterator[float]:
+def _of_batch(losses: dict[tuple[int, float], list[float]], batch: int) -> Iterator[float]:
     return (statistics.fmean(some) for (of, _), some in losses.items() if of == batch)
 
 
