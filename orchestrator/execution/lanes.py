@@ -35,14 +35,16 @@ from orchestrator.execution.ray_private import (
     NODE_GONE,
     ON_THE_HEAD,
     cause_of,
+    end_train_runs,
     free_placement_groups,
     is_lost_process,
     meet_in,
 )
 from orchestrator.study.messages import Blame
 
-# How long the Dispatcher has to answer that it closes, and how long a lane's Train run then has to end.
-SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME = 10, 30
+# How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
+# long once its controller has been ended.
+SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME, SECONDS_TO_END = 10, 30, 10
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,30 @@ def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | Non
 
 
 def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) -> None:
-    """Let the ranks of all lanes end, then the Dispatcher; if the Dispatcher has died, the lanes end by themselves."""
+    """Let the ranks of all lanes end, then the Dispatcher; if the Dispatcher has died, the lanes end by themselves.
+
+    A thread that calls Ray after ray.shutdown() would end this process at once, with the study's last word unsaid. So a
+    lane that does not end, as its processes still start or wait for room, is ended with its controller.
+    """
     try:
         ray.get(dispatcher.close.remote(), timeout=SECONDS_TO_CLOSE)
     except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
         return
     except RayActorError:
         pass
-    for thread in threads:  # a thread that calls Ray after ray.shutdown() would end this process at once
-        thread.join(timeout=SECONDS_TO_GO_HOME)
+    if not _have_ended(threads, SECONDS_TO_GO_HOME):
+        end_train_runs()
+        _have_ended(threads, SECONDS_TO_END)
     with contextlib.suppress(RayError):
         ray.kill(dispatcher)
+
+
+def _have_ended(threads: list[threading.Thread], seconds: float) -> bool:
+    """Wait for them, at most so long in all."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
 
 
 # One lane

@@ -190,6 +190,18 @@ def _has_dead_creator(group: PlacementGroupTableData) -> bool:
     return group.creator_actor_dead and not ray.ActorID(group.creator_actor_id).is_nil()
 
 
+def end_train_runs() -> None:
+    """End the controllers of all Train runs of this driver, and their worker groups with them.
+
+    Train keeps its handle of a controller to itself, and a controller that waits for room, or for processes to start,
+    listens to nobody.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for actor in state.actor_table(None, job_id=ray.JobID.from_hex(job)).values():
+        if actor["ActorClassName"] == "TrainController" and actor["State"] != "DEAD":
+            ray_worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
+
+
 # What Tune keeps and says
 
 

@@ -1,0 +1,39 @@
+"""Lanes end when the study does, whatever they are at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution import lanes
+from orchestrator.execution.placement import LaneShape
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+NUM_CPUS_OF_NOBODY = 1000
+
+
+def test_a_lane_that_waits_for_room_outlives_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread would call Ray after the connection is closed, which ends the driver before its last word."""
+    import ray
+    from ray._private.state import state
+
+    monkeypatch.setattr(lanes, "SECONDS_TO_GO_HOME", 1)
+    before = {*threading.enumerate()}
+    shape = LaneShape(num_lanes=2, world_size=1, cpus_per_rank=NUM_CPUS_OF_NOBODY, use_gpu=False)
+
+    def controllers() -> list[str]:
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        alive = state.actor_table(None, job_id=job, actor_state_name="ALIVE").values()
+        return [one["ActorID"] for one in alive if one["ActorClassName"] == "TrainController"]
+
+    earlier = controllers()
+    with lanes.open_lanes(shape, tmp_path, print):
+        keepers = [one for one in threading.enumerate() if one not in before and "keep_alive" in one.name]
+        while len(controllers()) < len(earlier) + 2:
+            time.sleep(0.1)
+    assert len(keepers) == 2
+    assert not any(keeper.is_alive() for keeper in keepers)
