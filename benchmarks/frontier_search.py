@@ -207,7 +207,8 @@ def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
 
 def peak_or_none(case: Case, micro_batch_size: int) -> float | None:
     """Return None if it runs out of memory, after everything that it held was freed."""
-    from trainers.memory import give_back, is_out_of_memory
+    from trainers.memory import give_back
+    from trainers.out_of_memory import is_out_of_memory
 
     peak = None
     try:
@@ -294,7 +295,7 @@ def train_on(case: Case, search: Search) -> None:
 
 
 def how_it_ends(train: Callable[[], object]) -> str:
-    from trainers.memory import is_out_of_memory
+    from trainers.out_of_memory import is_out_of_memory
 
     try:
         train()

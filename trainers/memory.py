@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import gc
 import resource
 from collections.abc import Iterator
@@ -19,19 +18,6 @@ import torch
 
 from trainers.device import device_bytes
 
-_ALLOCATOR_MESSAGES = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "std::bad_alloc",
-    "could not create a memory object",  # oneDNN's own ways to say it
-    "could not create a primitive",
-    "unable to mmap",
-    "can't start new thread",  # no room for its stack
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
 SMALL_STACK_BYTES = 1 << 20
 
 # Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
@@ -40,15 +26,6 @@ MALLOC_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "MALLOC_ARENA_MAX": "1",
 }
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if the allocator refused: torch raises OutOfMemoryError on CUDA, and a plain RuntimeError on a CPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATOR_MESSAGES)
 
 
 def status_bytes(key: str) -> int:
@@ -66,6 +43,17 @@ def give_back() -> None:
         torch.cuda.empty_cache()
     else:
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return what the device has left, whoever holds the rest; None on a CPU host, and where the device does not
+    answer: after some errors it never does so again in the same process."""
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.mem_get_info(device)[0]
+    except RuntimeError:
+        return None
 
 
 def idle_bytes(device: torch.device) -> int:

@@ -222,8 +222,9 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     No exception outlives this frame: it would keep the whole model alive.
     """
     from trainers import memory
-    from trainers.device import on_cuda
+    from trainers.device import on_cuda, pick_device
     from trainers.loop import train as train_one
+    from trainers.out_of_memory import refusal_in
 
     config = TrialConfig.model_validate_json(assignment.config_json)
     reporter = Reporter(place.dispatcher, assignment.key)
@@ -233,9 +234,9 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     except StorageLost as error:
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
-        if memory.is_out_of_memory(error):
+        if (refusal := refusal_in(error, memory.free_bytes(pick_device()))) is not None:
             alone_on_a_cpu = config.world_size == 1 and not on_cuda()
-            return Message(outcome="out_of_memory", reason=memory_reason(str(error), config)), alone_on_a_cpu
+            return Message(outcome="out_of_memory", reason=memory_reason(str(refusal), config)), alone_on_a_cpu
         write_traceback(assignment, place.rank)
         if (refused := storage_error(error)) is not None:  # every trial that reads there would fail of it
             reason = f"the storage failed under {assignment.trial_id}: {refused}"

@@ -17,8 +17,8 @@ from orchestrator.study.run_directory import discard_what_nobody_needs
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from tests.support.lane_player import director_of, next_trial
-from trainers import memory
 from trainers.loop import train
+from trainers.out_of_memory import is_out_of_memory
 from trainers.report import Answer, Report
 
 
@@ -54,7 +54,7 @@ def _train(director: Director, trial: Trial, directory: Path) -> None:
         if train(trial.config, report, directory) is Answer.STOP:
             return
     except Exception as error:
-        if memory.is_out_of_memory(error):
+        if is_out_of_memory(error):
             last = Message(outcome="out_of_memory", reason=memory_reason(str(error), trial.config))
         else:
             last = Message(outcome="failed", reason=failure_reason(error))

@@ -14,7 +14,8 @@ import torch
 
 from tests.support.tiny import config, in_fresh_process
 from trainers.config import TrialConfig
-from trainers.memory import PeakMeter, give_back, held_to, is_out_of_memory, status_bytes
+from trainers.memory import PeakMeter, give_back, held_to, status_bytes
+from trainers.out_of_memory import is_out_of_memory
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -171,21 +172,6 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
     with held_to(None, CPU):
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shapes do not fit"), ValueError("std::bad_alloc"), KeyboardInterrupt()]
-)
-def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
-    assert not is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")],
-)
-def test_the_other_ways_to_run_out_are_recognised(error: BaseException) -> None:
-    assert is_out_of_memory(error)
 
 
 def bytes_of_threads(count: int) -> int:
