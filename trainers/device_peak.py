@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from trainers.config import DevicePeak, Precision
 
-# Dense peak TFLOP/s without sparsity, per device name and precision (vendors' data sheets).
-_PEAK_TFLOPS = {
-    "H100 PCIe": {"bfloat16": 756, "float16": 756, "float32": 51},
-    "H100 NVL": {"bfloat16": 835, "float16": 835, "float32": 60},
-    "A100": {"bfloat16": 312, "float16": 312, "float32": 19.5},
-    "H100": {"bfloat16": 989, "float16": 989, "float32": 67},
-    "H200 NVL": {"bfloat16": 835, "float16": 835, "float32": 60},
-    "H200": {"bfloat16": 989, "float16": 989, "float32": 67},
-    "L40S": {"bfloat16": 362, "float16": 362, "float32": 91.6},
-    "RTX 4090": {"bfloat16": 165, "float16": 165, "float32": 82.6},
-    "B200": {"bfloat16": 2250, "float16": 2250, "float32": 75},
+
+@dataclass(frozen=True)
+class _Sheet:
+    """What a vendor's data sheet says of a whole device: dense products, without sparsity, at the boost clock."""
+
+    num_multiprocessors: int
+    tflops: Mapping[Precision, float]
+    """Precisions that the device computes in units made for them, where it has any: torch's default for float32 is none."""
+
+
+def _sheet(num_multiprocessors: int, half: float, float32: float) -> _Sheet:
+    return _Sheet(num_multiprocessors, {"bfloat16": half, "float16": half, "float32": float32})
+
+
+_SHEETS = {
+    "H100 PCIe": _sheet(114, 756, 51),
+    "H100 NVL": _sheet(132, 835, 60),
+    "H100": _sheet(132, 989, 67),
+    "H200 NVL": _sheet(132, 835, 60),
+    "H200": _sheet(132, 989, 67),
+    "GH200": _sheet(132, 989, 67),
+    "B200": _sheet(148, 2250, 75),
+    "A100": _sheet(108, 312, 19.5),
+    "A10": _sheet(72, 125, 31.2),
+    "L40S": _sheet(142, 362, 91.6),
+    "L4": _sheet(58, 121, 30.3),
+    "RTX 3090": _sheet(82, 71, 35.6),
+    "RTX 4090": _sheet(128, 165, 82.6),
+    "V100-SXM2": _Sheet(80, {"float16": 125, "float32": 15.7}),
+    "V100-PCIE": _Sheet(80, {"float16": 112, "float32": 14.0}),
+    "T4": _Sheet(40, {"float16": 65, "float32": 8.1}),
+    "MI300X": _sheet(304, 1307, 163.4),
 }
-# A share of a GPU, or a slower chip under the same name.
-_NOT_THE_WHOLE = (" MIG ", " Laptop", " 4090 D")
+# A slower or faster chip under the same name.
+_OTHERS = (" Laptop", " 4090 D", " 3090 Ti", "MI300X HF")
 
 # Sizes of the products that are timed: which is the fastest depends on caches and cores. A size is the last one if its
 # product takes longer than this, as a CPU's does in a precision that it does not have.
@@ -41,18 +64,28 @@ def device_peaks(device: torch.device, precisions: Iterable[Precision]) -> dict[
 
 def device_peak(device: torch.device, precision: Precision) -> DevicePeak:
     """Return the data sheet's peak of a GPU that is known here; of any other device what matrix products reach."""
-    known = data_sheet_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+    known = _known_flops(device, precision) if device.type == "cuda" else None
     if known is not None:
         return DevicePeak(flops_per_second=known, source="data sheet")
     return DevicePeak(flops_per_second=matmul_flops_per_second(device, precision), source="measured")
 
 
-def data_sheet_flops(name: str, precision: Precision) -> float | None:
-    """Return the dense peak in FLOP/s of a GPU of this name; None if it is not in the table."""
-    if any(part in name for part in _NOT_THE_WHOLE):
+def _known_flops(device: torch.device, precision: Precision) -> float | None:
+    found = torch.cuda.get_device_properties(device)
+    return data_sheet_flops(found.name, found.multi_processor_count, precision)
+
+
+def data_sheet_flops(name: str, num_multiprocessors: int, precision: Precision) -> float | None:
+    """Return the dense peak in FLOP/s of a GPU of this name; None if it is not in the table.
+
+    Of a slice, as MIG cuts them, it is the share of the whole that the slice's multiprocessors are.
+    """
+    if any(other in name for other in _OTHERS):
         return None
-    known = next((peaks for key, peaks in _PEAK_TFLOPS.items() if key in name), None)
-    return known[precision] * 1e12 if known else None
+    sheet = next((sheet for key, sheet in _SHEETS.items() if re.search(rf"\b{key}\b", name)), None)
+    if sheet is None or precision not in sheet.tflops or num_multiprocessors > sheet.num_multiprocessors:
+        return None
+    return sheet.tflops[precision] * 1e12 * num_multiprocessors / sheet.num_multiprocessors
 
 
 def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:

@@ -27,7 +27,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.ranks import hear_sigterm, open_store, serve
+from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
 from orchestrator.execution.ray_private import (
     LANE_ENVIRONMENT,
     LOW_MEMORY,
@@ -239,6 +239,8 @@ class _Backend(TorchConfig().backend_cls):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         worker_group.execute(hear_sigterm)
         worker_group.execute(meet_in, open_store)
+        if backend_config.backend == "nccl":
+            worker_group.execute(require_cuda)
         super().on_start(worker_group, backend_config)
 
 

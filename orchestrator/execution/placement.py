@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.execution.ray_private import ACCELERATOR
+
+# Ray counts Intel's and Apple's devices as GPUs, too, and the lanes' ranks meet over NCCL.
+_NO_CUDA = re.compile(r"Intel-GPU-.*|M\d(-Pro|-Max|-Ultra)?|Apple-Silicon")
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class LaneShape:
 def lane_shape(config: StudyConfig) -> LaneShape:
     """Return what the study file asks for, and else the most that the cluster holds. Raises ValueError where it holds
     less."""
+    refuse_gpus_without_cuda(ray.nodes())
     resources = ray.cluster_resources()
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     world_size, placement = config.world_size, config.placement
@@ -38,6 +46,20 @@ def lane_shape(config: StudyConfig) -> LaneShape:
     _refuse_too_few(shape, "GPUs", shape.num_ranks if shape.use_gpu else 0, num_gpus)
     _refuse_too_few(shape, "CPUs", shape.num_ranks * shape.cpus_per_rank, num_cpus)
     return shape
+
+
+def refuse_gpus_without_cuda(nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError where a node, as `ray.nodes` describes it, has GPUs that neither CUDA nor ROCm drives."""
+    for node in nodes:
+        resources = node["Resources"] if node["Alive"] else {}
+        kinds = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
+        refused = [kind for kind in kinds if _NO_CUDA.fullmatch(kind)]
+        if resources.get("GPU") and refused:
+            raise ValueError(
+                f"{node['NodeManagerHostname']} has {resources['GPU']:g} GPU(s) of type {refused[0]}, and trials run on those "
+                "of NVIDIA (CUDA) and AMD (ROCm) alone; to use its CPUs, start Ray there with `ray start --head --num-gpus 0` "
+                "and run with --address auto"
+            )
 
 
 def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:

@@ -150,6 +150,17 @@ def _freeze_what_is_imported() -> None:
     gc.freeze()
 
 
+def require_cuda() -> None:
+    """Raise ValueError where torch cannot use the GPU that Ray has given this process: NCCL would say it in riddles."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"Ray has a GPU for this rank on {socket.gethostname()}, and torch {torch.__version__} can use none there: install "
+            "torch's build for its CUDA or ROCm, see whether its driver is recent enough, or start Ray there with --num-gpus 0"
+        )
+
+
 def _host() -> Host:
     from trainers.device import describe, pick_device
 

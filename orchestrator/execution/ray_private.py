@@ -161,6 +161,10 @@ ON_THE_HEAD = {"node:__internal_head__": 0.001}
 go."""
 
 
+ACCELERATOR = "accelerator_type:"
+"""The beginning of the resource by which a node tells what accelerators it has: `accelerator_type:H100`."""
+
+
 def is_draining(node_id: str) -> bool:
     """True if the node is about to be taken away, so that Ray places nothing new there."""
     return node_id in state.get_draining_nodes()

@@ -6,8 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import MOST_OF_A_TRACEBACK, Place, last_word_of, memory_reason, write_traceback
+from orchestrator.execution.ranks import (
+    MOST_OF_A_TRACEBACK,
+    Place,
+    last_word_of,
+    memory_reason,
+    require_cuda,
+    write_traceback,
+)
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
 from tests.support.studies import tiny_study
@@ -32,6 +42,13 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert "in test_the_traceback_of_an_exception_of_50_mb" in kept
     assert "RuntimeError: it began xxx" in kept
     assert kept.rstrip().endswith("xxx and ended")
+
+
+def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = rf"Ray has a GPU for this rank on \S+, and torch {re.escape(torch.__version__)} can use none there: install "
+    with pytest.raises(ValueError, match=said):
+        require_cuda()
 
 
 def last_word(directory: Path, **changes: Any) -> Message:

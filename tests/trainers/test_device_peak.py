@@ -20,20 +20,46 @@ def test_a_cpu_is_measured_once_and_every_trial_of_a_process_is_held_against_the
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "teraflops"),
+    ("name", "multiprocessors", "precision", "teraflops"),
     [
-        ("NVIDIA H200", "bfloat16", 989),
-        ("NVIDIA H100 80GB HBM3", "float16", 989),
-        ("NVIDIA H100 PCIe", "bfloat16", 756),
-        ("NVIDIA A100-SXM4-40GB", "float32", 19.5),
+        ("NVIDIA H200", 132, "bfloat16", 989),
+        ("NVIDIA GH200 480GB", 132, "bfloat16", 989),
+        ("NVIDIA H100 80GB HBM3", 132, "float16", 989),
+        ("NVIDIA H100 PCIe", 114, "bfloat16", 756),
+        ("NVIDIA A100-SXM4-40GB", 108, "float32", 19.5),
+        ("NVIDIA A10", 72, "bfloat16", 125),
+        ("NVIDIA L4", 58, "bfloat16", 121),
+        ("NVIDIA L40S", 142, "bfloat16", 362),
+        ("NVIDIA GeForce RTX 3090", 82, "float32", 35.6),
+        ("Tesla V100-SXM2-16GB", 80, "float16", 125),
+        ("Tesla T4", 40, "float16", 65),
+        ("AMD Instinct MI300X", 304, "bfloat16", 1307),
     ],
 )
-def test_a_known_gpu_has_its_data_sheets_peak(name: str, precision: Precision, teraflops: float) -> None:
-    assert data_sheet_flops(name, precision) == teraflops * 1e12
+def test_a_known_gpu_has_its_data_sheets_peak(
+    name: str, multiprocessors: int, precision: Precision, teraflops: float
+) -> None:
+    assert data_sheet_flops(name, multiprocessors, precision) == teraflops * 1e12
+
+
+def test_a_slice_of_a_gpu_has_the_share_of_its_multiprocessors() -> None:
+    assert data_sheet_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, "bfloat16") == pytest.approx(312e12 * 14 / 108)
+    assert data_sheet_flops("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, "bfloat16") == pytest.approx(989e12 * 60 / 132)
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA RTX 6000 Ada", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"]
+    ("name", "multiprocessors"),
+    [
+        ("NVIDIA RTX 6000 Ada", 142),
+        ("NVIDIA A10G", 80),
+        ("NVIDIA GB200", 148),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76),
+        ("NVIDIA GeForce RTX 3090 Ti", 84),
+        ("NVIDIA A100-SXM-64GB", 124),
+        ("Tesla T4", 40),
+        ("Tesla V100-SXM2-16GB", 80),
+    ],
 )
-def test_an_unknown_gpu_and_a_share_of_a_known_one_are_to_be_measured(name: str) -> None:
-    assert data_sheet_flops(name, "bfloat16") is None
+def test_what_no_sheet_tells_is_to_be_measured(name: str, multiprocessors: int) -> None:
+    """Other chips, also under a known one's name, and bfloat16 where the chip has no units for it."""
+    assert data_sheet_flops(name, multiprocessors, "bfloat16") is None
