@@ -21,7 +21,7 @@ from orchestrator.decisions.observer import Observers
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
-from orchestrator.execution.session import ray_cluster, wait_for_a_node
+from orchestrator.execution.session import lane_environment, ray_cluster, wait_for_a_node
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
@@ -112,7 +112,8 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
-        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds) as lanes:
+        environment = lane_environment(shape, is_local=address is None)
+        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
 from orchestrator.execution.ray_private import (
+    CONTROLLER_ENVIRONMENT,
     LANE_ENVIRONMENT,
     LOW_MEMORY,
     NO_ROOM,
@@ -45,6 +46,9 @@ from orchestrator.study.messages import Blame
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.
 SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME, SECONDS_TO_END = 10, 30, 10
+
+
+_NOTHING_MORE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,21 @@ class Lanes:
 
 @contextlib.contextmanager
 def open_lanes(
-    shape: LaneShape, storage: Path, say: Callable[[str], None], max_silent_seconds: float | None = None
+    shape: LaneShape,
+    storage: Path,
+    say: Callable[[str], None],
+    max_silent_seconds: float | None = None,
+    environment: Mapping[str, str] = _NOTHING_MORE,
 ) -> Iterator[Lanes]:
-    """Start the lanes in the background, and end every process on leaving. say: shows people what happens."""
+    """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
+    environment: of their processes, beside what these inherit."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
     lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds)
     keepers = [
-        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say) for index in range(shape.num_lanes)
+        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment)
+        for index in range(shape.num_lanes)
     ]
     threads = [threading.Thread(target=keeper.keep_alive, daemon=True) for keeper in keepers]
     for thread in threads:
@@ -134,6 +144,7 @@ class _LaneKeeper:
     storage: Path
     lane: str
     say: Callable[[str], None]
+    environment: Mapping[str, str]
 
     def keep_alive(self) -> None:
         """Run one Train run after another until the study is over, or the lane given up; in a thread of its own."""
@@ -198,6 +209,7 @@ class _LaneKeeper:
                 storage_path=str(self.storage),
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
                 callbacks=[_TellCause(self.dispatcher, self.lane)],
+                worker_runtime_env={"env_vars": dict(self.environment)} if self.environment else None,
             ),
         )
 
@@ -237,6 +249,8 @@ class _Backend(TorchConfig().backend_cls):
     """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        for name, value in CONTROLLER_ENVIRONMENT.items():  # this is the controller's process
+            os.environ.setdefault(name, value)
         worker_group.execute(hear_sigterm)
         worker_group.execute(meet_in, open_store)
         if backend_config.backend == "nccl":

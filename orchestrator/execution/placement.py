@@ -12,6 +12,8 @@ import ray
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution.ray_private import ACCELERATOR
 
+MOST_CPUS_OF_A_GPU = 8
+
 # Ray counts Intel's and Apple's devices as GPUs, too, and the lanes' ranks meet over NCCL.
 _NO_CUDA = re.compile(r"Intel-GPU-.*|M\d(-Pro|-Max|-Ultra)?|Apple-Silicon")
 
@@ -41,7 +43,7 @@ def lane_shape(config: StudyConfig) -> LaneShape:
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     world_size, placement = config.world_size, config.placement
     num_lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
-    share = 1 if num_gpus else largest_share(_cpus_of_nodes(), num_lanes * world_size)
+    share = largest_share(_rooms(on_gpus=num_gpus > 0), num_lanes * world_size)
     shape = LaneShape(num_lanes, world_size, placement.cpus_per_rank or share, use_gpu=num_gpus > 0)
     _refuse_too_few(shape, "GPUs", shape.num_ranks if shape.use_gpu else 0, num_gpus)
     _refuse_too_few(shape, "CPUs", shape.num_ranks * shape.cpus_per_rank, num_cpus)
@@ -62,15 +64,31 @@ def refuse_gpus_without_cuda(nodes: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def largest_share(cpus_of_nodes: list[int], num_ranks: int) -> int:
+@dataclass(frozen=True)
+class Room:
+    """What a node has for ranks."""
+
+    num_cpus: int
+    num_gpus: int | None = None
+    """None: its ranks run on CPUs, as many as there are CPUs for."""
+
+    def num_ranks(self, cpus_per_rank: int) -> int:
+        ranks = self.num_cpus // cpus_per_rank
+        return ranks if self.num_gpus is None else min(ranks, self.num_gpus)
+
+
+def largest_share(rooms: list[Room], num_ranks: int) -> int:
     """Return the most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too
-    few."""
-    shares = range(max(cpus_of_nodes, default=1), 0, -1)
-    return next((share for share in shares if sum(cpus // share for cpus in cpus_of_nodes) >= num_ranks), 1)
+    few. A rank on a GPU has use for a few only: to compile, and to fetch and pin its batches."""
+    on_gpus = any(room.num_gpus is not None for room in rooms)
+    most = max((room.num_cpus for room in rooms), default=1)
+    shares = range(min(most, MOST_CPUS_OF_A_GPU) if on_gpus else most, 0, -1)
+    return next((share for share in shares if sum(room.num_ranks(share) for room in rooms) >= num_ranks), 1)
 
 
-def _cpus_of_nodes() -> list[int]:
-    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+def _rooms(*, on_gpus: bool) -> list[Room]:
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Room(int(one.get("CPU", 0)), int(one.get("GPU", 0)) if on_gpus else None) for one in alive]
 
 
 def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int) -> None:

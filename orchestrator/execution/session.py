@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import end_what_ray_started, private_folder, protect_local_cluster, watched
+from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import (
     DRIVER_ENVIRONMENT,
     RANK_ENVIRONMENT,
@@ -102,7 +103,7 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
 def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:
     refuse_silent_address(address)
     try:
-        ray.init(address, runtime_env=environment | {"env_vars": worker_environment()}, **options)
+        ray.init(address, runtime_env=environment | {"env_vars": RANK_ENVIRONMENT}, **options)
     except ConnectionError as error:
         raise ValueError(
             f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
@@ -126,11 +127,35 @@ def environment_with(changes: dict[str, str]) -> Iterator[None]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment that every process of a study runs under."""
-    from trainers.memory import MALLOC_ENVIRONMENT  # here, because torch comes with it
+    """Return what every process of a local study inherits. Where trials run on GPUs, the lanes are given the rest."""
+    from trainers.device import on_cuda  # here, because torch comes with it
+
+    return RANK_ENVIRONMENT if on_cuda() else _cpu_environment() | RANK_ENVIRONMENT
+
+
+def lane_environment(shape: LaneShape, *, is_local: bool) -> dict[str, str]:
+    """Return the environment that the processes of a lane are to be given, beside what they inherit."""
+    if shape.use_gpu:
+        return allocator_environment(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": str(shape.cpus_per_rank)}
+    return {} if is_local else _cpu_environment()
+
+
+def _cpu_environment() -> dict[str, str]:
+    """Return what makes a CPU host's memory honest. On a GPU it would only slow down how batches are put together."""
+    from trainers.memory import MALLOC_ENVIRONMENT
 
     # One compile thread: a pool of compiler processes would take memory that no limit counts.
-    return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1", **RANK_ENVIRONMENT}
+    return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def allocator_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return how torch's allocator is set up on a GPU: as the user has it, else so that it leaves no holes.
+
+    Micro-batches of many sizes would otherwise fragment its memory, and one that fits run out of it.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    own = {name: environ[name] for name in names if name in environ}
+    return own or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:

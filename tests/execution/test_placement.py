@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.placement import largest_share, refuse_gpus_without_cuda
+from orchestrator.execution.placement import Room, largest_share, refuse_gpus_without_cuda
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,24 @@ from orchestrator.execution.placement import largest_share, refuse_gpus_without_
 def test_a_rank_gets_the_most_cpus_that_every_rank_can_have_on_one_node(
     nodes: list[int], ranks: int, share: int
 ) -> None:
-    assert largest_share(nodes, ranks) == share
+    assert largest_share([Room(cpus) for cpus in nodes], ranks) == share
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "share"),
+    [
+        ([(8, 1)], 1, 8),
+        ([(64, 1)], 1, 8),
+        ([(16, 4)], 4, 4),
+        ([(16, 4)], 2, 8),
+        ([(96, 0), (12, 4)], 4, 3),
+        ([(2, 4)], 4, 1),
+    ],
+)
+def test_a_rank_on_a_gpu_gets_its_share_of_the_cpus_beside_the_gpus_and_at_most_eight(
+    nodes: list[tuple[int, int]], ranks: int, share: int
+) -> None:
+    assert largest_share([Room(cpus, gpus) for cpus, gpus in nodes], ranks) == share
 
 
 def node(kind: str, num_gpus: float, *, alive: bool = True) -> dict[str, Any]:
