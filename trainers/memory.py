@@ -61,6 +61,17 @@ def idle_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else status_bytes("VmData")
 
 
+def bytes_kept(device: torch.device) -> int | None:
+    """Give back all that can be, and return what this process holds then; None where the device does not answer."""
+    try:
+        give_back()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:  # an earlier kernel's error: each call that touches the device raises it again
+        return None
+    return idle_bytes(device)
+
+
 class PeakMeter:
     """Peak bytes from its creation on: on a CPU host above the idle process, on CUDA all that is reserved.
 

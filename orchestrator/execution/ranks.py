@@ -38,6 +38,9 @@ from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
+# A rank on a GPU is replaced when it holds more than this above what it held before its first trial, whatever the trial's
+# end. What it may hold are the workspaces of cuBLAS: up to 32 MiB for each of its handles, and a thread has one of its own.
+GPU_TOLERANCE_BYTES = 256 * 2**20
 # How long a rank may outlive its driver. A rank asks again and again, since one long call would outlive a recycled
 # group.
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -214,17 +217,29 @@ def _run_and_say(assignment: Assignment, place: Place) -> bool:
     from trainers.device import pick_device
 
     device = pick_device()
-    idle_bytes = memory.idle_bytes(device)
+    idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
     last_word, clean = last_word_of(assignment, place)
     if clean:  # otherwise the device may be unusable, and the process ends in any case
-        memory.give_back()
-        leaked = memory.idle_bytes(device) - idle_bytes > MEMORY_TOLERANCE_BYTES
-        clean = not (leaked and last_word is not None and last_word.outcome == "out_of_memory")
+        ran_out = last_word is not None and last_word.outcome == "out_of_memory"
+        clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
     if last_word is not None:
         ray.get(place.dispatcher.say.remote(assignment.key, last_word))
     if place.rank == 0 or not clean:
         ray.get(place.dispatcher.freed.remote(place.lane))
     return clean
+
+
+def is_fit(kept_bytes: int | None, idle_bytes: int, *, ran_out: bool, on_gpu: bool) -> bool:
+    """True if a process may run another trial, by what it keeps after one (None: its device no longer answers).
+
+    What a GPU's allocator keeps is exact. A CPU process also grows by what its libraries load, so it counts only where
+    memory ran out.
+    """
+    if kept_bytes is None:
+        return False
+    if on_gpu:
+        return kept_bytes - idle_bytes <= GPU_TOLERANCE_BYTES
+    return not ran_out or kept_bytes - idle_bytes <= MEMORY_TOLERANCE_BYTES
 
 
 def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, bool]:
@@ -233,7 +248,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     No exception outlives this frame: it would keep the whole model alive.
     """
     from trainers import memory
-    from trainers.device import on_cuda, pick_device
+    from trainers.device import pick_device
     from trainers.loop import train as train_one
     from trainers.out_of_memory import refusal_in
 
@@ -246,8 +261,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
         if (refusal := refusal_in(error, memory.free_bytes(pick_device()))) is not None:
-            alone_on_a_cpu = config.world_size == 1 and not on_cuda()
-            return Message(outcome="out_of_memory", reason=memory_reason(str(refusal), config)), alone_on_a_cpu
+            return Message(outcome="out_of_memory", reason=memory_reason(str(refusal), config)), config.world_size == 1
         write_traceback(assignment, place.rank)
         if (refused := storage_error(error)) is not None:  # every trial that reads there would fail of it
             reason = f"the storage failed under {assignment.trial_id}: {refused}"

@@ -11,8 +11,11 @@ import torch
 
 from orchestrator.config.trial import base_trial
 from orchestrator.execution.ranks import (
+    GPU_TOLERANCE_BYTES,
+    MEMORY_TOLERANCE_BYTES,
     MOST_OF_A_TRACEBACK,
     Place,
+    is_fit,
     last_word_of,
     memory_reason,
     require_cuda,
@@ -21,6 +24,7 @@ from orchestrator.execution.ranks import (
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
 from tests.support.studies import tiny_study
+from trainers import loop
 
 
 def test_out_of_memory_is_said_in_sizes() -> None:
@@ -42,6 +46,39 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert "in test_the_traceback_of_an_exception_of_50_mb" in kept
     assert "RuntimeError: it began xxx" in kept
     assert kept.rstrip().endswith("xxx and ended")
+
+
+@pytest.mark.parametrize("ran_out", [True, False])
+def test_a_gpus_process_goes_on_where_the_device_answers_and_its_memory_is_back_whatever_the_trial_came_to(
+    ran_out: bool,
+) -> None:
+    assert is_fit(GPU_TOLERANCE_BYTES, 0, ran_out=ran_out, on_gpu=True)
+    assert not is_fit(GPU_TOLERANCE_BYTES + 1, 0, ran_out=ran_out, on_gpu=True)
+    assert not is_fit(None, 0, ran_out=ran_out, on_gpu=True)
+
+
+def test_what_a_cpus_process_keeps_counts_only_where_memory_ran_out() -> None:
+    """Otherwise it may be code that was loaded for the first time."""
+    assert is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=False, on_gpu=False)
+    assert not is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=True, on_gpu=False)
+    assert is_fit(2 * MEMORY_TOLERANCE_BYTES, MEMORY_TOLERANCE_BYTES, ran_out=True, on_gpu=False)
+
+
+def model_that_runs_out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    """Of several, the others wait in a collective for this one."""
+    monkeypatch.setattr(loop, "warm_up", model_that_runs_out_of_memory)
+    assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
+    said, may_go_on = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    assert said is not None
+    assert (said.outcome, said.reason) == ("out_of_memory", "2.50 GiB more did not fit into the device")
+    assert may_go_on == (world_size == 1)
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.tiny import config, in_fresh_process
 from trainers.config import TrialConfig
-from trainers.memory import PeakMeter, give_back, held_to, status_bytes
+from trainers.memory import PeakMeter, bytes_kept, free_bytes, give_back, held_to, status_bytes
 from trainers.out_of_memory import is_out_of_memory
 
 MIB = 1 << 20
@@ -172,6 +172,23 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
     with held_to(None, CPU):
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+
+
+def device_that_failed(*_: Any) -> None:
+    """As every call that touches a device after a kernel of it has failed (c10/cuda/CUDAException.cpp, torch 2.11)."""
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_no_longer_answers_keeps_nobody_knows_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * MIB)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * MIB, 8 * MIB))
+    assert (bytes_kept(cuda), free_bytes(cuda)) == (3 * MIB, 5 * MIB)
+    monkeypatch.setattr(torch.cuda, "synchronize", device_that_failed)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", device_that_failed)
+    assert (bytes_kept(cuda), free_bytes(cuda)) == (None, None)
+    assert free_bytes(CPU) is None
 
 
 def bytes_of_threads(count: int) -> int:
