@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-
-from trainers.device import device_bytes
 
 SMALL_STACK_BYTES = 1 << 20
 
@@ -56,6 +55,13 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
+@functools.cache
+def capacity_bytes(device: torch.device) -> int:
+    """Return what of a GPU's memory this process can have: what was free when it was first asked for, and what it had
+    reserved then. The rest is the driver's, NCCL's, the context's and that of others on the device."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
 def idle_bytes(device: torch.device) -> int:
     """Return what this process holds before a run: limits and peaks count from there."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else status_bytes("VmData")
@@ -87,9 +93,14 @@ class PeakMeter:
         """Forget the peak so far; what is held now still counts."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-            torch.cuda.reset_accumulated_memory_stats(self.device)  # the retries
+            self.forget_retries()
         else:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS; ru_maxrss cannot be reset
+
+    def forget_retries(self) -> None:
+        """Forget how often the allocator had to empty its cache: once, to fit itself to a step, is no harm."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_accumulated_memory_stats(self.device)
 
     def peak_bytes(self) -> int:
         if self.device.type == "cuda":
@@ -143,14 +154,14 @@ def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char],
 
 def device_metrics(device: torch.device) -> dict[str, float]:
     """{peak_allocated_bytes, allocator_retries, device_memory_bytes, gpu_utilisation}: live tensors without the
-    allocator's reserve; how often it had to empty its cache and ask again; all that the GPU has; the share of time
-    in kernels as the driver tells it, where it answers. Empty on a CPU host."""
+    allocator's reserve; how often it had to empty its cache and ask again; what of the GPU this process can have; the
+    share of time in kernels as the driver tells it, where it answers. Empty on a CPU host."""
     if device.type != "cuda":
         return {}
     found = {
         "peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device)),
         "allocator_retries": float(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
-        "device_memory_bytes": float(device_bytes(device) or 0),
+        "device_memory_bytes": float(capacity_bytes(device)),
     }
     with contextlib.suppress(Exception):  # no library, no permission, not on a share of a GPU: each raises its own kind
         found["gpu_utilisation"] = torch.cuda.utilization(device) / 100

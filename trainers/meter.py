@@ -31,6 +31,7 @@ class Meter:
         """Of each step since the phase began, over all ranks."""
         self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
         self._unread: list[Tensor] = []
+        self._steps_to_time = throughput.NUM_WARMUP_STEPS
         self._loss_sum = self._num_targets = 0.0
         self._gradient_norm = 0.0
         self._loss: float | None = None
@@ -47,6 +48,7 @@ class Meter:
         self.num_micro_batches = num_micro_batches
         self.noise = NoiseLog(self.config.micro_batch_size, num_micro_batches)
         self.pace = throughput.Pace(self.device)
+        self._steps_to_time = throughput.NUM_WARMUP_STEPS
 
     def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
         """squares: the sum of num_targets x |g_k|^2 over this rank's micro-batches, where it is known."""
@@ -54,6 +56,9 @@ class Meter:
             self.noise.add(squares * self.config.world_size / num_targets, gradient_norm, num_targets)
         self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
         self.clock.end_of_step()
+        self._steps_to_time -= 1
+        if self._steps_to_time == 0:  # those that follow are timed
+            self.peak.forget_retries()
 
     def read(self) -> list[tuple[float, float]]:
         """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm) of each."""

@@ -122,6 +122,7 @@ def serve(told: dict[str, Any]) -> None:
     _freeze_what_is_imported()
     place.introduce()
     group = _common_name()
+    _read_capacity()
     for turn in itertools.count(1):
         assignment = place.next_assignment(group, turn)
         if assignment is None and _is_leaving():
@@ -151,6 +152,15 @@ def _freeze_what_is_imported() -> None:
     importlib.import_module("torch._dynamo")  # the first optimizer would import it
     gc.collect()
     gc.freeze()
+
+
+def _read_capacity() -> None:
+    """Read what this process can have of its GPU: after NCCL took its part, and before a trial takes any."""
+    from trainers.device import pick_device
+    from trainers.memory import capacity_bytes
+
+    if pick_device().type == "cuda":
+        capacity_bytes(pick_device())
 
 
 def require_cuda() -> None:

@@ -14,8 +14,19 @@ import torch
 
 from tests.support.tiny import config, in_fresh_process
 from trainers.config import TrialConfig
-from trainers.memory import PeakMeter, bytes_kept, free_bytes, give_back, held_to, status_bytes
+from trainers.memory import (
+    PeakMeter,
+    bytes_kept,
+    capacity_bytes,
+    device_metrics,
+    free_bytes,
+    give_back,
+    held_to,
+    status_bytes,
+)
+from trainers.meter import Meter
 from trainers.out_of_memory import is_out_of_memory
+from trainers.throughput import NUM_WARMUP_STEPS
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -174,20 +185,51 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
+CUDA = torch.device("cuda", 0)
+
+
+def test_what_a_process_can_have_of_a_gpu_is_what_was_free_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on the device and the context are gone for good, and what the process takes itself stays its own."""
+    capacity_bytes.cache_clear()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * MIB, 80 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * MIB)
+    assert capacity_bytes(CUDA) == 72 * MIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * MIB, 80 * MIB))
+    assert capacity_bytes(CUDA) == 72 * MIB
+    capacity_bytes.cache_clear()
+
+
+def test_the_allocators_retries_count_in_timed_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = {"num_alloc_retries": 0}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: allocator)
+    monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: allocator.update(num_alloc_retries=0))
+    for name in ("max_memory_allocated", "memory_reserved", "utilization"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+    meter = Meter(config(), CPU, 0.0)
+    meter.peak.device = CUDA
+    one = torch.ones(())
+    for step in range(NUM_WARMUP_STEPS + 2):
+        allocator["num_alloc_retries"] += 1
+        assert device_metrics(CUDA)["allocator_retries"] >= 1, step
+        meter.end_of_step(one, one, one, None)
+    assert device_metrics(CUDA)["allocator_retries"] == 2
+    capacity_bytes.cache_clear()
+
+
 def device_that_failed(*_: Any) -> None:
     """As every call that touches a device after a kernel of it has failed (c10/cuda/CUDAException.cpp, torch 2.11)."""
     raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
 def test_a_device_that_no_longer_answers_keeps_nobody_knows_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * MIB)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * MIB, 8 * MIB))
-    assert (bytes_kept(cuda), free_bytes(cuda)) == (3 * MIB, 5 * MIB)
+    assert (bytes_kept(CUDA), free_bytes(CUDA)) == (3 * MIB, 5 * MIB)
     monkeypatch.setattr(torch.cuda, "synchronize", device_that_failed)
     monkeypatch.setattr(torch.cuda, "mem_get_info", device_that_failed)
-    assert (bytes_kept(cuda), free_bytes(cuda)) == (None, None)
+    assert (bytes_kept(CUDA), free_bytes(CUDA)) == (None, None)
     assert free_bytes(CPU) is None
 
 

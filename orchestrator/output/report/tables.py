@@ -47,6 +47,7 @@ _METRIC_COLUMNS = {
     "tokens_per_second": _Column("tokens/s", "{:,.0f}"),
     "step_seconds": _Column("step, ms", unit=1e-3),
     "peak_memory_bytes": _Column("peak memory, MiB", "{:,.0f}", 2**20),
+    "peak_allocated_bytes": _Column("of it tensors, MiB", "{:,.0f}", 2**20),
     "predicted_memory_bytes": _Column("predicted, MiB", "{:,.0f}", 2**20),
     "mfu": _Column("MFU, %", "{:.1f}", 0.01),
     "hfu": _Column("HFU, %", "{:.1f}", 0.01),

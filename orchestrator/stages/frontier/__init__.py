@@ -38,7 +38,15 @@ def _disturbed(context: StageContext[Frontier]) -> tuple[str, ...]:
     return findings.disturbed if findings else ()
 
 
-COLUMNS = ("tokens_per_second", "step_seconds", "peak_memory_bytes", "predicted_memory_bytes", "mfu", "hfu")
+COLUMNS = (
+    "tokens_per_second",
+    "step_seconds",
+    "peak_memory_bytes",
+    "peak_allocated_bytes",
+    "predicted_memory_bytes",
+    "mfu",
+    "hfu",
+)
 
 STAGE = Stage[Frontier](
     propose,
