@@ -1,7 +1,8 @@
-"""Compile before a memory limit holds and before a clock runs.
+"""Compile before a memory limit holds, and before memory and time are measured.
 
-Under a limit the compiler fails in odd ways (threads that cannot start, MemoryError inside dynamo), so a throw-away
-copy of the model takes one step first. A process that runs trial after trial pays once per shape and mode.
+Under a limit the compiler fails in odd ways (threads that cannot start, MemoryError inside dynamo), and on a GPU it times
+its kernels on buffers of its own, which are no part of training. So a throw-away copy of the model takes one step first. A
+process that runs trial after trial pays once per shape and mode.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from trainers.activation_checkpointing import RECOMPILE_LIMIT
 from trainers.config import TrialConfig
-from trainers.contract import check_sum, is_checked
+from trainers.contract import check_sum
 from trainers.memory import give_back
 from trainers.run import Run
 
@@ -20,10 +21,8 @@ _warm: set[str] = set()
 
 
 def warm_up(config: TrialConfig, device: torch.device) -> float:
-    """Compile and run every kernel that `config` will use. Return the seconds it took, 0 where that was done before.
-
-    On CUDA the first step of the run itself compiles. On both, what the model returns is checked once per process.
-    """
+    """Compile and run every kernel that `config` will use, and check what the model returns. Return the seconds it took,
+    0 where that was done before."""
     small = _smallest_of_same_code(config)
     key = small.model_dump_json(include=set(_CODE_FIELDS))
     if key in _warm:
@@ -32,17 +31,15 @@ def warm_up(config: TrialConfig, device: torch.device) -> float:
         torch.compiler.reset()
         _warm.clear()
     started = time.perf_counter()
-    if device.type != "cuda" or not is_checked(config):
-        _try_out(small, device)
+    _try_out(small, device)
     _warm.add(key)
     return time.perf_counter() - started
 
 
 def _try_out(small: TrialConfig, device: torch.device) -> None:
     run = Run(small, device)
-    check_sum(small, run.module, run.loss_function, run.train_set, device)
-    if device.type != "cuda":
-        run.step()
+    check_sum(run.module, run.loss_function, run.train_set, run.device)
+    run.step()
     del run
     give_back()
 

@@ -64,14 +64,11 @@ def fake_batch(sample: Any, times: int) -> Any:
     return sample
 
 
-_known_sums: set[str] = set()
 # A sample may have no targets. So many samples are tried until one has some.
 SAMPLES_TO_CHECK = 8
 
 
-def check_sum(
-    config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
-) -> None:
+def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
     """Raise ValueError where the loss is a mean or the targets are not counted. It takes two small forward passes.
 
     With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
@@ -81,16 +78,6 @@ def check_sum(
         if all(once) and all(map(math.isfinite, (*once, *twice))):
             _check_doubling(once, twice)
             break
-    _known_sums.add(_of_model(config))
-
-
-def is_checked(config: TrialConfig) -> bool:
-    """True if this process has already checked this model with its loss and data."""
-    return _of_model(config) in _known_sums
-
-
-def _of_model(config: TrialConfig) -> str:
-    return config.model_dump_json(include={"model", "loss", "data"})
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ class Meter:
         self.config, self.device = config, device
         self._device_peak = config.device_peaks.get(config.precision) or device_peak(device, config.precision)
         self.peak = memory.PeakMeter(device)
-        self.clock, self.pace = throughput.StepClock(device), throughput.Pace(device)
+        self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
         self.num_micro_batches = config.split.num_micro_batches
         """Of each step since the phase began, over all ranks."""
         self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
@@ -37,17 +37,17 @@ class Meter:
         self._loss: float | None = None
         self._observed: dict[str, float] = {}
         self.snapshot: dict[str, float] = {}
-        self._train_seconds_before, self._compile_seconds_before = 0.0, compile_seconds
+        self._train_seconds_before, self._compile_seconds = 0.0, compile_seconds
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Where a phase of more or fewer micro-batches begins, begin anew: its steps are of another length, and the
         estimates of the noise need a fixed number. What was not read by then is not told apart, so read before it."""
         if num_micro_batches == self.num_micro_batches:
             return
-        self._train_seconds_before, self._compile_seconds_before = self._seconds().values()
+        self._train_seconds_before += self.pace.total_seconds()
         self.num_micro_batches = num_micro_batches
         self.noise = NoiseLog(self.config.micro_batch_size, num_micro_batches)
-        self.pace = throughput.Pace(self.device)
+        self.pace = throughput.Pace()
         self._steps_to_time = throughput.NUM_WARMUP_STEPS
 
     def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
@@ -105,7 +105,7 @@ class Meter:
     def _seconds(self) -> dict[str, float]:
         return {
             "train_seconds": self._train_seconds_before + self.pace.total_seconds(),
-            "compile_seconds": self._compile_seconds_before + self.pace.compile_seconds(),
+            "compile_seconds": self._compile_seconds,
         }
 
     def _rates(self, num_train_samples: int, work: Work | None) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Meter:
 
     def load(self, state: dict[str, Any]) -> None:
         self._train_seconds_before = state["train_seconds"]
-        self._compile_seconds_before += state["compile_seconds"]
+        self._compile_seconds += state["compile_seconds"]
         self._observed = state.get("observed", {})  # which earlier checkpoints did not have
         self.snapshot = state.get("snapshot", {})  # nor this
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else

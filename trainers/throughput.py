@@ -66,31 +66,22 @@ class StepClock:
 class Pace:
     """How long this process's steps take, and how much they get done. Medians are over the last RECENT_STEPS."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._all_seconds = 0.0
-        self._warm_up: list[float] = []
+        self._num_warm_up = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, seconds: float, amount: float) -> None:
         """Take in a step that took so many seconds and got so much done."""
         self._all_seconds += seconds
-        if len(self._warm_up) < NUM_WARMUP_STEPS:
-            self._warm_up.append(seconds)
+        if self._num_warm_up < NUM_WARMUP_STEPS:
+            self._num_warm_up += 1
         else:
             self._recent.append((seconds, amount))
 
     def total_seconds(self) -> float:
-        """Return the seconds of all steps, without compiling."""
-        return self._all_seconds - self.compile_seconds()
-
-    def compile_seconds(self) -> float:
-        """Return what the first step took beyond the median of the others. On CUDA it compiles, and on a CPU that was
-        done before the clock ran."""
-        others = self._warm_up[1:] + [seconds for seconds, _ in self._recent]
-        if self.device.type != "cuda" or not others:
-            return 0.0
-        return max(0.0, self._warm_up[0] - statistics.median(others))
+        """Return the seconds of all steps."""
+        return self._all_seconds
 
     def median_step_seconds(self) -> float | None:
         """Return the median, or None until there is a step beyond the warm-up."""

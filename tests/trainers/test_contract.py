@@ -85,7 +85,7 @@ def with_loss(name: str, **changes: Any) -> TrialConfig:
 
 
 def checked(run: Run) -> None:
-    check_sum(run.config, run.module, run.loss_function, run.train_set, run.device)
+    check_sum(run.module, run.loss_function, run.train_set, run.device)
 
 
 def test_a_run_refuses_a_model_that_returns_one_value() -> None:

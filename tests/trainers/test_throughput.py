@@ -57,7 +57,7 @@ def test_the_machines_load_is_that_of_the_timed_steps_and_of_nothing_between_the
 
 
 def pace_of(seconds: Sequence[float], amounts: Sequence[float]) -> Pace:
-    pace = Pace(torch.device("cpu"))
+    pace = Pace()
     for second, amount in zip(seconds, amounts, strict=True):
         pace.add(second, amount)
     return pace
