@@ -130,7 +130,7 @@ class BranchPoint(Strict):
     """One of the other run's `kept_checkpoints`."""
 
 
-_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from"}
+_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic"}
 
 
 class TrialConfig(Strict):
@@ -162,6 +162,10 @@ class TrialConfig(Strict):
     alone."""
     precision: Precision = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
+    deterministic: bool = False
+    """true: a GPU, too, computes the same bits each time, so that a run which was interrupted and goes on ends as one that
+    was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such runs differ by
+    rounding. A CPU computes the same bits in any case."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer, apart from its learning rate."""
     learning_rate: Annotated[float, Field(gt=0)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainers import memory
 from trainers.compilation import warm_up
 from trainers.config import TrialConfig
+from trainers.determinism import deterministic
 from trainers.device import pick_device
 from trainers.report import Answer, Known, ReportFunction
 from trainers.reporter import Reporter, crossed, notices_reported
@@ -24,6 +25,11 @@ def train(
     known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
+    with deterministic(config.deterministic):
+        return _train(config, report, directory, token, known)
+
+
+def _train(config: TrialConfig, report: ReportFunction, directory: Path, token: str, known: Known | None) -> Answer:
     device = pick_device()
     with notices_reported(report):
         compile_seconds = warm_up(config, device)

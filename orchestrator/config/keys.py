@@ -155,6 +155,10 @@ class StudyConfig(Strict):
     """The optimizer, its learning rate, and how that follows the batch size."""
     precision: Precision = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
+    deterministic: bool = False
+    """true: a GPU, too, computes the same bits each time, so that a trial which was interrupted and goes on ends as one
+    that was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such trials
+    differ by rounding. A CPU computes the same bits in any case."""
     world_size: PositiveInt = 1
     """The data-parallel ranks of one trial: so many GPUs, or processes on a CPU host, train one model together."""
     batch: Batch = Batch()

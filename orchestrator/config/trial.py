@@ -45,6 +45,7 @@ def base_trial(
         activation_checkpointing=config.activation_checkpointing,
         compile=uses_compile(config) if config.compile is None else config.compile,
         precision=config.precision,
+        deterministic=config.deterministic,
         optimizer=OptimizerConfig(**config.optimizer.model_dump(exclude=set(shared))),
         learning_rate=scaled_learning_rate(config.optimizer, split.effective_batch_size),
         warmup_samples=warmup_samples(config.optimizer, split.effective_batch_size, config.sample_budget),
