@@ -13,6 +13,25 @@ from orchestrator.config.keys import StudyConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
 
+SEEN_BY = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from tests that do not ask for one, before torch or Ray looks: the same tests then run on every machine."""
+    if not asks_for_a_gpu(config):
+        os.environ.update(dict.fromkeys(SEEN_BY, ""))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not asks_for_a_gpu(config):
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="it needs a GPU: pytest -m cuda -n 0"))
+
+
+def asks_for_a_gpu(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") == "cuda"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _what_tests_start_hears_hangups() -> None:
