@@ -35,7 +35,7 @@ def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise NoLossAndCount(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
     loss_sum, num_targets = returned
-    return loss_sum, num_targets.to(loss_sum.device)  # a count made on the host
+    return loss_sum, move(num_targets, loss_sum.device)  # a count made on the host, without waiting
 
 
 def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:

@@ -17,7 +17,7 @@ from trainers.activation_checkpointing import apply_to_blocks
 from trainers.checkpoint import random_state, set_random_state
 from trainers.config import DataConfig, Split, TrialConfig
 from trainers.contract import check_first_loss
-from trainers.data.batches import fetch, move
+from trainers.data.batches import fetch, move_aside
 from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers, permuted
 from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
@@ -124,7 +124,9 @@ class Run:
 
     def _micro_batches(self, first_sample: int, split: Split) -> Iterator[Any]:
         for micro_step in range(split.gradient_accumulation_steps):
-            yield move(fetch(self.train_set, self.micro_batch_indices(first_sample, micro_step, split)), self.device)
+            yield move_aside(
+                fetch(self.train_set, self.micro_batch_indices(first_sample, micro_step, split)), self.device
+            )
 
     def micro_batch_indices(self, first_sample: int, micro_step: int, split: Split) -> list[int]:
         """Return the indices of the data that this rank takes in a micro-batch of the step that begins at

@@ -7,8 +7,9 @@ import pickle
 import resource
 import subprocess
 import sys
-from collections import Counter, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -21,7 +22,7 @@ from tokenizers import Tokenizer
 from tests.support.tiny import in_fresh_process
 from trainers.config import DataConfig, Split
 from trainers.data import order as order_module
-from trainers.data.batches import fetch, move
+from trainers.data.batches import collate, fetch, leaves, move
 from trainers.data.cache import cache_directory, cached
 from trainers.data.corpus import no_progress_bars, stdlib_files
 from trainers.data.order import SampleOrder, micro_batch_numbers, permuted
@@ -596,6 +597,56 @@ def test_moving_a_batch_keeps_its_structure() -> None:
     assert moved["nested"][1][0].is_meta
     assert (moved["nested"][0].b, moved["nested"][1][1]) == ("name", 3)
     assert isinstance(moved["nested"][0], Pair)
+
+
+class Movable:
+    """As a tokenizer's batch or a graph's: it alone knows where its tensors are."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Movable:
+        return Movable(self.x.to(device))
+
+
+@dataclass(frozen=True)
+class Record:
+    x: torch.Tensor
+    more: Any
+    length: int = field(init=False, default=0)
+
+
+def test_a_batch_moves_whatever_it_is_made_of() -> None:
+    one, meta = torch.ones(2), torch.device("meta")
+    packed = torch.nn.utils.rnn.pack_sequence([one, one])
+    moved = move(OrderedDict(own=Movable(one), record=Record(one, [Record(one, "name")]), packed=packed), meta)
+    assert isinstance(moved, OrderedDict)
+    assert moved["own"].x.is_meta
+    assert moved["record"].x.is_meta
+    assert moved["record"].more[0].x.is_meta
+    assert (moved["record"].more[0].more, moved["record"].length) == ("name", 0)
+    assert moved["packed"].data.is_meta
+    assert not moved["packed"].batch_sizes.is_meta, "torch wants them on the host"
+    assert one.device.type == "cpu"
+
+
+def test_samples_that_are_dataclasses_are_stacked_field_by_field() -> None:
+    stacked = collate([Record(torch.zeros(2), 1), Record(torch.ones(2), 2)])
+    assert isinstance(stacked, Record)
+    assert stacked.x.tolist() == [[0, 0], [1, 1]]
+    assert stacked.more.tolist() == [1, 2]
+
+
+def test_a_tokenizers_batch_stays_one() -> None:
+    encoding = pytest.importorskip("transformers").BatchEncoding({"input_ids": torch.ones(2)})
+    moved = move(encoding, torch.device("meta"))
+    assert type(moved) is type(encoding)
+    assert moved.input_ids.is_meta
+
+
+def test_the_leaves_of_a_batch_are_what_is_moved_or_moves_itself() -> None:
+    one, own = torch.ones(2), Movable(torch.ones(2))
+    assert list(leaves({"a": [one, (3, own)], "b": Record(one, "name")})) == [one, 3, own, one, "name", 0]
 
 
 @pytest.mark.skipif(not WIKITEXT.is_dir(), reason="wikitext-2 is not on this machine")

@@ -11,6 +11,7 @@ import torch
 
 from tests.support.tiny import assert_equal_bit_by_bit, config, newest_state, stop_at
 from trainers import memory
+from trainers.data.batches import move_aside
 from trainers.device import pick_device
 from trainers.loop import train
 from trainers.out_of_memory import is_out_of_memory
@@ -67,6 +68,16 @@ def test_after_running_out_of_memory_the_device_answers_and_its_memory_is_back(t
     assert after is not None
     assert after - before <= 64 * MIB
     train(config(), lambda _: None, tmp_path / "after")
+
+
+@pytest.mark.cuda
+def test_batches_that_are_copied_aside_arrive_whole() -> None:
+    device = pick_device()
+    busy = torch.rand(4096, 4096, device=device)
+    for number in range(50):
+        moved = move_aside({"x": torch.full((1 << 20,), float(number))}, device)
+        busy = busy @ busy / busy.norm()
+        assert (moved["x"] == number).all()
 
 
 @pytest.mark.cuda

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import functools
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -20,18 +25,103 @@ def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
 
 def collate(samples: list[Any]) -> Any:
     """Stack samples along a new first dimension."""
-    return default_collate(samples)
+    if not _is_record(samples[0]):
+        return default_collate(samples)
+    names = [field.name for field in fields(samples[0])]
+    return _with_fields(
+        copy.copy(samples[0]), {name: collate([getattr(one, name) for one in samples]) for name in names}
+    )
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Return the batch with every tensor on `device`. Copies to CUDA do not wait."""
+    """Return the batch with every tensor on `device`. Copies to CUDA do not wait.
+
+    It may be a tensor, whatever has a method `to` (a tokenizer's BatchEncoding, a PackedSequence, a type of the user's), or
+    mappings, sequences and dataclasses of these. All else is returned as it is.
+    """
     if isinstance(batch, Tensor):
-        pinned = batch.pin_memory() if device.type == "cuda" and batch.device.type == "cpu" else batch
-        return pinned.to(device, non_blocking=device.type == "cuda")
+        return _pinned(batch, device).to(device, non_blocking=device.type == "cuda")
+    if _moves_itself(batch):
+        return _moved_by_itself(_pinned(batch, device), device)
+    if isinstance(batch, MutableMapping):
+        return _with(copy.copy(batch), {key: move(value, device) for key, value in batch.items()})
     if isinstance(batch, Mapping):
         return {key: move(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(move(value, device) for value in batch)
+    if _is_record(batch):
+        return _with_fields(
+            copy.copy(batch), {field.name: move(getattr(batch, field.name), device) for field in fields(batch)}
+        )
     return batch
+
+
+def _pinned(batch: Any, device: torch.device) -> Any:
+    """Return it in memory that a GPU reads by itself, where it can be put there: a copy from any other would wait."""
+    on_host = not isinstance(batch, Tensor) or batch.device.type == "cpu"
+    return batch.pin_memory() if device.type == "cuda" and on_host and hasattr(batch, "pin_memory") else batch
+
+
+def _moved_by_itself(batch: Any, device: torch.device) -> Any:
+    known = inspect.signature(batch.to).parameters.values()
+    waits = not any(one.name == "non_blocking" or one.kind is one.VAR_KEYWORD for one in known)
+    return batch.to(device) if waits else batch.to(device, non_blocking=device.type == "cuda")
+
+
+def _with(mapping: MutableMapping[Any, Any], values: dict[Any, Any]) -> MutableMapping[Any, Any]:
+    mapping.update(values)
+    return mapping
+
+
+def _with_fields(copied: Any, values: dict[str, Any]) -> Any:
+    """Set the fields of a dataclass, frozen or not, without running its __init__ on what it has made of its arguments."""
+    for name, value in values.items():
+        object.__setattr__(copied, name, value)
+    return copied
+
+
+def move_aside(batch: Any, device: torch.device) -> Any:
+    """Return what `move` does. To a GPU it is copied beside what that still computes, and what comes next waits for it.
+
+    A batch that moves itself is copied in line: its memory would have to be kept from the next copy, and only it knows its
+    tensors.
+    """
+    if device.type != "cuda" or any(_moves_itself(leaf) for leaf in leaves(batch)):
+        return move(batch, device)
+    now, aside = torch.cuda.current_stream(device), _stream_aside(device)
+    with torch.cuda.stream(aside):
+        moved = move(batch, device)
+    now.wait_stream(aside)
+    for leaf in leaves(moved):
+        if isinstance(leaf, Tensor):
+            leaf.record_stream(now)  # or the next copy could be given its memory while it is being read
+    return moved
+
+
+@functools.cache
+def _stream_aside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Yield the parts of a batch in which `move` looks for none."""
+    if isinstance(batch, Tensor) or _moves_itself(batch):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from itertools.chain.from_iterable(map(leaves, batch.values()))
+    elif isinstance(batch, list | tuple):
+        yield from itertools.chain.from_iterable(map(leaves, batch))
+    elif _is_record(batch):
+        yield from itertools.chain.from_iterable(leaves(getattr(batch, field.name)) for field in fields(batch))
+    else:
+        yield batch
+
+
+def _moves_itself(batch: Any) -> bool:
+    return not isinstance(batch, Tensor) and callable(getattr(batch, "to", None))
+
+
+def _is_record(batch: Any) -> bool:
+    return is_dataclass(batch) and not isinstance(batch, type)
