@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -130,7 +131,7 @@ class BranchPoint(Strict):
     """One of the other run's `kept_checkpoints`."""
 
 
-_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic"}
+_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic", "gpu_timing_seconds"}
 
 
 class TrialConfig(Strict):
@@ -195,6 +196,10 @@ class TrialConfig(Strict):
     statistics: bool = True
     """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates.
     false: it measures loss, gradient norm, speed and memory alone."""
+    gpu_timing_seconds: NonNegativeFloat = 0.0
+    """How long a GPU's steps are timed at least. Where those up to the budget take less, the run takes as many more as that
+    needs, without statistics, and tells the speed of these; they are no part of it otherwise. 0: the steps up to the budget
+    are enough, as they always are on a CPU."""
     noise_snapshots: tuple[PositiveInt, ...] = ()
     """Sample counts at which the run stops to measure its gradient noise at weights that stand still, which leaves the
     run as it is and no trace in its timings. A snapshot takes at most 5 % of the micro-batches since the one before,

@@ -41,6 +41,10 @@ class MicroGradientNorms:
         self._looks = number <= FIRST_STEPS or number % THEN_ONE_IN == 0
         self._follows_sum = follow_sum
 
+    def rest(self) -> None:
+        """See nothing until the next step begins."""
+        self._looks = self._follows_sum = False
+
     def _see(self, gradient: Tensor) -> None:
         if self._looks:
             self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))

@@ -54,6 +54,7 @@ def _train(config: TrialConfig, report: ReportFunction, directory: Path, token: 
                     return Answer.STOP
             if run.samples_seen < config.sample_budget and reporter.milestone() is Answer.STOP:
                 return Answer.STOP
+        reporter.time_steps()
         last_metrics = reporter.last_metrics()
     reporter.end(last_metrics)  # outside of the limit: its copies of the weights are no part of training
     return Answer.GO_ON

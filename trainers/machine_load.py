@@ -65,6 +65,9 @@ class LoadMeter:
             return
         self.seconds = self.seconds.plus(self._began, read_cpu_seconds())
         self._began = None
+
+    def look(self) -> None:
+        """Read the clock, and a GPU's state, while the device is at work."""
         hertz = self._gpu.read() if self._gpu else cpu_hertz()
         if hertz:  # the lowest and the highest are enough, however long the run
             self._hertz = [min([*self._hertz, hertz]), max([*self._hertz, hertz])]
@@ -162,6 +165,7 @@ class _Gpu:
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         self._found: dict[str, float] = {}
+        self._reasons = 0
 
     def read(self) -> float | None:
         """Take in the GPU's state, and return its clock in Hz."""
@@ -170,10 +174,15 @@ class _Gpu:
         try:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            slowed = self._slowdowns(pynvml) & pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            slowed = self._slowdowns(pynvml) & reasons
+            self._reasons |= reasons
+            self._found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
             others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1
             self._note("gpu_slowed", float(slowed != 0))
             self._note("other_gpu_processes", float(max(0, others)))
+            with contextlib.suppress(pynvml.NVMLError):  # a slice of a GPU has no figure of its own
+                self._note("gpu_watts", pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
             return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6
         except pynvml.NVMLError:
             return None

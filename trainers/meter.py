@@ -44,9 +44,13 @@ class Meter:
         estimates of the noise need a fixed number. What was not read by then is not told apart, so read before it."""
         if num_micro_batches == self.num_micro_batches:
             return
-        self._train_seconds_before += self.pace.total_seconds()
+        self.begin_pace()
         self.num_micro_batches = num_micro_batches
         self.noise = NoiseLog(self.config.micro_batch_size, num_micro_batches)
+
+    def begin_pace(self) -> None:
+        """Tell from here on the speed of the steps that follow. Those before have been read, and their time still counts."""
+        self._train_seconds_before += self.pace.total_seconds()
         self.pace = throughput.Pace()
         self._steps_to_time = throughput.NUM_WARMUP_STEPS
 

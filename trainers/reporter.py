@@ -24,6 +24,7 @@ from trainers.notices import heard_by
 from trainers.parallel import reshard
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
+from trainers.throughput import steps_to_time
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
@@ -77,6 +78,16 @@ class Reporter:
     def repeat(self, unanswered: dict[str, Any]) -> Answer:
         """Report once more what was saved with the checkpoint: it may have been lost with the process that made it."""
         return self._ask(unanswered["metrics"], tuple(unanswered["rungs"]))
+
+    def time_steps(self) -> None:
+        """On a GPU take as many steps more as a timing asks for, beyond the budget."""
+        seconds = self._run.config.gpu_timing_seconds
+        if not seconds or self._run.device.type != "cuda":
+            return
+        self._read()
+        num_steps = number_of_rank_0(steps_to_time(self._run.meter.pace, seconds))
+        if num_steps:
+            self._run.time_steps(num_steps)
 
     def last_metrics(self) -> dict[str, float]:
         """Read and evaluate the run at its budget; `final_loss` is the last step's, `loss` the mean since the last
@@ -196,3 +207,12 @@ def as_rank_0(*flags: bool) -> tuple[bool, ...]:
     values = torch.tensor([float(flag) for flag in flags], device=pick_device())
     dist.broadcast(values, src=0)
     return tuple(bool(value) for value in values.tolist())
+
+
+def number_of_rank_0(number: int) -> int:
+    """Return rank 0's number on every rank."""
+    if not dist.is_initialized():
+        return number
+    value = torch.tensor(number, device=pick_device())
+    dist.broadcast(value, src=0)
+    return int(value.item())

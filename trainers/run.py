@@ -110,6 +110,19 @@ class Run:
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
         self._unread.append((self.num_steps, self.samples_seen, learning_rate))
 
+    def time_steps(self, num_steps: int) -> None:
+        """Take so many steps without statistics, so that the speed told from here on is theirs. The count of steps and
+        samples stays as it is: they are no part of the run."""
+        place = self.num_steps, self.samples_seen
+        self.meter.begin_pace()
+        norms, self.norms = self.norms, None
+        if norms is not None:
+            norms.rest()
+        for _ in range(num_steps):
+            self.step()
+        self.read()
+        self.norms, (self.num_steps, self.samples_seen) = norms, place
+
     def _accumulate(self, first_sample: int, split: Split) -> tuple[Tensor, Tensor]:
         """Put the gradient of a step into .grad, scaled and not yet divided; return this rank's (loss_sum,
         num_targets)."""

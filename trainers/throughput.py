@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -48,9 +49,12 @@ class StepClock:
     def read(self) -> list[float]:
         """Return the seconds of every step since the last read, and start again from here."""
         if self.device.type == "cuda":
+            self.load.look()  # while the GPU is still at work
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
             self._unread = [before.elapsed_time(after) / 1000 for before, after in pairs]
+        else:
+            self.load.look()
         self.load.stop()
         seconds, self._unread = self._unread, []
         self.start()
@@ -83,6 +87,10 @@ class Pace:
         """Return the seconds of all steps."""
         return self._all_seconds
 
+    def timed_seconds(self) -> float:
+        """Return the seconds of the steps that medians are taken over."""
+        return sum(seconds for seconds, _ in self._recent)
+
     def median_step_seconds(self) -> float | None:
         """Return the median, or None until there is a step beyond the warm-up."""
         return statistics.median(seconds for seconds, _ in self._recent) if self._recent else None
@@ -90,6 +98,15 @@ class Pace:
     def median_rate(self) -> float | None:
         """Return the median of the amount per second, over the same steps."""
         return statistics.median(amount / seconds for seconds, amount in self._recent) if self._recent else None
+
+
+def steps_to_time(pace: Pace, seconds: float) -> int:
+    """Return how many steps to take so that those beyond the warm-up last so long; 0 where enough were timed, or none to
+    judge by. A quarter more than that takes at this pace: without statistics they are faster."""
+    step_seconds = pace.median_step_seconds()
+    if step_seconds is None or pace.timed_seconds() >= seconds:
+        return 0
+    return NUM_WARMUP_STEPS + math.ceil(1.25 * seconds / step_seconds)
 
 
 def utilisation(work: Work | None, peak: DevicePeak, samples_per_second: float) -> dict[str, float]:

@@ -31,7 +31,15 @@ from trainers.config import DevicePeak
 from trainers.files import make_private_directory
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
-WITHOUT_EFFECT = {"learning_rate", "warmup_samples", "schedule", "seed", "keep_checkpoints", "device_peaks"}
+WITHOUT_EFFECT = {
+    "learning_rate",
+    "warmup_samples",
+    "schedule",
+    "seed",
+    "keep_checkpoints",
+    "device_peaks",
+    "gpu_timing_seconds",
+}
 
 
 Identity = Mapping[str, JsonValue]

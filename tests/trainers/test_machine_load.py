@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,53 @@ def test_several_disturbances_are_all_named_and_without_figures_nothing_is_claim
 def test_the_studys_other_lanes_are_no_disturbance() -> None:
     assert disturbance({"other_cpu_share": 0.7}, lanes_share=0.5) is None
     assert disturbance({"other_cpu_share": 0.8}, lanes_share=0.5) is not None
+
+
+class DriverOfAGpu(SimpleNamespace):
+    """NVML as it answers for a GPU, in turn: (SM clock in MHz, milliwatts, reasons). Bits and names: nvidia-ml-py 13.6."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM = 1
+    nvmlClocksThrottleReasonHwSlowdown = 0x08
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
+
+    def __init__(self, *states: tuple[int, int, int]) -> None:
+        clocks, watts, reasons = (iter(figures) for figures in zip(*states, strict=True))
+        super().__init__(
+            nvmlInit=lambda: None,
+            nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: next(reasons),
+            nvmlDeviceGetComputeRunningProcesses=lambda _: ["this process"],
+            nvmlDeviceGetClockInfo=lambda *_: next(clocks),
+            nvmlDeviceGetPowerUsage=lambda _: next(watts),
+        )
+
+
+POWER_CAP = 0x04
+
+
+def test_a_gpus_clock_power_and_reasons_are_told_and_its_power_limit_is_no_disturbance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0), (1900, 700_000, POWER_CAP)))
+    meter = LoadMeter("GPU-1")
+    meter.look()
+    meter.look()
+    found = meter.metrics()
+    told = {"clock_hertz": 1.9e9, "gpu_watts": 700.0, "gpu_throttle_reasons": 4.0, "gpu_slowed": 0.0}
+    assert {key: found[key] for key in told} == told
+    assert found["clock_ratio"] == pytest.approx(1900 / 1980)
+    assert disturbance(found) is None
+
+
+def test_a_gpu_that_was_hot_once_was_disturbed_though_it_is_cool_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0x20), (1980, 650_000, 0)))
+    meter = LoadMeter("GPU-1")
+    meter.look()
+    meter.look()
+    assert disturbance(meter.metrics()) == "the GPU slowed itself down for its heat or power supply"
 
 
 @pytest.fixture

@@ -81,6 +81,17 @@ def test_batches_that_are_copied_aside_arrive_whole() -> None:
 
 
 @pytest.mark.cuda
+def test_a_timing_lasts_as_long_as_it_is_to_and_tells_of_the_gpu(tmp_path: Path) -> None:
+    ends: list[Report] = []
+    train(config(gpu_timing_seconds=1.0), ends.append, tmp_path)
+    found = ends[-1].metrics
+    assert found["samples_seen"] == 64
+    assert found["train_seconds"] >= 1.0
+    assert found["clock_hertz"] > 1e8
+    assert found["gpu_watts"] > 10
+
+
+@pytest.mark.cuda
 def test_a_step_does_not_wait_for_the_device() -> None:
     run = Run(config(), pick_device())
     run.step()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.tiny import config
+from tests.support.tiny import config, cpu_run
 from trainers.config import DevicePeak
 from trainers.flops import Work
+from trainers.loop import train
 from trainers.meter import Meter
-from trainers.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, StepClock, utilisation
+from trainers.report import Report
+from trainers.reporter import Reporter
+from trainers.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, StepClock, steps_to_time, utilisation
 
 
 def test_utilisation_is_the_counted_work_over_the_peak() -> None:
@@ -77,3 +81,47 @@ def test_a_long_run_says_how_fast_it_is_now() -> None:
     assert pace.median_step_seconds() == 2.0
     assert pace.median_rate() == 5.0
     assert pace.total_seconds() == 5.0 * RECENT_STEPS
+
+
+def test_a_timing_takes_the_steps_that_its_seconds_need_and_none_where_they_were_timed_already() -> None:
+    pace = pace_of([9.0] * NUM_WARMUP_STEPS + [0.01] * 10, [1.0] * (NUM_WARMUP_STEPS + 10))
+    assert pace.timed_seconds() == pytest.approx(0.1)
+    assert steps_to_time(pace, 0.09) == 0
+    wanted = steps_to_time(pace, 2.0)
+    assert 2.0 <= (wanted - NUM_WARMUP_STEPS) * 0.01 <= 2.6
+    assert steps_to_time(pace_of([9.0] * NUM_WARMUP_STEPS, [1.0] * NUM_WARMUP_STEPS), 2.0) == 0
+
+
+def test_timed_steps_tell_the_speed_and_are_no_part_of_the_run() -> None:
+    run = cpu_run(config())
+    for _ in range(NUM_WARMUP_STEPS + 2):
+        run.step()
+    run.read()
+    before = run.metrics()
+    run.time_steps(NUM_WARMUP_STEPS + 4)
+    after = run.metrics()
+    assert (run.num_steps, run.samples_seen) == (NUM_WARMUP_STEPS + 2, 4 * (NUM_WARMUP_STEPS + 2))
+    assert after["train_seconds"] > before["train_seconds"]
+    assert after["step_seconds"] != before["step_seconds"]
+    assert len(run.meter.noise.steps) == NUM_WARMUP_STEPS + 2, "no statistics were taken of them"
+    run.step()
+    run.read()
+    assert len(run.meter.noise.steps) == NUM_WARMUP_STEPS + 3
+
+
+def test_a_cpu_is_timed_up_to_the_budget_alone(tmp_path: Path) -> None:
+    ends: list[Report] = []
+    train(config(gpu_timing_seconds=1e9), ends.append, tmp_path)
+    assert [end.metrics["samples_seen"] for end in ends] == [64]
+
+
+def test_a_gpu_that_was_timed_for_long_enough_keeps_its_rates(tmp_path: Path) -> None:
+    """The run is on the CPU, and told only here that it is on a GPU."""
+    run = cpu_run(config(gpu_timing_seconds=1e-9))
+    reporter = Reporter(run, lambda _: None, tmp_path, "token")
+    for _ in range(NUM_WARMUP_STEPS + 2):
+        run.step()
+    run.device = torch.device("cuda", 0)
+    reporter.time_steps()
+    assert run.meter.pace.median_step_seconds() is not None
+    assert run.num_steps == NUM_WARMUP_STEPS + 2

@@ -14,7 +14,7 @@ from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import largest_usable, max_samples, rate_at
-from orchestrator.stages.timing import DISAGREEMENT, Timings, rounds_wanted
+from orchestrator.stages.timing import DISAGREEMENT, GPU_TIMING_SECONDS, Timings, rounds_wanted
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -438,6 +438,7 @@ class FrontierProgress:
             self.context.split(point.micro_batch_size, ACCUMULATED),
             point.mode,
             TIMED_STEPS,
+            gpu_timing_seconds=GPU_TIMING_SECONDS,
             longest_samples=fresh_process,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )

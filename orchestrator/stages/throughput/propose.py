@@ -14,7 +14,7 @@ from orchestrator.stages.forms import Form
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import max_samples
 from orchestrator.stages.throughput.batches import Batches, batches, named
-from orchestrator.stages.timing import MARGIN, Timings, rounds_wanted
+from orchestrator.stages.timing import GPU_TIMING_SECONDS, MARGIN, Timings, rounds_wanted
 from orchestrator.study.trial import Proposal, Trial, TrialState
 
 # The first steps of a trial are not timed.
@@ -145,7 +145,8 @@ class ThroughputProgress:
         name = self._name(form, number)
         if name in self.context.study.trials:
             return self.context.study.trials[name].proposal
-        config = self.context.short_trial(form.split, form.mode, self._steps(form, number))
+        steps = self._steps(form, number)
+        config = self.context.short_trial(form.split, form.mode, steps, gpu_timing_seconds=GPU_TIMING_SECONDS)
         return Proposal(name, "throughput", config, candidate=name, round=number)
 
     @cached_property
