@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 import ray._private.utils as ray_utils
@@ -207,10 +207,10 @@ def end_train_runs() -> None:
     Train keeps its handle of a controller to itself, and a controller that waits for room, or for processes to start,
     listens to nobody.
     """
-    job = ray.get_runtime_context().get_job_id()
+    job, driver = ray.get_runtime_context().get_job_id(), cast(Any, ray_worker.global_worker)
     for actor in state.actor_table(None, job_id=ray.JobID.from_hex(job)).values():
         if actor["ActorClassName"] == "TrainController" and actor["State"] != "DEAD":
-            ray_worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
+            driver.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
 
 
 # What Tune keeps and says
