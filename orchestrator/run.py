@@ -29,7 +29,7 @@ from orchestrator.output.tracking import open_tracker
 from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.study.events import ClusterReady, FactsRead, Noticed, RunBegan
+from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
@@ -92,12 +92,12 @@ def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[st
     with heard_by(notices.append):
         facts = preflight.check(config, compiles=is_local and uses_compile(config))
     for notice in notices:
-        journal.append(Noticed(id=None, notice=notice.kind, reason=notice.text))
+        journal.append(noticed(notice))
     if not journal.study.trials:  # until then the study file may have been mended
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))
-    return token, notices
+    return token, [*journal.met, *notices]
 
 
 def _run_stages(driver: Driver, address: str | None) -> None:
@@ -172,7 +172,15 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     device = lanes.device()
     shared = identity(driver.config, driver.journal.study.facts, device)
     file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not device
-    return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
+    with heard_by(functools.partial(_tell, driver)):
+        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
+
+
+def _tell(driver: Driver, notice: Notice) -> None:
+    """Journal and show what the driver met, once in a study."""
+    if notice not in driver.journal.study.notices.get(None, []):
+        driver.journal.append(noticed(notice))
+        driver.progress.noticed(None, notice)
 
 
 def _end_without_cluster(driver: Driver, loss: str) -> NoReturn:

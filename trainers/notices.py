@@ -21,6 +21,10 @@ class NoticeKind(StrEnum):
     """The contents of a checkpoint are not those that were written."""
     FOREIGN_CHECKPOINT = "foreign_checkpoint"
     """A checkpoint is another run's, or tells of more than the journal does."""
+    DAMAGED_JOURNAL = "damaged_journal"
+    """The journal's last line is whole, and not what was written."""
+    DAMAGED_MEASUREMENT = "damaged_measurement"
+    """What an earlier study left to later ones is not what was written."""
     REBUILT_DATA = "rebuilt_data"
     """Tokens in the data cache were not those that were written, and were made again."""
 

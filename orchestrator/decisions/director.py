@@ -33,6 +33,7 @@ from orchestrator.study.events import (
     Promoted,
     StageBegan,
     Started,
+    noticed,
     proposed,
 )
 from orchestrator.study.journal import Journal
@@ -141,7 +142,7 @@ class Director:
         if trial.state.ended:  # it was cut meanwhile, by the verdict on another seed or at a rung that it repeats
             return Decision(Action.STOP, trial.cause, trial.reason)
         if message.notice is not None:
-            self._record(Noticed(id=trial_id, notice=message.notice.kind, reason=message.notice.text))
+            self._record(noticed(message.notice, trial_id))
             return GO_ON
         if message.outcome is not None:
             self._on_outcome(trial, message)

@@ -17,7 +17,7 @@ from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
 from orchestrator.terminal import printable
 from orchestrator.units import shortened
 from trainers.config import TrialConfig
-from trainers.notices import NoticeKind
+from trainers.notices import Notice, NoticeKind
 
 FORMAT_VERSION = 1
 
@@ -193,6 +193,11 @@ TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
 Event = RunBegan | ClusterReady | FactsRead | StageBegan | Proposed | TrialEvent | Noticed | Concluded
 
 parser: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+
+
+def noticed(notice: Notice, trial_id: str | None = None) -> Noticed:
+    """Return the event that a trial, or the driver, met something amiss."""
+    return Noticed(id=trial_id, notice=notice.kind, reason=notice.text)
 
 
 def proposed(wanted: Proposal) -> Proposed:

@@ -12,11 +12,12 @@ import os
 from pathlib import Path
 from typing import Self
 
-from orchestrator.study.events import Event, TrialEvent, parser
+from orchestrator.study.events import Event, TrialEvent, noticed, parser
 from orchestrator.study.lines import Line, line_of, read_lines
 from orchestrator.study.lock import JournalLock
 from orchestrator.study.state import Halted, Study
 from trainers.files import StorageLost, own_file, quoted
+from trainers.notices import Notice, heard_by
 
 
 class Vanished(Halted):
@@ -36,33 +37,42 @@ class Journal:
 
     def __init__(self, path: Path, name: str) -> None:
         """Lock the file and replay it. Raises ValueError where another process writes it, or where a line in its middle
-        is torn."""
+        is damaged."""
         self.path = path
         self.study = Study(name)
+        self.met: list[Notice] = []
+        """What was amiss with the file: in place of a damaged last line it has this now."""
         self._lost: Halted | None = None
         with own_file(path), contextlib.ExitStack() as on_error:
             self._file = on_error.enter_context(path.open("a+b", buffering=0))
             self._lock = JournalLock(self._file, path)
             on_error.callback(self._lock.release)
-            self._whole_bytes = _apply_all(path, self.study)
+            with heard_by(self.met.append):
+                self._whole_bytes = _apply_all(path, self.study)
             self._file.truncate(self._whole_bytes)
+            for notice in self.met:
+                self._put(noticed(notice))
             on_error.pop_all()
 
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
         self.raise_if_lost()
-        body = event.model_dump_json().encode()
-        line = line_of(body)
         try:
-            with own_file(self.path):
-                _write_all(self._file, line)
-                os.fsync(self._file.fileno())
+            self._put(event)
         except StorageLost as error:
             self._lost = Halted(str(error))
             with contextlib.suppress(OSError):  # if this fails too, the next writer cuts the torn line off
                 self._file.truncate(self._whole_bytes)
             raise self._lost from error
+
+    def _put(self, event: Event) -> None:
+        """Write the event to disk, then apply it to the study. Raises StorageLost if the disk refuses."""
+        body = event.model_dump_json().encode()
+        line = line_of(body)
+        with own_file(self.path):
+            _write_all(self._file, line)
+            os.fsync(self._file.fileno())
         self._whole_bytes += len(line)
         # The study gets what a replay will read: a value that JSON cannot hold must not be known here either.
         self.study.apply(parser.validate_json(body))
@@ -98,9 +108,15 @@ class Journal:
 
 
 def replay(path: Path, name: str) -> Study:
-    """Return the study that the journal tells of, for readers; a last line that is still being written is left out."""
-    study = Study(name)
-    _apply_all(path, study)
+    """Return the study that the journal tells of, for readers; a last line that is still being written is left out.
+
+    A damaged last line is among the study's notices.
+    """
+    study, met = Study(name), list[Notice]()
+    with heard_by(met.append):
+        _apply_all(path, study)
+    for notice in met:
+        study.apply(noticed(notice))
     return study
 
 

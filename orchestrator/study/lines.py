@@ -1,4 +1,7 @@
-"""The lines of a journal: their checksums, and events read back from them, whatever version wrote them."""
+"""The lines of a journal: their checksums, and events read back from them, whatever version wrote them.
+
+`measurements.jsonl` has lines with the same checksum.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from pydantic import JsonValue, ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.version0 import upgraded
+from orchestrator.terminal import printable
 from trainers.files import own_file, quoted
+from trainers.notices import NoticeKind, give_notice
+
+# Of a damaged line, in the notice: enough for its kind and the trial that it tells of.
+NUM_QUOTED_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield every whole line; none where there is no file.
 
-    A crash may tear the last line, which is left out. Raises ValueError, with the line's number, for a torn line
+    A crash may tear the last line, which is left out. So is a last line that is whole and damaged, and a notice is given
+    of that: no crash of a process leaves one. Raises ValueError, with the line's number, for a torn or damaged line
     elsewhere, and for a line that a later version of this program wrote.
     """
     if not path.exists():
@@ -42,6 +51,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             event = _event_of(text, f"line {number} of {quoted(path)}")
             if event is None:
                 _refuse_lines_after(number, file, path)
+                give_notice(NoticeKind.DAMAGED_JOURNAL, _left_out(number, text, path))
                 return
             end += len(text)
             yield Line(number, event, end)
@@ -57,6 +67,14 @@ def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
         )
 
 
+def _left_out(number: int, text: bytes, path: Path) -> str:
+    said = printable(text.strip()[:NUM_QUOTED_BYTES].decode(errors="replace"))
+    return (
+        f"line {number} of {quoted(path)}, its last one, is not what was written, and is left out: the study goes on as if "
+        f"what it told had not happened yet, and does it again. The line began: {said}"
+    )
+
+
 CHECKSUM_KEY = b',"crc32":"'
 
 
@@ -65,8 +83,8 @@ def line_of(body: bytes) -> bytes:
     return body[:-1] + CHECKSUM_KEY + b'%08x"}\n' % zlib.crc32(body)
 
 
-def _body_of(line: bytes) -> bytes | None:
-    """Return the event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
+def body_of(line: bytes) -> bytes | None:
+    """Return an event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
     body, _, checksum = line.rpartition(CHECKSUM_KEY)
     body += b"}"
     return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
@@ -74,7 +92,7 @@ def _body_of(line: bytes) -> bytes | None:
 
 def _event_of(line: bytes, where: str) -> Event | None:
     """Return the event of a line; None if the line is damaged. Raises ValueError for what a later version wrote."""
-    body = _body_of(line)
+    body = body_of(line)
     if body is None:
         # What has a checksum is no line of version 0, and its version cannot be trusted where the checksum is wrong.
         return None if CHECKSUM_KEY in line else _event_without_checksum(line, where)

@@ -1,13 +1,12 @@
 """What was measured on this machine before: a second study does not measure it again.
 
-One file in the cache directory, a JSON object a line, serves all studies of this user. A measurement is found again by
+One file in the cache directory, a JSON object with its checksum a line, serves all studies of this user. A measurement is found again by
 everything that decides its outcome: the trial's configuration, the source code it runs, the model's counted parameters
 and predicted memory, torch and the device. The trial's id counts, too: the third of five timings is not the first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -16,9 +15,10 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -26,9 +26,11 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
+from orchestrator.study.lines import body_of, line_of
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
-from trainers.files import make_private_directory
+from trainers.files import make_private_directory, quoted
+from trainers.notices import NoticeKind, give_notice
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
 WITHOUT_EFFECT = {
@@ -49,7 +51,7 @@ Identity = Mapping[str, JsonValue]
 class _Record(BaseModel):
     """A line of the file: how a trial ended, in which study, and the digest of everything that decides its outcome."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     time: float
@@ -124,9 +126,9 @@ class Measurements:
         )
         try:
             make_private_directory(self._file.parent)
-            with self._file.open("a") as file:
+            with self._file.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                file.write(record.model_dump_json() + "\n")
+                file.write(_start_of_a_line(file) + line_of(record.model_dump_json().encode()))
         except OSError as error:  # this study has it in its journal
             warnings.warn(f"{trial.id} is not kept for later studies: {error}", stacklevel=2)
 
@@ -154,11 +156,43 @@ def _is_of_the_trial(trial: Trial) -> bool:
     return trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) and trial.cause is not Cause.HOST_MEMORY
 
 
-def _records(file: Path) -> Iterator[_Record]:
-    """Yield every record that can be read; what a damaged line told is measured again."""
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        with contextlib.suppress(ValidationError):
-            yield _Record.model_validate_json(line)
+def _start_of_a_line(file: BinaryIO) -> bytes:
+    """Return what must be written before a line: a newline if a crash has torn the last one."""
+    file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+    return b"" if file.read() in (b"", b"\n") else b"\n"
+
+
+def _records(file: Path) -> list[_Record]:
+    """Return every record that is as it was written; what a damaged line told is measured again, and a notice says so."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    found = {number: _record(line) for number, line in enumerate(lines, start=1)}
+    damaged = [number for number, record in found.items() if record is None and _is_damaged(lines[number - 1])]
+    if damaged:
+        give_notice(
+            NoticeKind.DAMAGED_MEASUREMENT,
+            f"{len(damaged)} of the {len(lines)} lines of {quoted(file)} are not what was written (the first is line "
+            f"{damaged[0]}), and are left out: what they told is measured again. Remove them to hear no more of them",
+        )
+    return [record for record in found.values() if record is not None]
+
+
+def _record(line: bytes) -> _Record | None:
+    """Return the record of a line; None if it is damaged, or was written without a checksum."""
+    body = body_of(line)
+    return None if body is None else _parsed(body)
+
+
+def _is_damaged(line: bytes) -> bool:
+    """True of a line without a record, unless it is being written now, or is as versions before 0.3 wrote it: without a
+    checksum, so that nobody knows whether it is sound."""
+    return line.endswith(b"\n") and _parsed(line) is None
+
+
+def _parsed(text: bytes) -> _Record | None:
+    try:
+        return _Record.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:

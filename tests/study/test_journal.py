@@ -40,6 +40,7 @@ from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
+from trainers.notices import NoticeKind
 
 CONFIG = base_trial(study_of(), None)
 TRIAL = proposed(Proposal("train-a", "train", CONFIG, candidate="train-a", role="baseline", protected=True))
@@ -162,6 +163,36 @@ def test_no_flipped_bit_is_taken_for_what_was_written(tmp_path: Path) -> None:
         path.write_bytes(first + bytes(flipped) + last)
         with pytest.raises(ValueError, match=r"line 2 of .* is damaged, and \d more follow it; .* remove that line"):
             replay(path, "s")
+
+
+def test_a_damaged_last_line_is_left_out_and_said_for_good(tmp_path: Path) -> None:
+    """Each bit of it. Readers are told, too, before and after a writer has put the notice in its place."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+        journal.append(ready("b"))
+    first, line = path.read_bytes().splitlines(keepends=True)
+    for place in range(8 * (len(line) - 1)):  # all but its end, without which it is torn
+        flipped = bytearray(line)
+        flipped[place // 8] ^= 1 << place % 8
+        if b"\n" in flipped[:-1]:  # two lines now, of which the first is not the last
+            continue
+        path.write_bytes(first + flipped)
+        reader = replay(path, "s")
+        ((notice,),) = reader.notices.values()
+        assert notice.kind is NoticeKind.DAMAGED_JOURNAL
+        assert f"line 2 of {path}, its last one, is not what was written, and is left out" in notice.text
+        assert path.read_bytes() == first + flipped, "reading is not writing"
+        if place % 8:  # a writer syncs the disk each time: it is told of one bit of each byte
+            continue
+        with Journal(path, "s") as journal:
+            assert journal.met == [notice]
+            assert journal.study == reader
+            journal.append(ready("c"))
+        with Journal(path, "s") as journal:
+            assert journal.met == []
+            assert list(journal.study.ready) == ["a", "c"]
+            assert journal.study.notices == reader.notices
 
 
 def rewritten(line: bytes, **changes: Any) -> bytes:

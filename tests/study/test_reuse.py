@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from orchestrator.study.reuse import Measurements, against_peak, identity, sourc
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from trainers.config import DevicePeak, TrialConfig
+from trainers.notices import Notice, NoticeKind, heard_by
 
 IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
 METRICS: Metrics = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_memory_bytes": 4e6}
@@ -149,10 +151,47 @@ def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path)
     assert found() == {proposal().id, *names}
 
 
+def opened(file: Path) -> tuple[Measurements, list[Notice]]:
+    met = list[Notice]()
+    with heard_by(met.append):
+        return Measurements(file, IDENTITY, "/runs/second"), met
+
+
 def test_a_line_that_was_cut_off_costs_that_measurement_alone(file: Path) -> None:
+    """It is said once another has been written after it: until then it may be one that is being written."""
     with file.open("a") as stream:
-        stream.write('[1]\n"key"\n{"key": "ab')
-    assert Measurements(file, IDENTITY, "/runs/second").find([proposal()]).get(proposal().id) is not None
+        stream.write('{"key": "ab')
+    known, met = opened(file)
+    assert known.find([proposal()])
+    assert met == []
+    known.remember(ended(wanted=proposal("frontier-none-m8")))
+    known, met = opened(file)
+    assert known.find([proposal()])
+    assert known.find([proposal("frontier-none-m8")])
+    (notice,) = met
+    assert notice.kind is NoticeKind.DAMAGED_MEASUREMENT
+    assert f"1 of the 3 lines of {file} are not what was written (the first is line 2), and are left out" in notice.text
+
+
+def test_no_flipped_bit_is_taken_for_what_was_measured(file: Path) -> None:
+    """A bit of each byte of a line, the checksum's own included: it is never used, and always said."""
+    line = file.read_bytes()
+    for place in range(len(line) - 1):  # all but its end, without which it may be one that is being written
+        flipped = bytearray(line)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        known, met = opened(file)
+        assert known.find([proposal()]) == {}, bytes(flipped)
+        assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_MEASUREMENT], bytes(flipped)
+
+
+def test_a_line_without_a_checksum_as_earlier_versions_wrote_it_is_measured_again_in_silence(file: Path) -> None:
+    record = json.loads(file.read_text())
+    del record["crc32"]
+    file.write_text(json.dumps(record) + "\n")
+    known, met = opened(file)
+    assert known.find([proposal()]) == {}
+    assert met == []
 
 
 def test_the_newest_of_two_counts(file: Path) -> None:
