@@ -16,7 +16,7 @@ from orchestrator.stages.findings import found
 from orchestrator.stages.grid import GridFindings
 from orchestrator.study.events import Event
 from orchestrator.study.state import Study
-from tests.fault_harness import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
+from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
 from tests.support.studies import TINY, grid
 from trainers.notices import NoticeKind
 

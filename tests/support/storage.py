@@ -31,9 +31,15 @@ def on_failing_storage(function: Callable[..., Any], *args: Any) -> Any:
     return in_fresh_process(function, *args, LD_PRELOAD=str(interposed_library()))
 
 
-def fault(call: Call, path: str, error: str, times: int | None = None) -> dict[str, str]:
-    """The environment in which this call fails on paths that contain `path`; times: how often, None: always."""
-    said = {"FAULT_CALL": call, "FAULT_PATH": path, "FAULT_ERRNO": str(getattr(errno, error))}
+def fault(call: Call, path: str, error: str, times: int | None = None, after: int = 0) -> dict[str, str]:
+    """The environment in which this call fails on paths that contain `path`, after so many calls that do not; times: how
+    often, None: always."""
+    said = {
+        "FAULT_CALL": call,
+        "FAULT_PATH": path,
+        "FAULT_ERRNO": str(getattr(errno, error)),
+        "FAULT_AFTER": str(after),
+    }
     return said if times is None else said | {"FAULT_TIMES": str(times)}
 
 
@@ -45,5 +51,5 @@ def failing(call: Call, path: str, error: str, times: int | None = None) -> Iter
     try:
         yield
     finally:
-        for name in ("FAULT_CALL", "FAULT_PATH", "FAULT_ERRNO", "FAULT_TIMES"):
+        for name in ("FAULT_CALL", "FAULT_PATH", "FAULT_ERRNO", "FAULT_TIMES", "FAULT_AFTER"):
             os.environ.pop(name, None)

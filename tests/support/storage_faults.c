@@ -3,7 +3,8 @@
  * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink or flock
  * FAULT_PATH   what the path contains
  * FAULT_ERRNO  the number of the error
- * FAULT_TIMES  how often it still fails; absent: always
+ * FAULT_AFTER  how often it still does not fail; absent: never
+ * FAULT_TIMES  how often it still fails after that; absent: always
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,15 +18,21 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+/* Take one from the number in this variable; 0 if it is absent or used up. */
+static int taken_from(const char *name) {
+    const char *number = getenv(name);
+    if (!number || atoi(number) <= 0) return 0;
+    char left[16];
+    snprintf(left, sizeof left, "%d", atoi(number) - 1);
+    setenv(name, left, 1);
+    return 1;
+}
+
 static int fails(const char *call, const char *path) {
-    const char *wanted = getenv("FAULT_CALL"), *part = getenv("FAULT_PATH"), *times = getenv("FAULT_TIMES");
+    const char *wanted = getenv("FAULT_CALL"), *part = getenv("FAULT_PATH");
     if (!wanted || !part || strcmp(wanted, call) || !path || !strstr(path, part)) return 0;
-    if (times) {
-        char left[16];
-        if (atoi(times) <= 0) return 0;
-        snprintf(left, sizeof left, "%d", atoi(times) - 1);
-        setenv("FAULT_TIMES", left, 1);
-    }
+    if (taken_from("FAULT_AFTER")) return 0;
+    if (getenv("FAULT_TIMES") && !taken_from("FAULT_TIMES")) return 0;
     errno = atoi(getenv("FAULT_ERRNO"));
     return 1;
 }

@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.disk import Disk, NotHere
 from tests.support.tiny import newest_state
 from trainers.checkpoint import save_checkpoint
 from trainers.config import DataConfig
 from trainers.data.samples import load_data
 
-# linux/ext4.h: EXT4_IOC_SHUTDOWN, and its flag that nothing is written any more.
-SHUT_DOWN, WITHOUT_A_FLUSH = 0x8004587D, 2
-
-
-class Disk:
-    """A file system of its own, whose power can be cut."""
-
-    def __init__(self, folder: Path) -> None:
-        self.image, self.root = folder / "image", folder / "disk"
-        self.root.mkdir()
-        with self.image.open("wb") as file:
-            file.truncate(32 << 20)
-        self._call("mkfs.ext4", "-q", self.image)
-        self._mount()
-
-    def _call(self, *command: str | Path) -> None:
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"this machine lets nobody do {command[0]}: {done.stderr.strip()}")
-
-    def _mount(self) -> None:
-        self._call("mount", "-o", "loop", self.image, self.root)
-
-    def lose_power(self) -> None:
-        """Lose what no fsync has asked for; the names, which another file's fsync writes with its own, are there."""
-        with (self.root / "another").open("w") as another:
-            os.fsync(another.fileno())
-            fcntl.ioctl(another.fileno(), SHUT_DOWN, struct.pack("I", WITHOUT_A_FLUSH))
-        self.unmount()
-        self._mount()
-
-    def unmount(self) -> None:
-        subprocess.run(["umount", "--lazy", self.root], check=True)
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a file system")
-    disk = Disk(tmp_path)
+    try:
+        disk = Disk(tmp_path)
+    except NotHere as why:
+        pytest.skip(str(why))
     yield disk
     disk.unmount()
 

@@ -1,0 +1,102 @@
+"""`batchscout run` in a process of its own, to be struck, and what its journal says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.study.events import Concluded, Ended, Event, Paused, Promoted
+from orchestrator.study.journal import replay
+from orchestrator.study.lines import read_lines
+from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
+from trainers.notices import heard_by
+
+PATIENCE_SECONDS = 240
+DECISIONS = (Promoted, Paused, Ended, Concluded)
+
+
+class Driver:
+    """On a cluster that is there, or on one of its own."""
+
+    def __init__(self, folder: Path, study: dict[str, Any], address: str | None, run_dir: Path | None = None) -> None:
+        """run_dir: `run` in the folder by default."""
+        (folder / "study.yaml").write_text(yaml.safe_dump(study))
+        self.run_dir, self.name = run_dir or folder / "run", study["name"]
+        self.command = [
+            sys.executable, "-m", "orchestrator", "run", str(folder / "study.yaml"), "--dir", str(self.run_dir),
+            *(["--address", address] if address else []),
+        ]  # fmt: skip
+        # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
+        no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address and address.startswith("127.") else {}
+        self.environment = {**os.environ, **no_network}
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, **options: Any) -> None:
+        options = {"env": self.environment} | options
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+
+    def wait_until(self, condition: Callable[[list[Event]], bool]) -> None:
+        """Until the journal says so."""
+        assert self.process is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition(self.events()):
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline, "the study did not get there"
+            time.sleep(0.05)
+
+    def send(self, number: signal.Signals) -> tuple[int, str]:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, output)"""
+        assert self.process is not None
+        output, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, output
+
+    def ends_within(self, seconds: float) -> bool:
+        assert self.process is not None
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def events(self) -> list[Event]:
+        """Without a damaged last line, of which the driver itself tells."""
+        with heard_by(lambda notice: None):
+            return [line.event for line in read_lines(self.run_dir / "journal.jsonl")]
+
+    def study(self) -> Study:
+        return replay(self.run_dir / "journal.jsonl", self.name)
+
+
+def decisions(events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, DECISIONS)]
+
+
+def has(kind: str, count: int = 1) -> Callable[[list[Event]], bool]:
+    return lambda events: sum(event.kind == kind for event in events) >= count
+
+
+def check_nothing_was_lost_or_doubled(driver: Driver, samples_between: int, evaluations: int) -> None:
+    """No trial ended twice, no evaluation made twice, and none missing."""
+    ended = [event.id for event in driver.events() if isinstance(event, Ended)]
+    assert len(ended) == len(set(ended))
+    for trial in driver.study().trials.values():
+        seen = [point["samples_seen"] for point in trial.history]
+        assert seen == [samples_between * (i + 1) for i in range(len(seen))]
+        if trial.state is TrialState.COMPLETE:
+            assert len(seen) == evaluations
