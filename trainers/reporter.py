@@ -17,7 +17,7 @@ from trainers.config import TrialConfig
 from trainers.contract import loss_of_parts
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
-from trainers.evaluation import evaluate
+from trainers.evaluation import evaluate, generalisation
 from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
 from trainers.noise_snapshot import take_snapshot
 from trainers.notices import heard_by
@@ -94,7 +94,8 @@ class Reporter:
         report."""
         self._read()
         final = {} if self._last_loss is None else {"final_loss": self._last_loss}
-        return self._run.metrics() | final | self._evaluation() | self._dropout()
+        evaluated = self._evaluation()
+        return self._run.metrics() | final | evaluated | self._generalisation(evaluated) | self._dropout()
 
     def end(self, metrics: dict[str, float]) -> None:
         """Save and report the end of the run."""
@@ -133,6 +134,10 @@ class Reporter:
 
     def _evaluation(self) -> dict[str, float]:
         return evaluate(self._run) if self._run.config.evaluation_samples else {}
+
+    def _generalisation(self, evaluated: dict[str, float]) -> dict[str, float]:
+        """Measure the generalisation gap of a full run."""
+        return generalisation(self._run, evaluated["val_loss"]) if evaluated and self._run.config.evaluations else {}
 
     def _dropout(self) -> dict[str, float]:
         return {} if self._run.config.dropout else {"num_dropouts_off": self._run.num_dropouts_off}

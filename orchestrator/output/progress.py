@@ -170,6 +170,7 @@ def metrics_line(metrics: Mapping[str, float | None]) -> str:
 
 _IN_A_LINE: dict[str, Callable[[float], str]] = {
     "val_loss": "val loss {:.3f}".format,
+    "generalisation_gap": "gap {:+.3f}".format,
     "tokens_per_second": "{:,.0f} tokens/s".format,
     "peak_memory_bytes": bytes_text,
     "rho": "rho {:.1e}".format,

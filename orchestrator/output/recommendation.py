@@ -39,6 +39,10 @@ class Evidence:
 
     trial: str
     val_loss: float | None = None
+    train_loss: float | None = None
+    """Over samples that it was trained on, at its end and without dropout."""
+    generalisation_gap: float | None = None
+    """val_loss less train_loss."""
     perplexity: float | None = None
     tokens_per_second: float | None = None
     step_seconds: float | None = None
@@ -70,6 +74,8 @@ class Alternative:
     learning_rate: float
     val_loss: float | None
     tokens_per_second: float | None
+    generalisation_gap: float | None = None
+    """None, and not in the file, if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,9 @@ class Recommendation:
         """Return the tree that recommendation.json holds."""
         tree = _adapter().dump_python(self, mode="json")
         tree["evidence"] = {key: value for key, value in tree["evidence"].items() if value is not None}
+        for alternative in tree["alternatives"]:
+            if alternative["generalisation_gap"] is None:
+                del alternative["generalisation_gap"]
         return {key: value for key, value in tree.items() if value is not None}
 
     @classmethod
@@ -208,6 +217,8 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
     return Evidence(
         trial=winner.id,
         val_loss=winner.metric("val_loss"),
+        train_loss=winner.metric("train_loss"),
+        generalisation_gap=winner.metric("generalisation_gap"),
         perplexity=winner.metric("perplexity"),
         tokens_per_second=winner.metric("tokens_per_second"),
         step_seconds=winner.metric("step_seconds"),
@@ -282,6 +293,7 @@ def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alt
             learning_rate=t.config.learning_rate,
             val_loss=t.metric("val_loss"),
             tokens_per_second=t.metric("tokens_per_second"),
+            generalisation_gap=t.metric("generalisation_gap"),
         )
         for t in sorted(others, key=_loss)
     )

@@ -10,7 +10,8 @@ from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
 
 TRAINING_COLUMNS = (
-    "samples_seen", "val_loss", "perplexity", "update_ratio", "train_seconds", "tokens_per_second", "peak_memory_bytes",
+    "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
+    "tokens_per_second", "peak_memory_bytes",
 )  # fmt: skip
 
 

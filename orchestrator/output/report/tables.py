@@ -43,6 +43,8 @@ _METRIC_COLUMNS = {
     "loss": _Column("loss", "{:.4f}"),
     "final_loss": _Column("final loss", "{:.6f}"),
     "val_loss": _Column("val loss", "{:.4f}"),
+    "train_loss": _Column("train loss", "{:.4f}"),
+    "generalisation_gap": _Column("generalisation gap", "{:+.4f}"),
     "perplexity": _Column("perplexity", "{:,.2f}"),
     "tokens_per_second": _Column("tokens/s", "{:,.0f}"),
     "step_seconds": _Column("step, ms", unit=1e-3),

@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import concluded, found
+from orchestrator.stages.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
 from orchestrator.stages.ranking import Standing, loss_at_samples, standings
 from orchestrator.stages.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.throughput.findings import ThroughputFindings
@@ -38,12 +39,15 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
+        generalisation=generalisation_of(ranking),
     )
     notes = (
         *lineup.left_out,
         *_repeated(context, ranking),
         *_at_equal_samples(ranking, winner),
         *_foretold(context, findings),
+        *_widening(findings.generalisation),
+        *_overfitting(winner),
     )
     return concluded(findings, _sentence(context, winner, findings), notes)
 
@@ -72,6 +76,27 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
         f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
     ]
+
+
+def _widening(generalisation: Generalisation | None) -> list[str]:
+    """Return the gap of every batch, where a larger one widens it by more than the seeds make."""
+    gaps = generalisation.gaps if generalisation else ()
+    if generalisation is None or not any(generalisation.is_wider(gap) for gap in gaps):
+        return []
+    return [
+        "the generalisation gap (validation loss less the loss over samples that were trained on) widens with the batch, as it "
+        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone make {generalisation.deviation:.3f}"
+    ]
+
+
+def _gap_text(gap: Gap) -> str:
+    return f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
+
+
+def _overfitting(winner: Standing) -> list[str]:
+    """Return where the best run of the winning batch began to overfit, if it did."""
+    found = overfitting_of(winner.trials[0])
+    return [f"{winner.name} overfits: {found}"] if found else []
 
 
 def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:

@@ -7,6 +7,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import loss_curves
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found, winner_of
+from orchestrator.stages.generalisation import Gap
 from orchestrator.stages.train.findings import TrainFindings
 
 
@@ -14,7 +15,25 @@ def figures(context: StageContext[Train]) -> list[Figure]:
     """Return what each batch would come to, then the loss curves of all runs."""
     findings = found(context.study, TrainFindings)
     curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings))
-    return [_of_batches(context, findings), *curves] if findings and len(findings.batches) > 1 else curves
+    if findings is None:
+        return curves
+    batches = [_of_batches(context, findings)] if len(findings.batches) > 1 else []
+    gaps = findings.generalisation.gaps if findings.generalisation else ()
+    return [*batches, *([_of_gaps(gaps)] if len(gaps) > 1 else []), *curves]
+
+
+def _of_gaps(gaps: tuple[Gap, ...]) -> Figure:
+    """Return the generalisation gap of every batch that was trained to its end."""
+    marks = tuple(Mark(gap.effective_batch_size, gap.gap, f"{gap.gap:.3f}") for gap in gaps)
+    return Figure(
+        Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
+        Axis("generalisation gap"),
+        (Series("", marks),),
+        "The validation loss at the end of each batch's best run, less the loss over samples that it was trained on, "
+        "both without dropout.",
+        width=640,
+        height=290,
+    )
 
 
 def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from orchestrator.stages.generalisation import Generalisation
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -55,6 +57,8 @@ class TrainFindings:
     """The deviation of a score from seed to seed."""
     seconds: float | None = None
     """The training time that each could take; None where all trained on the same samples."""
+    generalisation: Generalisation | None = None
+    """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
 
     def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
         """Return what is known of a batch; None in a study of version 0.2."""

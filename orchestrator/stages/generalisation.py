@@ -1,0 +1,131 @@
+"""The generalisation gap: by how much the loss over samples that a run has not met exceeds that over samples that it has.
+
+A larger batch may widen it (Keskar et al. 2017, arXiv 1609.04836), in part because its run has fewer steps (Hoffer et al.
+2017, arXiv 1705.08741). Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.stages.ranking import Standing
+from orchestrator.stages.surface import NOISE
+from orchestrator.study.trial import Metrics, Trial
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How well the best run of a batch generalises."""
+
+    effective_batch_size: int
+    sample_budget: int
+    gap: float
+    """Validation loss less training loss, the mean of its seeds."""
+
+
+@dataclass(frozen=True)
+class Generalisation:
+    """The gaps of the batches that were trained to their end."""
+
+    gaps: tuple[Gap, ...]
+    """The smallest batch first."""
+    deviation: float
+    """The deviation of the difference of two gaps that seeds alone make."""
+
+    def of_batch(self, effective_batch_size: int) -> Gap | None:
+        """Return the gap of a batch; None where it was not measured."""
+        return next((one for one in self.gaps if one.effective_batch_size == effective_batch_size), None)
+
+    def is_wider(self, gap: Gap) -> bool:
+        """True if it exceeds that of the smallest batch by more than the seeds make."""
+        return gap.gap - self.gaps[0].gap > self.deviation
+
+
+def generalisation_of(ranking: Sequence[Standing]) -> Generalisation | None:
+    """Return the gap of every batch at its best run; None where a run has measured none, as in a study of version 0.2.
+
+    ranking: the best first.
+    """
+    measured = [one for one in ranking if all(trial.metric("generalisation_gap") is not None for trial in one.trials)]
+    best: dict[int, Standing] = {}
+    for standing in measured:
+        best.setdefault(standing.trials[0].config.effective_batch_size, standing)
+    if not best:
+        return None
+    runs = [best[batch] for batch in sorted(best)]
+    return Generalisation(tuple(map(_gap, runs)), _deviation(runs))
+
+
+def _gap(standing: Standing) -> Gap:
+    config = standing.trials[0].config
+    return Gap(config.effective_batch_size, config.sample_budget, statistics.fmean(_gaps(standing)))
+
+
+def _gaps(standing: Standing) -> list[float]:
+    return [trial.measured("generalisation_gap") for trial in standing.trials]
+
+
+def _deviation(runs: Sequence[Standing]) -> float:
+    """Return the deviation of the difference of two batches' gaps: by what is left of the gaps without the effects of batch
+    and seed, since runs of one seed are measured on the same samples. With one seed it is the prior of a loss's."""
+    seeds = min(len(one.trials) for one in runs)
+    if seeds < 2 or len(runs) < 2:
+        typical = statistics.median(abs(one.val_loss) for one in runs)
+        return math.sqrt(2 / seeds) * NOISE * typical
+    gaps = np.array([_gaps(one)[:seeds] for one in runs])
+    left = gaps - gaps.mean(axis=1, keepdims=True) - gaps.mean(axis=0, keepdims=True) + gaps.mean()
+    freedom = (len(runs) - 1) * (seeds - 1)
+    return math.sqrt(2 / seeds * float((left**2).sum()) / freedom)
+
+
+@dataclass(frozen=True)
+class Overfitting:
+    """A run whose validation loss rose while its training loss fell."""
+
+    samples_seen: int
+    """Where its validation loss was lowest."""
+    lowest_val_loss: float
+    val_loss: float
+    """At its end."""
+    loss_then: float
+    """The training loss where the validation loss was lowest."""
+    loss: float
+    """The training loss at its end."""
+
+    def __str__(self) -> str:
+        return (
+            f"validation loss was lowest after {self.samples_seen:,} samples ({self.lowest_val_loss:.3f}) and rose to "
+            f"{self.val_loss:.3f} while training loss fell from {self.loss_then:.3f} to {self.loss:.3f}"
+        )
+
+
+def overfitting_of(trial: Trial) -> Overfitting | None:
+    """Return where a run began to overfit; None where it did not by more than runs deviate from seed to seed."""
+    points = [point for point in (*trial.history, trial.metrics) if _is_evaluation(point)]
+    if len(points) < 2:
+        return None
+    lowest, last = min(points, key=lambda point: _known(point, "val_loss")), points[-1]
+    found = Overfitting(
+        int(_known(lowest, "samples_seen")),
+        _known(lowest, "val_loss"),
+        _known(last, "val_loss"),
+        _known(lowest, "loss"),
+        _known(last, "loss"),
+    )
+    rises = found.val_loss - found.lowest_val_loss > NOISE * abs(found.lowest_val_loss)
+    return found if rises and found.loss < found.loss_then else None
+
+
+def _is_evaluation(point: Metrics) -> bool:
+    return all(point.get(key) is not None for key in ("samples_seen", "val_loss", "loss"))
+
+
+def _known(point: Metrics, key: str) -> float:
+    value = point[key]
+    assert value is not None, key
+    return value

@@ -1,0 +1,145 @@
+"""Whether a larger batch widens the generalisation gap, and where a run began to overfit."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.trial import base_trial
+from orchestrator.output.recommendation import recommend
+from orchestrator.output.report.page import render_report
+from orchestrator.output.status import print_status
+from orchestrator.stages.findings import found
+from orchestrator.stages.generalisation import generalisation_of, overfitting_of
+from orchestrator.stages.ranking import standings
+from orchestrator.stages.surface import NOISE
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from tests.support.lane_player import World, play_stage, study_of
+from tests.support.loss_worlds import FLAT
+from trainers.config import TrialConfig
+
+CONFIG = base_trial(study_of(), None)
+
+
+def trial(batch: int, gap: float | None, val_loss: float = 3.0, seed: int = 0, **changes: Any) -> Trial:
+    config = CONFIG.model_copy(update={"micro_batch_size": batch, "seed": seed})
+    metrics: Metrics = {"val_loss": val_loss} | ({} if gap is None else {"generalisation_gap": gap})
+    candidate = changes.pop("candidate", f"m{batch}")
+    proposal = Proposal(f"{candidate}-s{seed}", "train", config, candidate=candidate)
+    return Trial(proposal, state=TrialState.COMPLETE, metrics=metrics | changes.pop("metrics", {}), **changes)
+
+
+def test_a_batch_has_the_gap_of_its_best_run() -> None:
+    runs = [trial(8, 0.1, 2.0), trial(8, 0.5, 2.5, candidate="m8-lr2"), trial(32, 0.3, 2.1)]
+    measured = generalisation_of(standings(runs))
+    assert measured is not None
+    assert [(gap.effective_batch_size, gap.gap) for gap in measured.gaps] == [(8, 0.1), (32, 0.3)]
+
+
+@pytest.mark.parametrize(("gap", "wider"), [(0.110, False), (0.118, True), (0.0, False)])
+def test_with_one_seed_it_is_wider_by_more_than_the_deviation_of_the_difference_of_two_losses(
+    gap: float, wider: bool
+) -> None:
+    measured = generalisation_of(standings([trial(8, 0.1), trial(32, gap)]))
+    assert measured is not None
+    assert measured.deviation == pytest.approx(2**0.5 * NOISE * 3.0)  # 0.017
+    assert measured.is_wider(measured.gaps[1]) is wider
+
+
+def test_with_several_seeds_the_deviation_is_that_of_differences_within_seeds() -> None:
+    """Seeds are measured on samples of their own, which are harder or easier for all batches: here by 0.2. What runs of one
+    seed differ by is 0.01."""
+    deviations = []
+    for world in range(200):
+        draw = random.Random(world)
+        easier = [draw.gauss(0, 0.2) for _ in range(3)]
+        runs = [
+            trial(batch, 0.1 + easier[seed] + draw.gauss(0, 0.01), 3.0 + batch / 1000, seed)
+            for batch in (8, 16, 32)
+            for seed in range(3)
+        ]
+        measured = generalisation_of(standings(runs))
+        assert measured is not None
+        deviations.append(measured.deviation**2)
+    assert statistics.fmean(deviations) == pytest.approx(2 / 3 * 0.01**2, rel=0.15)
+
+
+def test_runs_of_earlier_versions_have_no_gap() -> None:
+    assert generalisation_of(standings([trial(8, None), trial(32, None)])) is None
+    measured = generalisation_of(standings([trial(8, None), trial(32, 0.1)]))
+    assert measured is not None
+    assert [gap.effective_batch_size for gap in measured.gaps] == [32]
+
+
+def curve(*points: tuple[int, float, float]) -> tuple[Metrics, ...]:
+    """(samples, validation loss, training loss) of each evaluation."""
+    return tuple({"samples_seen": x, "val_loss": val, "loss": loss} for x, val, loss in points)
+
+
+@pytest.mark.parametrize(
+    ("end", "overfits"),
+    [((400, 2.3, 1.0), True), ((400, 2.005, 1.0), False), ((400, 2.3, 1.9), False), ((400, 1.9, 1.0), False)],
+    ids=["rises", "within the seeds' deviation", "training loss rises too", "falls"],
+)
+def test_a_run_overfits_where_its_validation_loss_rises_while_training_loss_falls(
+    end: tuple[int, float, float], overfits: bool
+) -> None:
+    *before, last = curve((100, 3.0, 3.0), (200, 2.0, 1.8), (300, 2.1, 1.4), end)
+    measured = overfitting_of(trial(8, 0.1, history=tuple(before), metrics=last))
+    assert (measured is not None) is overfits
+    if measured is not None:
+        assert str(measured) == (
+            "validation loss was lowest after 200 samples (2.000) and rose to 2.300 while training loss fell from 1.800 to 1.000"
+        )
+        assert asdict(measured)["samples_seen"] == 200
+
+
+def widening(per_doubling: float) -> World:
+    """A flat world whose gap widens by so much with every doubling of the batch."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = FLAT(config, samples)
+        gap = 0.1 + per_doubling * (config.effective_batch_size.bit_length() - 4)
+        return point | {"generalisation_gap": gap, "train_loss": point["val_loss"] - gap}
+
+    return world
+
+
+def played(path: Path, per_doubling: float) -> Study:
+    config = study_of(stages=[{"type": "train"}], sample_budget=4096)
+    rates = FLAT.rates((8, 16, 32, 64))
+    return play_stage(path / "journal.jsonl", config, "train", widening(per_doubling), found=[rates])
+
+
+def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_seeds_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, known = study_of(stages=[{"type": "train"}], sample_budget=4096), played(tmp_path, 0.1)
+    findings, recommendation = found(known, TrainFindings), recommend(config, known)
+    assert findings is not None
+    assert findings.generalisation is not None
+    assert recommendation is not None
+    note = next(note for note in recommendation.evidence.notes if "widens with the batch" in note)
+    for gap in findings.generalisation.gaps:
+        assert f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} (4,096 samples)" in note
+    assert note.endswith(f"seeds alone make {findings.generalisation.deviation:.3f}")
+    mine = findings.generalisation.of_batch(recommendation.effective_batch_size)
+    assert mine is not None
+    assert recommendation.evidence.generalisation_gap == pytest.approx(mine.gap)
+    assert all(one["generalisation_gap"] for one in recommendation.to_json()["alternatives"])  # type: ignore[index, union-attr]
+    page = render_report(config, known, recommendation)
+    assert "generalisation gap</th>" in page
+    assert "less the loss over samples that it was trained on" in page
+    print_status(config, known, is_driven=False)
+    assert f", gap +{mine.gap:.3f}" in capsys.readouterr().out
+
+
+def test_it_says_nothing_where_no_batch_widens_it(tmp_path: Path) -> None:
+    assert not any("widens" in note for note in played(tmp_path, 0.001).conclusions["train"].notes)
