@@ -36,7 +36,7 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
     from trainers.contract import check_shapes
     from trainers.data.samples import load_data
     from trainers.gpt import HAS_CHUNKS
-    from trainers.models import build_model, find_blocks, num_batch_norms
+    from trainers.models import build_model, find_blocks, num_batch_norms, regularizers
 
     check_compiler(compiles)
     with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
@@ -46,12 +46,14 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
         model = build_model(config.model, train_set)
     find_blocks(model, config.model.blocks)
     check_shapes(base_trial(config, None), train_set)
+    takes = regularizers(config.model)
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_batch_norms=num_batch_norms(model),
-        chunked_cross_entropy=HAS_CHUNKS and config.model.target == "gpt",
+        regularizers=takes,
+        chunked_cross_entropy=HAS_CHUNKS and config.model.target == "gpt" and not takes.get("label_smoothing"),
     )
 
 

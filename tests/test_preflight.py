@@ -238,6 +238,7 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
     assert facts.num_train_samples
     assert facts.num_val_samples
     assert facts.num_parameters
+    assert facts.regularizers == {"dropout": 0.0, "label_smoothing": 0.0}
     assert facts.num_train_samples > 4 * facts.num_val_samples * 0.8
     assert facts.num_parameters > 256 * 8
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -63,17 +63,19 @@ class GPT(nn.Module):
         hidden_dim: int = 128,
         dropout: float = 0.0,
         cross_entropy: CrossEntropy = "whole",
+        label_smoothing: float = 0.0,
     ) -> None:
         """cross_entropy: from logits held `whole`, or `chunked`, a few rows of them at a time (torch 2.13 and
-        later)."""
+        later). label_smoothing: the share of each target that is spread over all tokens, in training alone."""
         super().__init__()
         if hidden_dim % num_heads:
             raise ValueError(
                 f"hidden_dim ({hidden_dim}) is not a multiple of num_heads ({num_heads}); "
                 f"choose a multiple of {num_heads}"
             )
-        _check_cross_entropy(cross_entropy)
+        _check_cross_entropy(cross_entropy, label_smoothing)
         self.cross_entropy = cross_entropy
+        self.label_smoothing = label_smoothing
         self.token_embedding = nn.Embedding(vocab_size, hidden_dim)
         self.position_embedding = nn.Embedding(seq_len, hidden_dim)
         self.blocks = nn.ModuleList(Block(hidden_dim, num_heads, dropout) for _ in range(num_layers))
@@ -98,12 +100,18 @@ class GPT(nn.Module):
         x = self.norm(x)
         if self.cross_entropy == "chunked":
             return chunked_cross_entropy(x, self.head.weight, targets)
-        return summed_cross_entropy(self.head(x), targets)
+        return summed_cross_entropy(self.head(x), targets, self.label_smoothing if self.training else 0.0)
 
 
-def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Cross-entropy summed over the targets that count, and how many they are; logits (B, T, V), targets (B, T)."""
-    loss_sum = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
+    loss_sum = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=-100,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
     return loss_sum, (targets != -100).sum()
 
 
@@ -123,7 +131,14 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tu
     return losses.float().sum(), (targets != -100).sum()
 
 
-def _check_cross_entropy(name: str) -> None:
+def _check_cross_entropy(name: str, label_smoothing: float) -> None:
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing is {label_smoothing:g}; choose a share from 0 to below 1")
+    if name == "chunked" and label_smoothing:
+        raise ValueError(
+            f"label_smoothing is {label_smoothing:g}, and cross_entropy 'chunked' computes none; use 'whole', or leave "
+            "label_smoothing out"
+        )
     if name not in get_args(CrossEntropy):
         raise ValueError(f"cross_entropy is '{name}'; choose {' or '.join(get_args(CrossEntropy))}")
     if name == "chunked" and not HAS_CHUNKS:

@@ -51,16 +51,29 @@ def _target(name: str) -> Callable[..., Any]:
     return found
 
 
+def regularizers(config: ModelConfig) -> dict[str, float]:
+    """Return which of `dropout` and `label_smoothing` the model's target takes as a number, with the one that it has.
+
+    Label smoothing is that of the built-in cross-entropy alone: a user's own might smooth the validation loss, too.
+    """
+    parameters = inspect.signature(_target(config.target)).parameters
+    names = ["dropout", *(["label_smoothing"] if config.target in ("gpt", "hf") else [])]
+    values = {name: config.kwargs.get(name, parameters[name].default) for name in names if name in parameters}
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+
+
 class CausalLanguageModel(nn.Module):
     """A transformers causal language model under this project's contract: batch in, (loss_sum, num_targets) out."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, label_smoothing: float = 0.0) -> None:
+        """label_smoothing: the share of each target that is spread over all tokens, in training alone."""
         super().__init__()
         self.inner = inner
+        self.label_smoothing = label_smoothing
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         logits = self.inner(input_ids=batch["input_ids"], use_cache=False).logits
-        return summed_cross_entropy(logits, batch["targets"])
+        return summed_cross_entropy(logits, batch["targets"], self.label_smoothing if self.training else 0.0)
 
 
 def hf(
@@ -70,6 +83,7 @@ def hf(
     pretrained: bool = False,
     vocab_size: int | None = None,
     config: dict[str, Any] | None = None,
+    label_smoothing: float = 0.0,
 ) -> nn.Module:
     """Build a transformers causal LM from `name` (a hub name or local folder), or from `model_type` and `config`."""
     try:
@@ -87,8 +101,10 @@ def hf(
         raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
     # Weights and gradients in float32 whatever the hub's file says: precision is the trial's, as autocast.
     if pretrained and name is not None:
-        return CausalLanguageModel(AutoModelForCausalLM.from_pretrained(name, config=settings, dtype=torch.float32))
-    return CausalLanguageModel(AutoModelForCausalLM.from_config(settings, dtype=torch.float32))
+        inner = AutoModelForCausalLM.from_pretrained(name, config=settings, dtype=torch.float32)
+    else:
+        inner = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    return CausalLanguageModel(inner, label_smoothing)
 
 
 def loss_function(path: str | None) -> LossFunction:

@@ -16,6 +16,7 @@ from orchestrator.config.stages import (
     KillRules,
     LearningRate,
     Positive,
+    Regularization,
     StageConfig,
     StageKeys,
     Throughput,
@@ -255,6 +256,7 @@ class StudyConfig(Strict):
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
         _check_branch(self)
+        _check_regularization(self)
         check_shards(self.parallel, self.world_size)
         self._check_real_run()
         effective = given_batch(self.batch, self.world_size).effective_batch_size
@@ -314,6 +316,28 @@ def _check_branch(config: StudyConfig) -> None:
         raise ValueError(
             f"branch.at has {max(branch.at):g}, where the learning rate falls already: the stable phase ends at "
             f"{1 - schedule.decay:g} of a run (schedule.decay is {schedule.decay:g}); begin earlier, or lower the decay"
+        )
+
+
+def _check_regularization(config: StudyConfig) -> None:
+    """Raise ValueError where a regularization stage would have no run to train again, or another stage changes that run."""
+    if config.keys_of(Regularization) is None:
+        return
+    if config.keys_of(Train) is None:
+        raise ValueError(
+            "stages has 'regularization' without 'train', which chooses the run that it trains again; add {type: train}"
+        )
+    if config.keys_of(Branch):
+        raise ValueError(
+            "stages has 'branch' and 'regularization': each recommends a change of the chosen run, and nobody has tried both "
+            "changes together; leave one of them out"
+        )
+    kinds = [stage.type for stage in config.stages]
+    later = [kind for kind in kinds[kinds.index("regularization") :] if kind in ("train", "learning_rate")]
+    if later:
+        raise ValueError(
+            f"stages has 'regularization' before '{later[0]}', which chooses the run that it trains again; let "
+            "'regularization' come after it"
         )
 
 

@@ -268,7 +268,24 @@ class Branch(Strict):
     the batch where the critical batch allows it, `linear` lets it grow evenly. Empty: none."""
 
 
-StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizons | Grid | Branch
+class Regularization(Strict):
+    """Does the chosen batch, at which the generalisation gap is wider, want more regularization?"""
+
+    type: Literal["regularization"] = "regularization"
+    """`regularization`. Where the generalisation gap is wider at the chosen batch than at the smallest that was trained, it
+    trains the chosen run again with another dropout, label smoothing or weight decay, one at a time, and keeps one only
+    where the loss falls by more than the seeds make. Elsewhere it trains nothing. It comes after `train` and
+    `learning_rate`, and in no study with `branch`."""
+    dropout: tuple[Fraction, ...] = (0.1,)
+    """The dropouts to try, where `model.target` takes an argument of that name. Empty: none."""
+    label_smoothing: tuple[Fraction, ...] = (0.1,)
+    """The label smoothings to try (Szegedy et al. 2015, arXiv 1512.00567), where the loss is the built-in cross-entropy of
+    `gpt` or `hf`. Validation losses are never smoothed. Empty: none."""
+    weight_decay: tuple[Positive, ...] = (0.3, 3)
+    """The weight decays to try, as multiples of `optimizer.weight_decay`. Empty: none."""
+
+
+StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizons | Grid | Branch | Regularization
 """The keys of some stage."""
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 """The same as a study file holds them: the word under `type` says which they are."""

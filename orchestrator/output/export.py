@@ -67,6 +67,10 @@ def _header(recommendation: Recommendation) -> list[str]:
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         f"steps are {_counted(r)}: budget {r.sample_budget} -> {_max_steps(r)}, warm-up {r.warmup_samples} -> "
         f"{_warmup_steps(r)}",
+        *(
+            f"the chosen run has {name} {value:g} in the model: train with it"
+            for name, value in (r.model_changes or {}).items()
+        ),
     ]
 
 

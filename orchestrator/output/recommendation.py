@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.output.verdict import Scope, p_best, scope_of, undecided_between, verdict, would_decide
+from orchestrator.output.verdict import Scope, kept_setting, p_best, scope_of, undecided_between, verdict, would_decide
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found
@@ -110,6 +110,9 @@ class Recommendation:
     ramp: tuple[Phase, ...] | None = None
     """The phases in which the batch grows: the accumulation and learning rate above are those up to the first of them. None,
     and not in the file, if the batch stays."""
+    model_changes: dict[str, float] | None = None
+    """Arguments of the model, `dropout` or `label_smoothing`, that are to have another value than in the study file. None, and
+    not in the file, if none is."""
     seed: int
     verdict: str
     """For people: the configuration, and what it wins against the baseline."""
@@ -179,6 +182,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         optimizer=trial.optimizer,
         schedule=trial.schedule,
         ramp=trial.ramp or None,
+        model_changes=_model_changes(study, winner),
         seed=trial.seed,
         verdict=verdict(config, study, winner, _mode_text(trial)),
         p_best=p_best(study, winner),
@@ -191,6 +195,13 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         alternatives=_alternatives(config, study, winner),
         ruled_out=_ruled_out(study),
     )
+
+
+def _model_changes(study: Study, winner: Trial) -> dict[str, float] | None:
+    setting = kept_setting(study, winner)
+    if setting is None or setting.regularizer == "weight_decay":  # which is the optimizer's
+        return None
+    return {setting.regularizer: setting.value}
 
 
 def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:

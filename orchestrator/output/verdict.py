@@ -12,6 +12,7 @@ from orchestrator.stages.findings import found
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.ranking import Standing, standings
+from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
@@ -119,7 +120,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     what = (
         f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
         f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
-        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}"
+        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
     scope = f" Measured with {scope_of(config, study, winner)}."
@@ -127,11 +128,29 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
     published = published_pick(study.facts, winner)
     beside = f" For comparison, {published}." if published else ""
-    return f"{what}: {_why(config, study, winner)}.{edge if _is_on_edge(study, winner) else ''}{scope}{beside}"
+    on_edge = _is_on_edge(study, _without_setting(study, winner))
+    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{scope}{beside}"
 
 
 def _times(accumulation: int) -> str:
     return "no accumulation " if accumulation == 1 else f"{accumulation} accumulation steps "
+
+
+def kept_setting(study: Study, winner: Trial) -> Setting | None:
+    """Return what the regularization stage adds to the run that was chosen before; None where it adds nothing."""
+    findings = found(study, RegularizationFindings)
+    return findings.kept if findings and findings.winner == winner.id else None
+
+
+def _with_setting(study: Study, winner: Trial) -> str:
+    setting = kept_setting(study, winner)
+    return f", and {setting}" if setting else ""
+
+
+def _without_setting(study: Study, winner: Trial) -> Trial:
+    """Return the run that was chosen before the regularization stage."""
+    findings = found(study, RegularizationFindings)
+    return study.trials[findings.source] if findings and findings.winner == winner.id else winner
 
 
 MOST_PHASES_TOLD = 4
@@ -161,6 +180,9 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     stays."""
     if winner.config.ramp:
         return _against_constant(config, study, winner)
+    plain = _without_setting(study, winner)
+    if plain is not winner:
+        return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
     if baseline is None:
@@ -181,6 +203,11 @@ def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
         config.objective
     ]
     return f"it {_ending(ours, target)}, {same}{cost}, which is more than seeds make"
+
+
+def _against_plain(study: Study, winner: Trial, plain: Trial) -> str:
+    ours, theirs = (_standing(study, trial, None).val_loss for trial in (winner, plain))
+    return f"it ends at val loss {ours:.3f}, the same run without {kept_setting(study, winner)} at {theirs:.3f}, which is more than seeds make"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

@@ -18,6 +18,8 @@ class Facts:
     num_batch_norms: int | None = None
     chunked_cross_entropy: bool | None = None
     """True if the model can compute its cross-entropy in chunks."""
+    regularizers: dict[str, float] | None = None
+    """What the model takes of `dropout` and `label_smoothing`, as it is set."""
     predicted_memory: dict[str, PeakMemory] | None = None
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
     memory_limit_bytes: int | None = None

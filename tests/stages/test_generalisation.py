@@ -30,7 +30,7 @@ CONFIG = base_trial(study_of(), None)
 
 def trial(batch: int, gap: float | None, val_loss: float = 3.0, seed: int = 0, **changes: Any) -> Trial:
     config = CONFIG.model_copy(update={"micro_batch_size": batch, "seed": seed})
-    metrics: Metrics = {"val_loss": val_loss} | ({} if gap is None else {"generalisation_gap": gap})
+    metrics: Metrics = {"val_loss": val_loss, "generalisation_gap": gap}
     candidate = changes.pop("candidate", f"m{batch}")
     proposal = Proposal(f"{candidate}-s{seed}", "train", config, candidate=candidate)
     return Trial(proposal, state=TrialState.COMPLETE, metrics=metrics | changes.pop("metrics", {}), **changes)

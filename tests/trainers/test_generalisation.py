@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_samples_that_the_run_has_not_met_do_not_count() -> None:
     assert generalisation(run, 0.0)["train_loss"] == pytest.approx(mean_loss(run, met), rel=1e-5)
 
 
-def gap_of(directory: Path, **changes: object) -> dict[str, float]:
+def gap_of(directory: Path, **changes: Any) -> dict[str, float]:
     """What a run reports of it at its end, and nowhere else."""
     reports: list[Report] = []
 

@@ -18,6 +18,7 @@ from trainers.models import (
     find_blocks,
     loss_function,
     num_batch_norms,
+    regularizers,
     switch_off_dropout,
     with_synced_batch_norm,
 )
@@ -146,6 +147,60 @@ def test_targets_of_minus_100_do_not_count() -> None:
     log_p = logits.log_softmax(-1)
     assert num_targets.item() == 3
     assert loss_sum.item() == pytest.approx(-(log_p[0, 0, 1] + log_p[0, 2, 2] + log_p[1, 2, 4]).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("target", ["gpt", "hf"])
+def test_labels_are_smoothed_in_training_alone(target: str, batch: dict[str, Tensor]) -> None:
+    """A smoothed target gives each of the 24 tokens 0.2 / 24 of itself; a validation loss is that of the labels as they are."""
+    kwargs = {
+        "gpt": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16},
+        "hf": {"model_type": "gpt2", "config": TINY_GPT2},
+    }
+    dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    if target == "hf":
+        kwargs["hf"]["config"] = TINY_GPT2 | dropout
+    model = build(target, label_smoothing=0.2, **kwargs[target]).train()
+    smoothed, plain = model(batch)[0].item(), model.eval()(batch)[0].item()
+    every = [model({**batch, "targets": torch.where(batch["targets"] == -100, -100, token)})[0] for token in range(24)]
+    uniform = torch.stack(every).mean().item()
+    assert smoothed == pytest.approx(0.8 * plain + 0.2 * uniform, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing is 1; choose a share from 0 to below 1"),
+        ({"label_smoothing": 0.1, "cross_entropy": "chunked"}, "label_smoothing is 0.1, and cross_entropy 'chunked' computes none"),
+    ],
+    ids=["no share", "chunked"],
+)  # fmt: skip
+def test_a_smoothing_that_cannot_be_computed_is_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("gpt", **kwargs)
+
+
+class Smoothing(Bigram):
+    """A user's module that takes both arguments."""
+
+    def __init__(self, *, vocab_size: int, dropout: float = 0.3, label_smoothing: float = 0.1) -> None:
+        super().__init__(vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "expected"),
+    [
+        ("gpt", {}, {"dropout": 0.0, "label_smoothing": 0.0}),
+        ("gpt", {"dropout": 0.2}, {"dropout": 0.2, "label_smoothing": 0.0}),
+        ("hf", {"model_type": "gpt2"}, {"label_smoothing": 0.0}),
+        ("tests.trainers.test_models:Smoothing", {}, {"dropout": 0.3}),
+        ("tests.trainers.test_models:Bigram", {}, {}),
+    ],
+    ids=["gpt", "gpt with dropout", "hf", "a user's with both", "a user's with neither"],
+)
+def test_the_regularizers_of_a_model_are_the_arguments_that_it_takes(
+    target: str, kwargs: dict[str, Any], expected: dict[str, float]
+) -> None:
+    assert regularizers(ModelConfig(target=target, kwargs=kwargs)) == expected
 
 
 def test_gpt_cannot_see_the_token_it_predicts(batch: dict[str, Tensor]) -> None:

@@ -1,0 +1,289 @@
+"""Does the chosen batch want more regularization? The chosen run again, with one setting changed at a time.
+
+A larger batch may end at a wider generalisation gap (see generalisation.py). Where the chosen one does, dropout, label smoothing
+and weight decay are tried at its own batch and learning rate; a setting is kept where the loss falls by more than seeds make.
+Elsewhere nothing is trained.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar, Literal
+
+from orchestrator.config.stages import Regularization
+from orchestrator.stages.candidates import Candidate, seeded
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from orchestrator.stages.figures import Figure
+from orchestrator.stages.findings import concluded, found, winner_of
+from orchestrator.stages.generalisation import Gap, Generalisation
+from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.mode import mode_of
+from orchestrator.stages.ranking import Standing, standings, tie_width
+from orchestrator.stages.stage import Stage
+from orchestrator.stages.train import TrainFindings
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Proposal, Trial
+
+Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One regularizer at another value than the chosen run has."""
+
+    regularizer: Regularizer
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.regularizer.replace('_', ' ')} {self.value:g}"
+
+    @property
+    def candidate(self) -> str:
+        """What the runs with it are seeds of."""
+        return f"regularization-{self.regularizer}-{self.value:g}"
+
+
+@dataclass(frozen=True)
+class SettingRun:
+    """What the chosen run came to with a setting."""
+
+    setting: Setting
+    trial: str
+    """Its first seed."""
+    val_loss: float
+    generalisation_gap: float | None
+
+
+@dataclass(frozen=True)
+class RegularizationFindings:
+    STAGE: ClassVar[str] = "regularization"
+
+    source: str
+    """The trial that was chosen before, which has none of the settings."""
+    generalisation: Generalisation | None
+    """The gaps by which it was decided whether to try any; None where no run measured one."""
+    runs: tuple[SettingRun, ...] = ()
+    """The best first."""
+    spread: float | None = None
+    """By how much the best of so many settings may end lower by its seeds alone; None where none was trained to its end."""
+    kept: Setting | None = None
+    winner: str | None = None
+    """A trial: the first seed of the run with the setting that is kept."""
+
+
+def propose(context: StageContext[Regularization]) -> list[Proposal]:
+    """Return the chosen run with each setting, where its batch has the wider gap."""
+    if not _is_wider(context):
+        return []
+    return [proposal for setting in _settings(context) for proposal in _runs_with(context, setting)]
+
+
+def _source(context: StageContext[Regularization]) -> Trial:
+    chosen = winner_of(context.study, LearningRateFindings) or winner_of(context.study, TrainFindings)
+    assert chosen is not None, "a study whose train stage chose nothing has ended"
+    return context.study.trials[chosen]
+
+
+def _generalisation(context: StageContext[Regularization]) -> Generalisation | None:
+    trained = found(context.study, TrainFindings)
+    return trained.generalisation if trained else None
+
+
+def _gap(context: StageContext[Regularization]) -> Gap | None:
+    """Return the gap of the chosen batch."""
+    measured = _generalisation(context)
+    return measured.of_batch(_source(context).config.effective_batch_size) if measured else None
+
+
+def _is_wider(context: StageContext[Regularization]) -> bool:
+    measured, gap = _generalisation(context), _gap(context)
+    return measured is not None and gap is not None and measured.is_wider(gap)
+
+
+def _settings(context: StageContext[Regularization]) -> list[Setting]:
+    """Return what is to be tried, without what the chosen run has already."""
+    stage, own = context.stage, _own(context)
+    decay = own["weight_decay"]
+    wanted: dict[Regularizer, Sequence[float]] = {
+        "dropout": stage.dropout,
+        "label_smoothing": stage.label_smoothing,
+        "weight_decay": [multiple * decay for multiple in stage.weight_decay] if decay else [],
+    }
+    return [
+        Setting(regularizer, value)
+        for regularizer, values in wanted.items()
+        for value in dict.fromkeys(values)
+        if regularizer in own and not math.isclose(value, own[regularizer])
+    ]
+
+
+def _own(context: StageContext[Regularization]) -> dict[Regularizer, float]:
+    """Return what can be set, as the chosen run has it."""
+    chosen, takes = _source(context).config, context.study.facts.regularizers or {}
+    own: dict[Regularizer, float] = {"weight_decay": chosen.optimizer.weight_decay}
+    if "dropout" in takes:
+        own["dropout"] = takes["dropout"]
+    if "label_smoothing" in takes and _why_unsmoothed(context) is None:
+        own["label_smoothing"] = takes["label_smoothing"]
+    return own
+
+
+def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
+    """Return why labels cannot be smoothed; None if they can."""
+    if context.config.loss is not None:
+        return f"the loss is {context.config.loss}"
+    if "label_smoothing" not in (context.study.facts.regularizers or {}):
+        return f"the loss is that of {context.config.model.target}"
+    if mode_of(_source(context).config).cross_entropy == "chunked":
+        return "the cross-entropy is computed in chunks"
+    return None
+
+
+def _runs_with(context: StageContext[Regularization], setting: Setting) -> list[Proposal]:
+    chosen = _source(context).config
+    model, optimizer = chosen.model, chosen.optimizer
+    if setting.regularizer == "weight_decay":
+        optimizer = optimizer.model_copy(update={"weight_decay": setting.value})
+    else:
+        model = model.model_copy(update={"kwargs": model.kwargs | {setting.regularizer: setting.value}})
+    return seeded(
+        context,
+        setting.candidate,
+        Candidate(str(setting), chosen.split, mode_of(chosen), chosen.sample_budget),
+        learning_rate=chosen.learning_rate,
+        warmup_samples=chosen.warmup_samples,
+        model=model.model_dump(),
+        optimizer=optimizer.model_dump(),
+    )
+
+
+def conclude(context: StageContext[Regularization]) -> Conclusion:
+    """Conclude with the setting that is kept, if any. That there was nothing to mend is a result, too."""
+    source, measured, gap = _source(context), _generalisation(context), _gap(context)
+    if measured is None or gap is None or not measured.is_wider(gap):
+        return concluded(RegularizationFindings(source.id, measured), _nothing_to_mend(measured, gap))
+    ranking = standings([*_seeds_of(context, source), *context.trials()])
+    plain = next(one for one in ranking if one.name == source.candidate)
+    by_name = {setting.candidate: setting for setting in _settings(context)}
+    others = [one for one in ranking if one is not plain]
+    spread = _spread(ranking, len(others)) if others else None
+    best = next((one for one in others[:1] if spread is not None and plain.val_loss - one.val_loss > spread), None)
+    findings = RegularizationFindings(
+        source=source.id,
+        generalisation=measured,
+        runs=tuple(_setting_run(by_name[one.name], one) for one in others),
+        spread=spread,
+        kept=by_name[best.name] if best else None,
+        winner=best.trials[0].id if best else None,
+    )
+    return concluded(findings, _sentence(measured, gap, plain, findings), tuple(_notes(context, findings)))
+
+
+def _spread(ranking: Sequence[Standing], num_tried: int) -> float:
+    """Return by how much the best of so many settings may end lower by its seeds alone: as rarely as one setting by a
+    deviation, which is once in six."""
+    normal = NormalDist()
+    return normal.inv_cdf(normal.cdf(1) ** (1 / num_tried)) * tie_width(ranking)
+
+
+def _seeds_of(context: StageContext[Regularization], trial: Trial) -> list[Trial]:
+    return [one for one in context.study.of_stage(trial.stage) if one.candidate == trial.candidate]
+
+
+def _setting_run(setting: Setting, standing: Standing) -> SettingRun:
+    gaps = [gap for trial in standing.trials if (gap := trial.metric("generalisation_gap")) is not None]
+    return SettingRun(setting, standing.trials[0].id, standing.val_loss, statistics.fmean(gaps) if gaps else None)
+
+
+def _nothing_to_mend(measured: Generalisation | None, gap: Gap | None) -> str:
+    if measured is None or gap is None:
+        return "nothing was tried: no run of the chosen batch has measured its generalisation gap"
+    smallest = measured.gaps[0]
+    if gap == smallest:
+        return f"nothing was tried: {_gap_text(gap)}, and no smaller batch was trained to its end"
+    return (
+        f"nothing was tried: {_gap_text(gap)}, and {smallest.gap:.3f} at the smallest batch ({smallest.effective_batch_size}), "
+        f"so it is not wider by more than seeds make ({measured.deviation:.3f})"
+    )
+
+
+def _gap_text(gap: Gap) -> str:
+    return f"the generalisation gap is {gap.gap:.3f} at effective batch {gap.effective_batch_size}"
+
+
+def _sentence(measured: Generalisation, gap: Gap, plain: Standing, findings: RegularizationFindings) -> str:
+    smallest = measured.gaps[0]
+    wider = f"{_gap_text(gap)}, wider than the {smallest.gap:.3f} at {smallest.effective_batch_size}"
+    tried = ", ".join(f"{run.setting} {run.val_loss:.3f}{_gap_of(run)}" for run in findings.runs)
+    without = f"val loss {plain.val_loss:.3f} without"
+    if not findings.runs:
+        return f"{wider}; no setting was trained to its end"
+    if findings.kept is None:
+        return f"{wider}; none of the settings lowers the loss by more than seeds make ({findings.spread:.3f}): {without}; {tried}"
+    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds make ({findings.spread:.3f}): {without}; {tried}"
+
+
+def _gap_of(run: SettingRun) -> str:
+    return "" if run.generalisation_gap is None else f" (gap {run.generalisation_gap:.3f})"
+
+
+def _notes(context: StageContext[Regularization], findings: RegularizationFindings) -> Iterator[str]:
+    """Yield what could not be tried and why, and what a kept setting was not tried with."""
+    stage, own = context.stage, _own(context)
+    if stage.dropout and "dropout" not in own:
+        yield f"dropout was not tried: {context.config.model.target} takes no argument of that name"
+    if stage.label_smoothing and "label_smoothing" not in own:
+        yield f"label smoothing was not tried: {_why_unsmoothed(context)}, not the built-in one from whole logits"
+    if stage.weight_decay and not own["weight_decay"]:
+        yield "weight decay was not tried: optimizer.weight_decay is 0, which has no multiples"
+    if findings.kept and context.config.real_run:
+        yield f"the runs of several lengths (horizons) train without {findings.kept}"
+
+
+def describe(context: StageContext[Regularization]) -> list[str]:
+    stage = context.stage
+    tried = {
+        "dropout": ", ".join(f"{value:g}" for value in stage.dropout),
+        "label smoothing": ", ".join(f"{value:g}" for value in stage.label_smoothing),
+        "weight decay": ", ".join(f"x{value:g}" for value in stage.weight_decay),
+    }
+    named = "; ".join(f"{name} {values}" for name, values in tried.items() if values)
+    return [f"where the chosen batch has a wider generalisation gap than the smallest: {named or 'nothing'}"]
+
+
+def num_full_runs(context: StageContext[Regularization]) -> int:
+    stage = context.stage
+    return len(stage.dropout) + len(stage.label_smoothing) + len(stage.weight_decay)
+
+
+def winner(context: StageContext[Regularization]) -> str | None:
+    """Return the run with the setting that is kept; None where the chosen run stays as it was."""
+    findings = found(context.study, RegularizationFindings)
+    return findings.winner if findings else None
+
+
+def figures(context: StageContext[Regularization]) -> list[Figure]:
+    """Return the loss curves of the chosen run and of all settings."""
+    findings = found(context.study, RegularizationFindings)
+    if not context.trials():
+        return []
+    source = _source(context)
+    return loss_curves([source, *context.trials()], (findings.winner if findings else None) or source.id)
+
+
+STAGE = Stage[Regularization](
+    propose,
+    conclude,
+    describe,
+    figures,
+    TRAINING_COLUMNS,
+    winner=winner,
+    precedence=4,
+    num_full_runs=num_full_runs,
+    proposes_once=True,
+)
