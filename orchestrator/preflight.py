@@ -8,6 +8,7 @@ import shutil
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import Equivalence, Frontier
@@ -36,7 +37,7 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
     from trainers.contract import check_shapes
     from trainers.data.samples import load_data
     from trainers.gpt import HAS_CHUNKS
-    from trainers.models import build_model, find_blocks, num_batch_norms, regularizers
+    from trainers.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
 
     check_compiler(compiles)
     with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
@@ -44,8 +45,11 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
         check_size(config, len(train_set))
     with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
         model = build_model(config.model, train_set)
+    trial = base_trial(config, None)
+    if trial.initial_weights is not None:
+        load_weights(model, Path(trial.initial_weights))
     find_blocks(model, config.model.blocks)
-    check_shapes(base_trial(config, None), train_set)
+    check_shapes(trial, train_set)
     takes = regularizers(config.model)
     return Facts(
         num_train_samples=len(train_set),

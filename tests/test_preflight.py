@@ -109,6 +109,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
     ({"model": {"target": "mine:Logits"}}, r"the model's num_targets is int, not a scalar tensor; return \(loss_sum, num_targets\)"),
+    ({"initial_weights": "no.pt"}, r"initial_weights: there is no file .*/no\.pt; check the path"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"loss": "mine"}, r"'mine' is not an import path; write it as package.module:callable"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),

@@ -131,7 +131,7 @@ class BranchPoint(Strict):
     """One of the other run's `kept_checkpoints`."""
 
 
-_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic", "gpu_timing_seconds"}
+_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic", "gpu_timing_seconds", "initial_weights"}
 
 
 class TrialConfig(Strict):
@@ -144,6 +144,8 @@ class TrialConfig(Strict):
     num_targets). null: the module itself returns the two."""
     data: DataConfig
     """What it is trained on."""
+    initial_weights: str | None = None
+    """The file of the weights that the run begins with. null: those that the model's target makes of the seed."""
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass on one rank."""
     gradient_accumulation_steps: PositiveInt = 1

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainers.config import ModelConfig, call_target, resolve
+from trainers.files import quoted
 from trainers.gpt import GPT, summed_cross_entropy
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
+MOST_NAMES = 3
+"""The tensors of a file that are named where they do not fit."""
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
@@ -49,6 +53,67 @@ def _target(name: str) -> Callable[..., Any]:
             f"model.target '{name}' is a {type(found).__name__}; name a callable that returns an nn.Module"
         )
     return found
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Give a model the weights in a file. Raises ValueError where they are not all of this model's, and no others."""
+    found, own = _tensors_in(path), module.state_dict()
+    held = {tensor.data_ptr() for name, tensor in own.items() if name in found}  # a tied one may stand there once
+    faults = {
+        "lacks": [name for name, tensor in own.items() if name not in found and tensor.data_ptr() not in held],
+        "has, unknown to the model,": [name for name in found if name not in own],
+        "has in another shape": [
+            f"{name} ({_shape(found[name])}, not {_shape(own[name])})"
+            for name in found
+            if name in own and found[name].shape != own[name].shape
+        ],
+    }
+    told = [f"it {what} {_some(names)}" for what, names in faults.items() if names]
+    if told:
+        raise ValueError(
+            f"initial_weights {quoted(path)} are not those of this model: {'; '.join(told)}; save model.state_dict() of the same "
+            "model (model.target and model.kwargs), or load a transformers folder with model.kwargs {name: FOLDER, pretrained: true}"
+        )
+    module.load_state_dict(found, strict=False)
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a file by their names, on the host."""
+    if not path.is_file():
+        raise ValueError(f"initial_weights: there is no file {quoted(path)}; check the path")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"initial_weights {quoted(path)} needs the library safetensors; pip install safetensors"
+        ) from error
+    except OSError:
+        raise
+    except Exception as error:  # torch and safetensors each raise several kinds for a file that is not theirs
+        raise ValueError(
+            f"initial_weights {quoted(path)} cannot be read ({type(error).__name__}); write it with "
+            "torch.save(model.state_dict(), ...), or as *.safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        holds = _some([str(key) for key in found]) if isinstance(found, dict) else f"a {type(found).__name__}"
+        raise ValueError(
+            f"initial_weights {quoted(path)} holds {holds}, not tensors by their names; save model.state_dict() alone"
+        )
+    return found
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def regularizers(config: ModelConfig) -> dict[str, float]:

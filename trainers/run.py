@@ -25,7 +25,14 @@ from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.made_with import made_with
 from trainers.meter import Meter
-from trainers.models import LossFunction, build_model, loss_function, switch_off_dropout, with_synced_batch_norm
+from trainers.models import (
+    LossFunction,
+    build_model,
+    load_weights,
+    loss_function,
+    switch_off_dropout,
+    with_synced_batch_norm,
+)
 from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.report import Known
@@ -252,9 +259,13 @@ def open_data(config: str) -> tuple[SampleSet, SampleSet]:
 
 
 def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
-    """Build the model as its seed makes it. It is drawn on the host, so it is the same for every rank and device."""
+    """Build the model as its seed makes it, or with the weights that it is to begin with. It is drawn on the host, so it is
+    the same for every rank and device."""
     torch.manual_seed(config.seed)
-    return build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+    module = build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+    if config.initial_weights is not None:
+        load_weights(module, Path(config.initial_weights))
+    return module
 
 
 def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, model_validator
 
+from orchestrator.config.regimes import FINETUNE_RATE, HIGHEST_FINETUNE_RATE, with_defaults_of_regime
 from orchestrator.config.stages import (
     AtLeastOne,
     Branch,
@@ -82,9 +83,10 @@ class StudyOptimizer(OptimizerConfig):
     """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022,
     arXiv 2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), or not at all
     (none). The rule is where the learning_rate stage starts to look, and never the answer."""
-    warmup: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    warmup: Literal["auto", "short"] | Annotated[int, Field(ge=0)] = "auto"
     """The samples over which the learning rate rises from zero. auto: 1 % of the run's samples, but at least those of
-    30 optimizer steps, and at most a fifth of the run."""
+    30 optimizer steps, and at most a fifth of the run. short, which is the default of `regime: finetune`: 6 %, but at
+    least those of 10 optimizer steps, and at most a fifth of the run."""
 
 
 class Tracking(Strict):
@@ -145,6 +147,15 @@ class StudyConfig(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """The study's name: letters, digits, dot, dash and underscore. Its run directory is runs/<name>."""
+    regime: Literal["pretrain", "finetune"] = "pretrain"
+    """pretrain: the defaults are those of training from random weights. finetune: it begins with weights that were trained
+    before, so `initial_weights` or the model must name some, `sample_budget` must be given, and these defaults differ:
+    `optimizer` {lr: 2e-5, reference_batch_size: 16, weight_decay: 0.01, warmup: short}, `largest: 128` of the frontier,
+    `multiples: [1, 2]` of throughput."""
+    initial_weights: str | None = None
+    """The weights that every run begins with, in either regime: a file of safetensors (*.safetensors), or one that
+    `torch.save(model.state_dict(), ...)` wrote, where all ranks can read it. own: those that `model.target` loads itself.
+    null: none but what the model's target makes of the run's seed."""
     model: ModelConfig
     """What is trained."""
     loss: str | None = None
@@ -237,6 +248,14 @@ class StudyConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def _defaults_of_the_regime(cls, tree: object) -> object:
+        """Fill in what finetuning begins with, where the study file does not say it."""
+        if not isinstance(tree, dict) or tree.get("regime") != "finetune":
+            return tree
+        return with_defaults_of_regime(tree, cls.model_fields["stages"].default)
+
+    @model_validator(mode="before")
+    @classmethod
     def _horizons_of_a_real_run(cls, tree: object) -> object:
         """Append the stage that a real run needs, where the study file does not say when it is to come."""
         if not isinstance(tree, dict) or tree.get("real_run") is None:
@@ -255,6 +274,7 @@ class StudyConfig(Strict):
             )
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
+        _check_regime(self)
         _check_branch(self)
         _check_regularization(self)
         check_shards(self.parallel, self.world_size)
@@ -293,6 +313,24 @@ class StudyConfig(Strict):
     def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:
         """Return the study's stage of this class, or None where it has none."""
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
+
+
+def _check_regime(config: StudyConfig) -> None:
+    """Raise ValueError where a study would finetune from random weights, or at a rate that forgets them."""
+    if config.regime != "finetune":
+        return
+    loads_its_own = config.model.target == "hf" and bool(config.model.kwargs.get("pretrained"))
+    if config.initial_weights is None and not loads_its_own:
+        raise ValueError(
+            "regime: finetune begins with weights, and the study file names none; set initial_weights to a file of them, or to "
+            "own where model.target loads them itself (a transformers model does with model.kwargs pretrained: true)"
+        )
+    optimizer = config.optimizer
+    if optimizer.type == "adamw" and optimizer.lr > HIGHEST_FINETUNE_RATE:
+        raise ValueError(
+            f"optimizer.lr ({optimizer.lr:g}) is more than {HIGHEST_FINETUNE_RATE:g}, fifty times the usual rate of "
+            f"finetuning ({FINETUNE_RATE:g}); lower it, or set regime: pretrain, which takes initial_weights, too"
+        )
 
 
 def _check_branch(config: StudyConfig) -> None:

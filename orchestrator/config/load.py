@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
+from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.stages import Pruner, StageConfig
 from trainers.config import Strict
 from trainers.files import own_file, quoted
@@ -68,6 +69,8 @@ def load_stored_study(path: Path) -> StudyConfig:
 
 def _make_absolute(tree: dict[str, Yaml]) -> None:
     """Make the paths in the file absolute: a worker has another working directory, and so may the next command."""
+    if tree.get("initial_weights") not in (None, OWN_WEIGHTS):
+        tree["initial_weights"] = _absolute(tree["initial_weights"], always=True)
     for part, keys in (("data", ("train", "val", "path", "tokenizer")), ("model", ("name",))):
         section = tree.get(part)
         if not isinstance(section, dict) or ":" in str(section.get("target")):

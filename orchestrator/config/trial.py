@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_batch
+from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.stages import Frontier, Grid
 from trainers.config import DevicePeak, OptimizerConfig, Precision, TrialConfig
 
 WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
+SHORT_WARMUP_SHARE, SHORT_WARMUP_STEPS = 0.06, 10
+"""The same of a short one. The share is that with which RoBERTa was finetuned (Liu et al. 2019, arXiv 1907.11692)."""
 
 
 def uses_compile(config: StudyConfig) -> bool:
@@ -34,6 +37,7 @@ def base_trial(
     return TrialConfig(
         model=config.model,
         loss=config.loss,
+        initial_weights=None if config.initial_weights == OWN_WEIGHTS else config.initial_weights,
         data=config.data,
         micro_batch_size=split.micro_batch_size,
         gradient_accumulation_steps=split.gradient_accumulation_steps,
@@ -79,9 +83,11 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
     """Return the samples of warm-up of a run. `auto` gives Adam's moments some steps to settle in, whatever the batch."""
-    if optimizer.warmup != "auto":
+    if isinstance(optimizer.warmup, int):
         return optimizer.warmup
-    wanted = max(WARMUP_SHARE * sample_budget, WARMUP_STEPS * effective_batch_size)
+    is_short = optimizer.warmup == "short"
+    share, steps = (SHORT_WARMUP_SHARE, SHORT_WARMUP_STEPS) if is_short else (WARMUP_SHARE, WARMUP_STEPS)
+    wanted = max(share * sample_budget, steps * effective_batch_size)
     return round(min(wanted, MOST_WARMUP * sample_budget))
 
 

@@ -9,6 +9,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.output.published import published_pick
 from orchestrator.stages.branch import BranchFindings
 from orchestrator.stages.findings import found
+from orchestrator.stages.generalisation import overfitting_of
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.ranking import Standing, standings
@@ -129,11 +130,30 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     published = published_pick(study.facts, winner)
     beside = f" For comparison, {published}." if published else ""
     on_edge = _is_on_edge(study, _without_setting(study, winner))
-    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{scope}{beside}"
+    warnings = "".join(f" Warning: {warning}." for warning in _warnings(config, study, winner))
+    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{warnings}{scope}{beside}"
 
 
 def _times(accumulation: int) -> str:
     return "no accumulation " if accumulation == 1 else f"{accumulation} accumulation steps "
+
+
+FEW_PASSES = 4
+"""Up to so many passes over the data a repeated sample is worth nearly as much as a new one (Muennighoff et al. 2023, arXiv
+2305.16264); finetuning takes 2 to 4 as a rule (Devlin et al. 2018, arXiv 1810.04805)."""
+
+
+def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
+    """Return what speaks against the recommended run itself: it learns its samples by heart, or meets few of them often."""
+    overfitting = overfitting_of(winner)
+    found = [f"it overfits: {overfitting}; a shorter run or more regularization may end lower"] if overfitting else []
+    num_samples, budget = study.facts.num_train_samples, winner.config.sample_budget
+    if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
+        found.append(
+            f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
+            f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
+        )
+    return found
 
 
 def kept_setting(study: Study, winner: Trial) -> Setting | None:

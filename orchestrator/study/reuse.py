@@ -41,6 +41,7 @@ WITHOUT_EFFECT = {
     "keep_checkpoints",
     "device_peaks",
     "gpu_timing_seconds",
+    "initial_weights",
 }
 
 

@@ -11,7 +11,8 @@ from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.verdict import Scope
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.train import BatchFindings, TrainFindings
-from orchestrator.study.events import Evaluated
+from orchestrator.study.events import Evaluated, FactsRead
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 
@@ -215,3 +216,51 @@ def test_the_scope_is_of_what_completed() -> None:
         "seeds": 1, "validation_samples": 256, "sample_budget": 32_768, "effective_batch_sizes": [8, 32],
         "largest_accumulation": 1,
     }  # fmt: skip
+
+
+# What speaks against the recommended run
+
+
+def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:
+    found = of_a_curve(((1024, 3.0, 3.0), (2048, 2.5, 2.2), (4096, 2.9, 1.1)))
+    assert (
+        " Warning: it overfits: validation loss was lowest after 2,048 samples (2.500) and rose to 2.900 while training loss "
+        "fell from 2.200 to 1.100; a shorter run" in found.verdict
+    )
+
+
+def test_one_that_does_not_is_told_without_a_warning() -> None:
+    assert "Warning" not in of_a_curve(((1024, 3.0, 3.0), (4096, 2.5, 1.1))).verdict
+
+
+@pytest.mark.parametrize(("num_samples", "passes"), [(4096, "8.0"), (8192, None)])
+def test_finetuning_on_few_samples_is_told_with_how_often_each_is_met(num_samples: int, passes: str | None) -> None:
+    found = of_a_curve(((1024, 3.0, 3.0),), num_samples, regime="finetune", initial_weights="own")
+    assert ("Warning" in found.verdict) is (passes is not None)
+    if passes:
+        assert (
+            f"it meets each of the 4,096 training samples {passes} times, and finetuning takes 2 to 4 passes"
+            in found.verdict
+        )
+        assert "a sample_budget of at most 16,384" in found.verdict
+    assert "Warning" not in of_a_curve(((1024, 3.0, 3.0),), num_samples).verdict, "pre-training says it in its notes"
+
+
+def of_a_curve(
+    curve: tuple[tuple[int, float, float], ...], num_samples: int = 32_768, **changes: Any
+) -> Recommendation:
+    """curve: (samples, validation loss, training loss) at each evaluation."""
+    config = example_config(stages=[{"type": "train"}], **changes)
+    study = Study(config.name)
+    tell(study, FactsRead(facts=Facts(num_train_samples=num_samples)))
+    add_trial(study, config, "train-m8k1", "baseline", micro_batch_size=8, learning_rate=6e-4)
+    for samples, val_loss, loss in curve:
+        tell(
+            study,
+            Evaluated(id="train-m8k1", metrics={"samples_seen": samples, "val_loss": val_loss, "loss": loss}, rungs={}),
+        )
+    end_trial(study, "train-m8k1", 1.0, {})
+    conclude(study, TrainFindings("train-m8k1", curve[-1][1]), "")
+    found = recommend(config, study)
+    assert found is not None
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.recommendation import Recommendation, recommend
@@ -21,6 +22,9 @@ from orchestrator.study.trial import TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
+from tests.support.real_player import run_for_real
+from tests.support.studies import tiny_study
+from tests.support.tiny import newest_state
 from tests.support.worlds import KNOWN
 from trainers.config import TrialConfig
 
@@ -343,3 +347,33 @@ def test_a_single_batch_is_not_said_to_be_the_best_of_anything(tmp_path: Path) -
     assert ", the only batch, ends at val loss " in reason
     assert "probability" not in reason
     assert reason.endswith("; 1 run, 0 trials pruned")
+
+
+def test_a_study_that_finetunes_begins_every_run_with_the_weights(tmp_path: Path) -> None:
+    """For real: at a hundredth of the rate it ends far below where the random weights began."""
+    model = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}
+    tiny: dict[str, Any] = {
+        "model": {"target": "gpt", "kwargs": model},
+        "data": {"target": "tests.support.tiny:data", "kwargs": {"num_train": 256}},
+        "compile": False, "statistics": False, "stages": [{"type": "train"}], "batch": {"micro_batch_size": 4},
+    }  # fmt: skip
+    for name in ("before", "tuned"):
+        (tmp_path / name).mkdir()
+    before = run_for_real(
+        tiny_study(**tiny, optimizer={"lr": 1e-2, "reference_batch_size": 4}, sample_budget=1024), tmp_path / "before"
+    )
+    checkpoint = newest_state(tmp_path / "before/trials/train-m4k1/checkpoints")
+    torch.save(checkpoint["model"], tmp_path / "weights.pt")
+    tuning = tiny_study(
+        **tiny,
+        optimizer={"lr": 1e-4},
+        sample_budget=256,
+        regime="finetune",
+        initial_weights=str(tmp_path / "weights.pt"),
+    )
+    tuned = run_for_real(tuning, tmp_path / "tuned")
+    ended = before.of_stage("train")[0].measured("val_loss")
+    assert ended < 1.5
+    trial = tuned.of_stage("train")[0]
+    assert trial.config.warmup_samples == 40, "10 steps"
+    assert all((point["val_loss"] or 9.9) < ended + 0.1 for point in (*trial.history, trial.metrics))

@@ -1,0 +1,110 @@
+"""What `regime: finetune` changes: its defaults, and what is refused there. Without it nothing is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import load_study, parse_study
+from orchestrator.config.stages import Frontier, Throughput
+from orchestrator.config.trial import base_trial, warmup_samples
+
+KEYS: dict[str, Any] = {"name": "tuned", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}
+FINETUNE = KEYS | {"regime": "finetune", "initial_weights": "own", "sample_budget": 8000}
+
+
+def study(**changes: Any) -> StudyConfig:
+    return parse_study(FINETUNE | changes, "the test's study")
+
+
+def stage(config: StudyConfig, kind: Any) -> Any:
+    found = config.keys_of(kind)
+    assert found is not None
+    return found
+
+
+def test_a_study_file_that_does_not_say_it_is_of_pretraining_and_as_it_was() -> None:
+    config = parse_study(KEYS, "the test's study")
+    assert (config.regime, config.initial_weights) == ("pretrain", None)
+    assert config == parse_study(KEYS | {"regime": "pretrain"}, "the test's study")
+    assert (config.optimizer.lr, config.optimizer.warmup, config.optimizer.weight_decay) == (6e-4, "auto", 0.1)
+    assert "initial_weights" not in base_trial(config, None).model_dump(), "trials are found again by what is written"
+
+
+def test_finetuning_has_defaults_of_its_own() -> None:
+    config = study()
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.reference_batch_size, optimizer.weight_decay) == (2e-5, 16, 0.01)
+    assert stage(config, Frontier).largest == 128
+    assert stage(config, Throughput).multiples == (1, 2)
+
+
+def test_what_the_study_file_says_comes_first() -> None:
+    config = study(
+        optimizer={"lr": 1e-4, "weight_decay": 0.0},
+        stages=[{"type": "frontier", "largest": 16}, {"type": "throughput"}, {"type": "train"}],
+    )
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.warmup) == (1e-4, 0.0, "short")
+    assert stage(config, Frontier).largest == 16
+    assert stage(config, Throughput).multiples == (1, 2)
+
+
+def test_a_stored_study_is_read_as_it_was() -> None:
+    assert parse_study(study().model_dump(mode="json"), "study.yaml") == study()
+
+
+@pytest.mark.parametrize(
+    ("batch", "budget", "expected"),
+    [(16, 8000, 480), (64, 8000, 640), (256, 8000, 1600)],
+    ids=["6 %", "10 steps", "at most a fifth"],
+)
+def test_a_short_warm_up_is_a_share_of_the_run(batch: int, budget: int, expected: int) -> None:
+    assert warmup_samples(study().optimizer, batch, budget) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"initial_weights": None}, "begins with weights, and the study file names none; set initial_weights to a file of them, or to own"),
+        ({"initial_weights": None, "model": {"target": "hf", "kwargs": {"name": "x", "pretrained": False}}}, "names none"),
+        ({"optimizer": {"lr": 6e-3}}, r"optimizer.lr \(0.006\) is more than 0.001, fifty times the usual rate of finetuning \(2e-05\); lower it"),
+        ({"optimizer": {"type": "sgd"}}, "default optimizer.lr for adamw alone; set optimizer.lr"),
+        ({"regime": "finetuning"}, "regime"),
+    ],
+    ids=["no weights", "hf that is not pretrained", "a rate that forgets", "sgd", "a typo"],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(**changes)
+
+
+def test_without_a_budget_it_is_refused_with_the_usual_number_of_passes() -> None:
+    with pytest.raises(ValueError, match=r"no default sample_budget.*2 to 4 times the number of training samples"):
+        parse_study({key: value for key, value in FINETUNE.items() if key != "sample_budget"}, "the test's study")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"initial_weights": None, "model": {"target": "hf", "kwargs": {"name": "x", "pretrained": True}}},
+        {"optimizer": {"type": "sgd", "lr": 0.1}},
+        {"regime": "pretrain", "optimizer": {"lr": 6e-3}},
+    ],
+    ids=["a pretrained transformers model", "a rate of sgd", "pre-training that goes on"],
+)
+def test_what_makes_sense_is_not(changes: dict[str, Any]) -> None:
+    study(**changes)
+
+
+@pytest.mark.parametrize(("given", "of_trials"), [("own", None), ("weights.pt", "weights.pt")])
+def test_trials_begin_with_the_file_wherever_their_ranks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, of_trials: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(yaml.safe_dump(FINETUNE | {"initial_weights": given}))
+    trial = base_trial(load_study(Path("study.yaml"), []), None)
+    assert trial.initial_weights == (str(tmp_path / of_trials) if of_trials else None)
