@@ -47,4 +47,4 @@ def _optimizer(given: Any) -> Any:
 
 
 def _stage(given: Any) -> Any:
-    return {**_FINETUNE.get(given.get("type"), {}), **given} if isinstance(given, Mapping) else given
+    return {**_FINETUNE.get(str(given.get("type")), {}), **given} if isinstance(given, Mapping) else given

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.ranking import Standing
+from orchestrator.stages.ranking import PRIOR_DEGREES, Standing
 from orchestrator.stages.surface import NOISE
 from orchestrator.study.trial import Metrics, Trial
 
@@ -72,15 +72,15 @@ def _gaps(standing: Standing) -> list[float]:
 
 def _deviation(runs: Sequence[Standing]) -> float:
     """Return the deviation of the difference of two batches' gaps: by what is left of the gaps without the effects of batch
-    and seed, since runs of one seed are measured on the same samples. With one seed it is the prior of a loss's."""
+    and seed, since runs of one seed are measured on the same samples. The prior of a loss's deviation counts beside it as in
+    `ranking.seed_deviation`; with one seed it is all."""
     seeds = min(len(one.trials) for one in runs)
-    if seeds < 2 or len(runs) < 2:
-        typical = statistics.median(abs(one.val_loss) for one in runs)
-        return math.sqrt(2 / seeds) * NOISE * typical
     gaps = np.array([_gaps(one)[:seeds] for one in runs])
     left = gaps - gaps.mean(axis=1, keepdims=True) - gaps.mean(axis=0, keepdims=True) + gaps.mean()
-    freedom = (len(runs) - 1) * (seeds - 1)
-    return math.sqrt(2 / seeds * float((left**2).sum()) / freedom)
+    degrees = (len(runs) - 1) * (seeds - 1)
+    prior = NOISE * statistics.median(abs(one.val_loss) for one in runs)
+    variance = (PRIOR_DEGREES * prior**2 + float((left**2).sum())) / (PRIOR_DEGREES + degrees)
+    return math.sqrt(2 / seeds * variance)
 
 
 @dataclass(frozen=True)

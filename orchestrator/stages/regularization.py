@@ -27,7 +27,7 @@ from orchestrator.stages.ranking import Standing, standings, tie_width
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Proposal, Trial
+from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
 
@@ -145,7 +145,8 @@ def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
 
 
 def _runs_with(context: StageContext[Regularization], setting: Setting) -> list[Proposal]:
-    chosen = _source(context).config
+    source = _source(context)
+    chosen, rate = source.config, source.proposal.expected.get(PLANNED_RATE)
     model, optimizer = chosen.model, chosen.optimizer
     if setting.regularizer == "weight_decay":
         optimizer = optimizer.model_copy(update={"weight_decay": setting.value})
@@ -154,7 +155,7 @@ def _runs_with(context: StageContext[Regularization], setting: Setting) -> list[
     return seeded(
         context,
         setting.candidate,
-        Candidate(str(setting), chosen.split, mode_of(chosen), chosen.sample_budget),
+        Candidate(str(setting), chosen.split, mode_of(chosen), chosen.sample_budget, rate),
         learning_rate=chosen.learning_rate,
         warmup_samples=chosen.warmup_samples,
         model=model.model_dump(),

@@ -244,7 +244,7 @@ def test_a_real_batch_that_learns_by_heart_is_mended(tmp_path: Path) -> None:
         data={"target": "tests.support.tiny:data", "kwargs": {"num_train": 48, "num_val": 64}},
         model={"target": "gpt", "kwargs": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}},
         optimizer={"lr": 5e-3, "reference_batch_size": 4}, sample_budget=320, evaluation_samples=64, evaluations=2,
-        compile=False, statistics=False, batch={"micro_batch_size": 4},
+        compile=False, statistics=False, batch={"micro_batch_size": 4}, kill={"min_relative_throughput": None},
         stages=[{"type": "train", "max_runs": 2}, {"type": "regularization", "weight_decay": [10]}],
     )  # fmt: skip
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:

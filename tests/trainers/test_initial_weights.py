@@ -19,9 +19,9 @@ from trainers.report import Answer
 Weights = dict[str, Tensor]
 
 
-def gpt(**changes: Any) -> GPT:
+def gpt() -> GPT:
     torch.manual_seed(7)
-    return GPT(**{"vocab_size": 24, "seq_len": 12, "num_layers": 2, "num_heads": 2, "hidden_dim": 16} | changes)
+    return GPT(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16)
 
 
 def as_torch(module: nn.Module, path: Path) -> Path:
@@ -44,6 +44,7 @@ def test_a_run_begins_with_the_weights_in_the_file(tmp_path: Path, write: Callab
     state, named = run.module.state_dict(), dict(module.named_parameters())
     assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
     assert all(torch.equal(run.initial_weights()[name], tensor.double()) for name, tensor in named.items())
+    assert isinstance(run.module, GPT)
     assert run.module.head.weight is run.module.token_embedding.weight
 
 
