@@ -248,14 +248,6 @@ class StudyConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_regime(cls, tree: object) -> object:
-        """Fill in what finetuning begins with, where the study file does not say it."""
-        if not isinstance(tree, dict) or tree.get("regime") != "finetune":
-            return tree
-        return with_defaults_of_regime(tree, cls.model_fields["stages"].default)
-
-    @model_validator(mode="before")
-    @classmethod
     def _horizons_of_a_real_run(cls, tree: object) -> object:
         """Append the stage that a real run needs, where the study file does not say when it is to come."""
         if not isinstance(tree, dict) or tree.get("real_run") is None:
@@ -263,6 +255,14 @@ class StudyConfig(Strict):
         stages = tree.get("stages", cls.model_fields["stages"].default)
         named = [stage.get("type") if isinstance(stage, dict) else getattr(stage, "type", None) for stage in stages]
         return tree if "horizons" in named else tree | {"stages": [*stages, {"type": "horizons"}]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_regime(cls, tree: object) -> object:
+        """Fill in what finetuning begins with, where the study file does not say it. As the last one here it runs first."""
+        if not isinstance(tree, dict) or tree.get("regime") != "finetune":
+            return tree
+        return with_defaults_of_regime(tree, cls.model_fields["stages"].default)
 
     @model_validator(mode="after")
     def _checks_across_keys(self) -> StudyConfig:

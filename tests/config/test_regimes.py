@@ -43,6 +43,12 @@ def test_finetuning_has_defaults_of_its_own() -> None:
     assert stage(config, Throughput).multiples == (1, 2)
 
 
+def test_a_study_with_a_real_run_has_them_too() -> None:
+    config = study(real_run={"samples": 16_000})
+    assert config.stages[-1].type == "horizons"
+    assert (stage(config, Frontier).largest, stage(config, Throughput).multiples) == (128, (1, 2))
+
+
 def test_what_the_study_file_says_comes_first() -> None:
     config = study(
         optimizer={"lr": 1e-4, "weight_decay": 0.0},
