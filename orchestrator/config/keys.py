@@ -147,6 +147,13 @@ class StudyConfig(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """The study's name: letters, digits, dot, dash and underscore. Its run directory is runs/<name>."""
+    model: ModelConfig
+    """What is trained."""
+    loss: str | None = None
+    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
+    num_targets): the summed loss and the number of targets in that sum. null: the module itself returns the two."""
+    data: DataConfig
+    """What it is trained on."""
     regime: Literal["pretrain", "finetune"] = "pretrain"
     """pretrain: the defaults are those of training from random weights. finetune: it begins with weights that were trained
     before, so `initial_weights` or the model must name some, `sample_budget` must be given, and these defaults differ:
@@ -156,13 +163,6 @@ class StudyConfig(Strict):
     """The weights that every run begins with, in either regime: a file of safetensors (*.safetensors), or one that
     `torch.save(model.state_dict(), ...)` wrote, where all ranks can read it. own: those that `model.target` loads itself.
     null: none but what the model's target makes of the run's seed."""
-    model: ModelConfig
-    """What is trained."""
-    loss: str | None = None
-    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
-    num_targets): the summed loss and the number of targets in that sum. null: the module itself returns the two."""
-    data: DataConfig
-    """What it is trained on."""
     optimizer: StudyOptimizer = StudyOptimizer()
     """The optimizer, its learning rate, and how that follows the batch size."""
     precision: Precision = "float32"

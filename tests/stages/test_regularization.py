@@ -137,6 +137,7 @@ def test_where_none_gains_more_than_seeds_make_the_chosen_run_stays(tmp_path: Pa
     assert "none of the settings lowers the loss by more than seeds make" in known.conclusions["regularization"].reason
 
 
+@pytest.mark.slow
 def test_that_seeds_alone_have_a_setting_kept_is_as_rare_with_four_settings_as_with_one(tmp_path: Path) -> None:
     """The deviation is exceeded by chance in 16 % of cases; four settings without a correction would make it 40 %."""
     kept = 0
