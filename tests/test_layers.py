@@ -70,6 +70,12 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert {file: rooms for file, rooms in upward.items() if rooms} == {}
 
 
+def test_estimates_know_no_stage() -> None:
+    folder = ROOT / "orchestrator" / "stages" / "estimates"
+    known = {name for file in folder.glob("*.py") for name in imports(file.read_text())}
+    assert {name for name in known if name.startswith("orchestrator.stages.") and ".estimates." not in name} == set()
+
+
 def test_every_room_is_known_here() -> None:
     packages = {module.name for module in pkgutil.iter_modules(orchestrator.__path__) if module.ispkg}
     assert packages == ROOMS.keys()

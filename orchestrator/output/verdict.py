@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.published import published_pick
 from orchestrator.stages.branch import BranchFindings
+from orchestrator.stages.estimates.generalisation import overfitting_of
+from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.findings import found
-from orchestrator.stages.generalisation import overfitting_of
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Study

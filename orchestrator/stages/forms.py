@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from orchestrator.stages.estimates.timing import TIE
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import rate_at
-from orchestrator.stages.timing import TIE
 from trainers.config import Split
 
 # A form that is predicted to be slower than the fastest by no more than this share is timed beside it.

@@ -12,9 +12,9 @@ from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from orchestrator.stages.estimates.ranking import settle, standings
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.ranking import settle, standings
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal

@@ -17,12 +17,12 @@ from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS
+from orchestrator.stages.estimates.observed import surface_through
+from orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
 from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
 from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.observed import surface_through
-from orchestrator.stages.ranking import Standing, standings, tied_with_best
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause

@@ -18,12 +18,12 @@ from orchestrator.config.stages import Regularization
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from orchestrator.stages.estimates.generalisation import Gap, Generalisation
+from orchestrator.stages.estimates.ranking import Standing, standings, tie_width
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, found, winner_of
-from orchestrator.stages.generalisation import Gap, Generalisation
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.ranking import Standing, standings, tie_width
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Conclusion

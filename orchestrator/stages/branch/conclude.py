@@ -11,8 +11,8 @@ from orchestrator.stages.branch.findings import BranchFindings, PointFindings, R
 from orchestrator.stages.branch.propose import ramp_name
 from orchestrator.stages.branch.source import runs_before, source_of
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.ranking import Standing, seed_deviation, standings, tie_width
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.ranking import Standing, seed_deviation, standings, tie_width
 from orchestrator.study.state import Conclusion
 from orchestrator.units import number_text, seconds_text
 

@@ -17,8 +17,8 @@ from orchestrator.config.stages import Branch
 from orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
 from orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.ranking import seed_deviation, standings
-from orchestrator.stages.surface import DECISIVE, FAR
+from orchestrator.stages.estimates.ranking import seed_deviation, standings
+from orchestrator.stages.estimates.surface import DECISIVE, FAR
 from orchestrator.stages.train import ENOUGH
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial, TrialState

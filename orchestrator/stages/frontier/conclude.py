@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from orchestrator.config.stages import FEWEST_STEPS, Frontier
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.timing import held_against
 from orchestrator.stages.findings import concluded
 from orchestrator.stages.frontier.doubts import disturbed_trials, on_max_samples, on_the_machine
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
@@ -15,7 +16,6 @@ from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.timing import held_against
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text

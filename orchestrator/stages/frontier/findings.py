@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from orchestrator.stages.estimates.timing import Order, Ratio
 from orchestrator.stages.frontier.pareto import Point
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.timing import Order, Ratio
 
 
 @dataclass(frozen=True)

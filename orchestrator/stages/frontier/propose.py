@@ -10,11 +10,11 @@ from functools import cached_property
 from orchestrator.config.stages import Frontier, Train
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.timing import DISAGREEMENT, GPU_TIMING_SECONDS, Timings, rounds_wanted
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import largest_usable, max_samples, rate_at
-from orchestrator.stages.timing import DISAGREEMENT, GPU_TIMING_SECONDS, Timings, rounds_wanted
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState

@@ -10,12 +10,12 @@ import numpy as np
 from orchestrator.config.stages import Horizons
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.ranking import Standing, standings
+from orchestrator.stages.estimates.surface import NOISE, Array
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
 from orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
 from orchestrator.stages.horizons.propose import RATE_FACTOR, Rival, name_of, rivals
-from orchestrator.stages.ranking import Standing, standings
-from orchestrator.stages.surface import NOISE, Array
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Conclusion
 from orchestrator.units import number_text

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from orchestrator.config.stages import Horizons
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.ranking import standings
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found
 from orchestrator.stages.horizons.conclude import curve_of
 from orchestrator.stages.horizons.findings import HorizonsFindings
 from orchestrator.stages.horizons.propose import rivals
-from orchestrator.stages.ranking import standings
 
 
 def figures(context: StageContext[Horizons]) -> list[Figure]:

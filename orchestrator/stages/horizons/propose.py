@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from orchestrator.config.stages import Horizons
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.findings import found
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.ranking import Standing, standings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.trial import Proposal
 

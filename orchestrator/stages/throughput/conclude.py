@@ -8,13 +8,13 @@ from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
+from orchestrator.stages.estimates.ranking import goodput
+from orchestrator.stages.estimates.timing import Ratio, Timings, held_against
 from orchestrator.stages.findings import concluded
 from orchestrator.stages.forms import Form, Rate, rate_of
-from orchestrator.stages.noise_scale import NoiseScale, pooled_noise_scale
-from orchestrator.stages.ranking import goodput
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.throughput.propose import ThroughputProgress
-from orchestrator.stages.timing import Ratio, Timings, held_against
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial
 

@@ -10,11 +10,11 @@ from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, rounds_wanted
 from orchestrator.stages.forms import Form
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import max_samples
 from orchestrator.stages.throughput.batches import Batches, batches, named
-from orchestrator.stages.timing import GPU_TIMING_SECONDS, MARGIN, Timings, rounds_wanted
 from orchestrator.study.trial import Proposal, Trial, TrialState
 
 # The first steps of a trial are not timed.

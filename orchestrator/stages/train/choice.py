@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.observed import observations, surface_through
-from orchestrator.stages.ranking import standings
-from orchestrator.stages.surface import Surface
+from orchestrator.stages.estimates.observed import observations, surface_through
+from orchestrator.stages.estimates.ranking import standings
+from orchestrator.stages.estimates.surface import Surface
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import Trial, TrialState
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
+from orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
+from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.findings import concluded, found
-from orchestrator.stages.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
-from orchestrator.stages.ranking import Standing, loss_at_samples, standings
-from orchestrator.stages.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.train.choice import choice_of, surface_of
 from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings

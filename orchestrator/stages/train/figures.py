@@ -5,9 +5,9 @@ from __future__ import annotations
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import loss_curves
+from orchestrator.stages.estimates.generalisation import Gap
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.generalisation import Gap
 from orchestrator.stages.train.findings import TrainFindings
 
 

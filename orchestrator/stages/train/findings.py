@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from orchestrator.stages.generalisation import Generalisation
+from orchestrator.stages.estimates.generalisation import Generalisation
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from orchestrator.config.stages import Train
 from orchestrator.config.trial import scaled_learning_rate, warmup_samples
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.observed import setting_of
-from orchestrator.stages.surface import Setting, next_setting
+from orchestrator.stages.estimates.observed import setting_of
+from orchestrator.stages.estimates.surface import Setting, next_setting
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import Proposal

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.ranking import Standing, by_candidate, elasticity, standings
-from orchestrator.stages.surface import Coordinates, Observation, Setting, Surface, fit
+from orchestrator.stages.estimates.ranking import Standing, by_candidate, elasticity, standings
+from orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial
 

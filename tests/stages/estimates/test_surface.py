@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from orchestrator.stages.surface import (
+from orchestrator.stages.estimates.surface import (
     APART,
     BELOW_DIVERGED,
     Coordinates,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.stages.noise_scale import NoiseScale, pooled_noise_scale
+from orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.gradients import known_windows
 from tests.support.lane_player import study_of

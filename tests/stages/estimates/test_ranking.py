@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.stages.ranking import (
+from orchestrator.stages.estimates.ranking import (
     elasticity,
     goodput,
     projected_seconds_to,
@@ -20,7 +20,7 @@ from orchestrator.stages.ranking import (
     tie_width,
     token_efficiency,
 )
-from orchestrator.stages.surface import NOISE
+from orchestrator.stages.estimates.surface import NOISE
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 

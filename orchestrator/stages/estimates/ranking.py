@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.surface import NOISE
+from orchestrator.stages.estimates.surface import NOISE
 from orchestrator.study.trial import Trial, TrialState
 
 PRIOR_DEGREES = 2

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from orchestrator.stages.timing import MARGIN, Timings
+from orchestrator.stages.estimates.timing import MARGIN, Timings
 
 NUM_STUDIES = 200
 MIN_ROUNDS, MAX_ROUNDS = 3, 8

@@ -14,10 +14,10 @@ from orchestrator.config.trial import base_trial
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.report.page import render_report
 from orchestrator.output.status import print_status
+from orchestrator.stages.estimates.generalisation import generalisation_of, overfitting_of
+from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, standings
+from orchestrator.stages.estimates.surface import NOISE
 from orchestrator.stages.findings import found
-from orchestrator.stages.generalisation import generalisation_of, overfitting_of
-from orchestrator.stages.ranking import PRIOR_DEGREES, standings
-from orchestrator.stages.surface import NOISE
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState

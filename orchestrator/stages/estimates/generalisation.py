@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.ranking import PRIOR_DEGREES, Standing
-from orchestrator.stages.surface import NOISE
+from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing
+from orchestrator.stages.estimates.surface import NOISE
 from orchestrator.study.trial import Metrics, Trial
 
 
