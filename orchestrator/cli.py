@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from orchestrator.signals import all_are_ctrl_c, interrupts_afterwards
+from orchestrator.signals import all_are_ctrl_c, interrupts_afterwards, keep_exit_code
 from orchestrator.terminal import printable, show_exception
 from orchestrator.units import exit_text
 from trainers.files import StorageLost, quoted
@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     arguments = _parser().parse_args(argv)
     sys.excepthook = show_exception
     with all_are_ctrl_c():
-        sys.exit(_exit_code(arguments))
+        code = _exit_code(arguments)
+        keep_exit_code(code)
+        sys.exit(code)
 
 
 def _exit_code(arguments: argparse.Namespace) -> int:

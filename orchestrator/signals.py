@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -93,6 +95,22 @@ def left_if_stuck(seconds: float, leave: Callable[[], None]) -> Iterator[None]:
         os.close(writing)
 
 
+def keep_exit_code(code: int) -> None:
+    """Let a signal that comes while the interpreter shuts down end the process at once, with the code it was about to end with.
+
+    All has been written and said by then; Ray and torch may take a second more to let go of what they hold.
+    """
+    atexit.register(_leave_on_signals, code)  # registered last, and so called before theirs
+
+
+def _leave_on_signals(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            stream.flush()
+    for number in _heard():
+        signal.signal(number, lambda *_: os._exit(code))
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _note()
     raise KeyboardInterrupt
@@ -106,15 +124,19 @@ def _note() -> None:
 
 @contextlib.contextmanager
 def _handled_by(handler: Handler) -> Iterator[None]:
-    """Handle the three signals so, but not a SIGHUP that is ignored, as under nohup."""
-    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = _NUMBERS - {signal.SIGHUP} if is_ignored else _NUMBERS
-    before = {number: signal.signal(number, handler) for number in numbers}
+    """Handle the signals so."""
+    before = {number: signal.signal(number, handler) for number in _heard()}
     try:
         yield
     finally:
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
+
+
+def _heard() -> frozenset[signal.Signals]:
+    """Return the three signals, but not a SIGHUP that is ignored, as under nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return _NUMBERS - {signal.SIGHUP} if is_ignored else _NUMBERS
 
 
 def _leave_dead_terminal() -> None:

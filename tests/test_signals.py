@@ -98,3 +98,10 @@ def test_what_ends_in_time_after_a_signal_is_not_left() -> None:
         "except KeyboardInterrupt: sys.exit(130)"
     )
     assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_one_that_comes_while_the_interpreter_shuts_down_changes_no_exit_code(number: signal.Signals) -> None:
+    """As Ray's and torch's own leaving takes a while."""
+    code = f"import atexit\ndef leaving(): {WAITS}\natexit.register(leaving)\nprint('said', end=' ')\nkeep_exit_code(3)\nsys.exit(3)"
+    assert stopped_by(number, code) == (3, "said ready\n")
