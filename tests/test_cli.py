@@ -328,6 +328,7 @@ def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
 MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MEASURED)
 def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
     home: Path, mode: Literal["none", "full"]

@@ -81,11 +81,13 @@ def test_every_room_is_known_here() -> None:
     assert packages == ROOMS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_loads_only_the_libraries_that_belong_to_it(room: str) -> None:
     assert loaded_with(f"orchestrator.{room}") - {"orchestrator"} <= ALLOWED.get(room, set())
 
 
+@pytest.mark.slow
 def test_the_training_loop_loads_torch_alone() -> None:
     assert loaded_with("trainers.loop") == {"torch"}
 
@@ -95,6 +97,7 @@ def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
     assert loaded_with(f"trainers.{module}") == set()
 
 
+@pytest.mark.slow
 def test_the_trainers_know_neither_ray_nor_a_tracker_nor_a_study() -> None:
     assert loaded_with("trainers") == {"torch"}
     files = Path(trainers.__path__[0]).rglob("*.py")

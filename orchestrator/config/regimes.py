@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from orchestrator.config.stages import StageKeys
 
 FINETUNE_RATE = 2e-5
 """AdamW's, for a batch of 16: Devlin et al. 2018 (arXiv 1810.04805, A.3) find 2e-5 to 5e-5 at batches of 16 and 32, in 2 to 4
@@ -13,7 +14,7 @@ HIGHEST_FINETUNE_RATE = 1e-3
 OWN_WEIGHTS = "own"
 """What `initial_weights` says where the model's target loads them."""
 
-_FINETUNE: Mapping[str, Any] = {
+_FINETUNE: Mapping[str, Mapping[str, object]] = {
     "optimizer": {"reference_batch_size": 16, "weight_decay": 0.01, "warmup": "short"},
     "frontier": {"largest": 128},
     "throughput": {"multiples": (1, 2)},
@@ -21,7 +22,7 @@ _FINETUNE: Mapping[str, Any] = {
 """The defaults that differ: of the optimizer, and of stages by their type."""
 
 
-def with_defaults_of_regime(tree: Mapping[str, Any], default_stages: tuple[Any, ...]) -> dict[str, Any]:
+def with_defaults_of_regime(tree: Mapping[str, object], default_stages: tuple[StageKeys, ...]) -> dict[str, object]:
     """Return a study file's tree with the defaults of finetuning where it says nothing.
 
     Raises ValueError where finetuning has no default for what is missing.
@@ -33,10 +34,10 @@ def with_defaults_of_regime(tree: Mapping[str, Any], default_stages: tuple[Any, 
         )
     optimizer = tree.get("optimizer") or {}
     stages = tree.get("stages") or [{"type": stage.type} for stage in default_stages]
-    return {**tree, "optimizer": _optimizer(optimizer), "stages": [_stage(stage) for stage in stages]}
+    return {**tree, "optimizer": _optimizer(optimizer), "stages": _stages(stages)}
 
 
-def _optimizer(given: Any) -> Any:
+def _optimizer(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
     if "lr" in given:
@@ -46,5 +47,9 @@ def _optimizer(given: Any) -> Any:
     return {**_FINETUNE["optimizer"], "lr": FINETUNE_RATE, **given}
 
 
-def _stage(given: Any) -> Any:
+def _stages(given: object) -> object:
+    return [_stage(one) for one in given] if isinstance(given, list | tuple) else given
+
+
+def _stage(given: object) -> object:
     return {**_FINETUNE.get(str(given.get("type")), {}), **given} if isinstance(given, Mapping) else given

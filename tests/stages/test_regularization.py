@@ -239,6 +239,7 @@ def test_plan_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None
     assert "at most 16 full runs" in text
 
 
+@pytest.mark.slow
 def test_a_real_batch_that_learns_by_heart_is_mended(tmp_path: Path) -> None:
     """48 samples: batch 16 meets each of them 27 times in the time in which batch 4 meets them 7 times."""
     config = tiny_study(

@@ -14,6 +14,7 @@ from trainers.run import Run
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_one_step_is_thrown_away_on_every_kind_of_device_and_once_for_each_shape(
     monkeypatch: pytest.MonkeyPatch, kind: str

@@ -50,6 +50,7 @@ def of_two_ranks(parallel: str) -> tuple[torch.Tensor, float]:
     return step_with("chunked", micro_batch_size=2, world_size=2, parallel=parallel)
 
 
+@pytest.mark.slow
 @needs_torch_2_13
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path: Path, parallel: str) -> None:

@@ -65,6 +65,7 @@ def assert_no_trace(trial: TrialConfig, directory: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"dropout": 0.2}, BATCH_NORM, {"precision": "float16"}, {"optimizer": {"type": "sgd"}}], ids=str
 )

@@ -50,6 +50,7 @@ def coverage(scales: list[NoiseScale | None], truth: float) -> float:
     return sum(low <= truth <= high for low, high in known) / len(known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [5, 20])
 @pytest.mark.parametrize("accumulations", [[2, 4, 8, 16], [8] * 6], ids=str)
 @pytest.mark.parametrize("noise_scale", [10.0, 200.0, 5000.0])
