@@ -30,11 +30,11 @@ class Choice(Findings, Protocol):
     """The findings of a stage that chooses one of its trials."""
 
     @property
-    def winner(self) -> str: ...
+    def winner(self) -> str | None: ...
 
 
 def winner_of(study: Study, kind: type[Choice]) -> str | None:
-    """Return the id of the trial that this stage chose; None if it has not chosen one yet."""
+    """Return the id of the trial that this stage chose; None if it has chosen none, or none yet."""
     findings = found(study, kind)
     return findings.winner if findings else None
 

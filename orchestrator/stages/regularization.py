@@ -264,17 +264,15 @@ def num_full_runs(context: StageContext[Regularization]) -> int:
 
 def winner(context: StageContext[Regularization]) -> str | None:
     """Return the run with the setting that is kept; None where the chosen run stays as it was."""
-    findings = found(context.study, RegularizationFindings)
-    return findings.winner if findings else None
+    return winner_of(context.study, RegularizationFindings)
 
 
 def figures(context: StageContext[Regularization]) -> list[Figure]:
     """Return the loss curves of the chosen run and of all settings."""
-    findings = found(context.study, RegularizationFindings)
     if not context.trials():
         return []
     source = _source(context)
-    return loss_curves([source, *context.trials()], (findings.winner if findings else None) or source.id)
+    return loss_curves([source, *context.trials()], winner(context) or source.id)
 
 
 STAGE = Stage[Regularization](

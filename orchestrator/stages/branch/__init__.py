@@ -21,7 +21,7 @@ from orchestrator.stages.branch.findings import RampRun as RampRun
 from orchestrator.stages.branch.propose import propose
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import TRAINING_COLUMNS
-from orchestrator.stages.findings import found
+from orchestrator.stages.findings import winner_of
 from orchestrator.stages.stage import Stage
 
 
@@ -43,8 +43,7 @@ def num_full_runs(context: StageContext[Branch]) -> int:
 
 def winner(context: StageContext[Branch]) -> str | None:
     """Return the ramp that won; None where the chosen run stays."""
-    findings = found(context.study, BranchFindings)
-    return findings.winner if findings else None
+    return winner_of(context.study, BranchFindings)
 
 
 STAGE = Stage[Branch](
