@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ STUDY: dict[str, Any] = TINY | {
 }
 
 
-class Scene:
+class Scene(ABC):
     """A study with its driver; where it runs is said by those that derive from this."""
 
     driver: Driver
@@ -51,8 +52,8 @@ class Scene:
         self.driver = self.driver_of(STUDY | {"model": model}, place)
         self.known, self.may_repeat_steps, self.num_damaged_lines = [], set(), 0
 
-    def driver_of(self, study: dict[str, Any], place: Path) -> Driver:
-        raise NotImplementedError
+    @abstractmethod
+    def driver_of(self, study: dict[str, Any], place: Path) -> Driver: ...
 
     def start(self) -> None:
         self.driver.start()
@@ -67,8 +68,8 @@ class Scene:
         pids = [line["pid"] for line in self.logged() if line["pid"] != self.driver.process.pid]
         return pids[-1] if pids and alive(pids[-1]) else None
 
-    def check_nothing_is_left_over(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def check_nothing_is_left_over(self) -> None: ...
 
 
 def alive(pid: int) -> bool:
