@@ -3,9 +3,11 @@
     python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--show]
 
 A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
-worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch. Every
-candidate may train for as long as the baseline needs; its seconds are those of the hardware, timed with noise. The stages
-`train` and `learning_rate` propose, judge and conclude as in a study; only what a run would measure is looked up.
+worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch; and with
+the length of a study, as long as was recorded, a fourth and a sixteenth of that. Every candidate may train for as long as
+the baseline needs; its seconds are those of the hardware, timed with noise. The stages `train` and `learning_rate` propose,
+judge and conclude as in a study; only what a run would measure is looked up. What they know before the first run, their
+prior, is made of the recorded worlds (late_gain.py); here each world is judged by what the others make it.
 
 The peers get the same candidates, learning rates, seconds and total cost: Ray's ASHA draws them at random and stops the
 worse half at each rung; Optuna's TPE proposes them, its successive halving stops.
@@ -20,11 +22,12 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from late_gain import prior_of
 from peer_searches import Chosen, Space, optuna_tpe, ray_asha
 from world_table import World, load
 
@@ -36,6 +39,7 @@ from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates import surface
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.rates import Rate
@@ -51,10 +55,15 @@ from trainers.config import TrialConfig
 
 WORLDS = Path(__file__).parent / "worlds"
 HARDWARE = (0, 16, 128)
+LENGTHS = (1, 4, 16)
+"""A study is this many times shorter than the recorded runs allow."""
+MARGIN = 1.15
+"""A batch takes part with so many times the fewest steps, lest the timing's noise leave it out."""
 MODE = Mode("none", compile=True, precision="float32")
 # The study's own learning rate is off by up to so many factors of 2: it is what a user brings, not the best.
 RATE_OFF = 1.0
 ROUNDS = 5
+NUM_BINS = 5
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class Case:
 
     world: World
     hardware: int
+    length: int
     reference: int
     """The effective batch of the baseline."""
     budgets: dict[int, int]
@@ -70,7 +80,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.world.name}, h={self.hardware}"
+        return name_of(self.world, self.hardware, self.length)
 
     def speed(self, batch: int) -> float:
         return 1000.0 * batch / (batch + self.hardware)
@@ -98,6 +108,10 @@ class Case:
         return math.sqrt(statistics.fmean(spreads))
 
 
+def name_of(world: World, hardware: int, length: int) -> str:
+    return f"{world.name}, h={hardware}, 1/{length}"
+
+
 def rates_of(case: Case, batch: int) -> list[float]:
     """Return the recorded rates that the batch can be asked for at its budget."""
     kept = []
@@ -110,22 +124,23 @@ def rates_of(case: Case, batch: int) -> list[float]:
     return kept
 
 
-def case_of(world: World, hardware: int) -> Case:
-    """Return the world on this hardware: the fastest batch trains on the most samples that were recorded, and a batch
-    whose samples in that time were not recorded takes no part. Raises ValueError where fewer than two are left."""
+def case_of(world: World, hardware: int, length: int = 1) -> Case:
+    """Return the world on this hardware: the fastest batch trains on the most samples that were recorded, or a `length`th
+    of them, and a batch whose samples in that time were not recorded takes no part. Raises ValueError where fewer than two
+    are left."""
     batches = world.batches()
-    most = min(world.budgets(batch)[-1] * (1 + hardware / batch) for batch in batches)
+    most = min(world.budgets(batch)[-1] * (1 + hardware / batch) for batch in batches) / length
     # `most` is the time, in which batch B trains on most / (1 + h / B) samples, that none outgrows its recorded budgets
     budgets = {batch: round(most / (1 + hardware / batch) / batch) * batch for batch in batches}
     within = {b: n for b, n in budgets.items() if world.budgets(b)[0] <= n <= world.budgets(b)[-1]}
-    kept = {b: n for b, n in within.items() if n >= FEWEST_STEPS * b}
+    kept = {b: n for b, n in within.items() if n >= MARGIN * FEWEST_STEPS * b}
     if len(kept) < 2:
         raise ValueError(
-            f"world {world.name}, h={hardware}: of the batches {batches} only {list(kept)} have their samples at equal time "
+            f"world {name_of(world, hardware, length)}: of the batches {batches} only {list(kept)} have their samples at equal time "
             "within what was recorded; record more budgets"
         )
     ordered = sorted(kept)
-    return Case(world, hardware, ordered[(len(ordered) - 1) // 2], kept)
+    return Case(world, hardware, length, ordered[(len(ordered) - 1) // 2], kept)
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,8 @@ class Answer:
     """In full runs."""
     cut_best: bool
     """True if of all runs that it began it cut the one that would have ended best."""
+    p_best_of: Mapping[int, float] = field(default_factory=dict)
+    """What it claimed of every batch."""
     refused: tuple[str, ...] = ()
 
 
@@ -246,17 +263,14 @@ class Player:
 def _answer(case: Case, study: Study, player: Player) -> Answer:
     trained = found(study, TrainFindings)
     winner = study.trials[stage_winner(study)]
-    mine = next(
-        one
-        for one in (trained.batches if trained else ())
-        if one.effective_batch_size == winner.config.effective_batch_size
-    )
+    p_best_of = {one.effective_batch_size: one.p_best for one in (trained.batches if trained else ())}
     return Answer(
         winner.config.effective_batch_size,
         winner.config.learning_rate,
-        mine.p_best,
+        p_best_of[winner.config.effective_batch_size],
         sum(player.trained.values()),
         _cut_best(case, study, player),
+        p_best_of,
         tuple(player.refused),
     )
 
@@ -290,6 +304,8 @@ class Judged:
     batch_right: bool
     cost_ratio: float
     """Against running every batch at every recorded rate with every seed once, which is what the truth took."""
+    claims: tuple[tuple[float, bool], ...]
+    """Of every batch: the claimed probability that none is better, and whether none is."""
     answer: Answer
 
 
@@ -298,10 +314,15 @@ def judge(case: Case, answer: Answer) -> Judged:
     best = min(table.values())
     spread = case.seed_deviation()
     loss = case.mean_loss(answer.batch, answer.rate)
-    of_batch = min(loss for (batch, _), loss in table.items() if batch == answer.batch)
+    of_batch = {batch: min(loss for (of, _), loss in table.items() if of == batch) for batch in case.budgets}
     grid = len(table) * len(case.world.seeds())
     return Judged(
-        loss <= best + spread, (loss - best) / abs(best), of_batch <= best + spread, answer.cost / grid, answer
+        loss <= best + spread,
+        (loss - best) / abs(best),
+        of_batch[answer.batch] <= best + spread,
+        answer.cost / grid,
+        tuple((claimed, of_batch[batch] <= best + spread) for batch, claimed in answer.p_best_of.items()),
+        answer,
     )
 
 
@@ -329,15 +350,18 @@ def main() -> None:
     print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed")
     every: list[Judged] = []
     peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
+    recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
     for case in cases:
+        surface.PRIOR = prior_of([world for world in recorded if world.name != case.world.name])
         judged = [judge(case, replay(case, seed, arguments.timing_noise)) for seed in range(repeats)]
         _print_case(case, judged)
         every += judged
         for name, search in PEERS.items():
             answers = [of_peer(case, search, one.answer, seed) for seed, one in enumerate(judged)]
             peers[name] += [judge(case, answer) if answer else None for answer in answers]
-    for line in (*refused, *sorted({line for one in every for line in one.answer.refused})):
-        print(f"refused: {line}")
+    print(f"left out, as fewer than two batches lie within what was recorded: {'; '.join(refused)}")
+    num_beyond = sum(len(one.answer.refused) for one in every)
+    print(f"{num_beyond} runs were asked for at learning rates beyond those recorded, and failed")
     print(json.dumps(summary(every) | {name: _of_peer(found) for name, found in peers.items()}))
 
 
@@ -363,12 +387,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(worlds: Sequence[World]) -> tuple[list[Case], list[str]]:
+    """Return the cases, and the names of those that cannot be made."""
     cases, refused = [], []
-    for world, hardware in itertools.product(worlds, HARDWARE):
+    for world, hardware, length in itertools.product(worlds, HARDWARE, LENGTHS):
         try:
-            cases.append(case_of(world, hardware))
-        except ValueError as error:
-            refused.append(str(error))
+            cases.append(case_of(world, hardware, length))
+        except ValueError:
+            refused.append(name_of(world, hardware, length))
     return cases, refused
 
 
@@ -382,7 +407,18 @@ def summary(judged: Sequence[Judged]) -> dict[str, Any]:
         "regret": _mean(one.regret for one in judged),
         "cost_ratio": _mean(one.cost_ratio for one in judged),
         "calibration": round(abs(statistics.fmean(claimed) - statistics.fmean(batch_right)), 4),
+        "calibration_error": calibration_error([claim for one in judged for claim in one.claims]),
     }
+
+
+def calibration_error(claims: Sequence[tuple[float, bool]]) -> float | None:
+    """Return by how much the claimed probabilities are off, claims of about the same probability taken together and weighted
+    by their number (the expected calibration error; Guo et al. 2017, arXiv 1706.04599); None without claims."""
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for claim in claims:
+        bins.setdefault(min(int(claim[0] * NUM_BINS), NUM_BINS - 1), []).append(claim)
+    off = [abs(sum(claimed - is_true for claimed, is_true in alike)) for alike in bins.values()]
+    return round(sum(off) / len(claims), 4) if claims else None
 
 
 def _mean(values: Any) -> float:

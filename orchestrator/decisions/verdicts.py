@@ -13,11 +13,9 @@ from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
 
-# Candidates of different batches are compared from this share of their budgets on, and one that trails the leader by
-# less than this share of what the leader gained in the second half of its run so far is not cut. benchmarks/
-# recommendation.py says how often that cuts the best.
+# Candidates of different batches are compared from this share of their budgets on. benchmarks/recommendation.py says how
+# often the best is cut.
 ACROSS_BATCHES_FROM = 0.5
-CATCH_UP = 0.5
 # A rate is judged after so many steps, when compiling and the slow first steps are over.
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
@@ -63,15 +61,15 @@ def _where(rungs: dict[str, int]) -> str:
 
 
 def _tie(candidates: dict[str, list[Trial]], level: int) -> float:
-    """Return by how much a candidate may trail without being cut: a share of what the leader gained since half the
-    rung, as that is about what others can still catch up."""
+    """Return by how much a candidate may trail without being cut: what the leader gained since half the rung, as that is
+    about what others can still catch up."""
     means = {name: mean_of_seeds({t.id: _value_at(t, level) for t in seeds}) for name, seeds in candidates.items()}
     known = {name: value for name, value in means.items() if value is not None and math.isfinite(value)}
     if not known:
         return 0.0
     leader = min(known, key=lambda name: known[name])
     before = mean_of_seeds({t.id: _loss_at(t, t.config.rungs[level] / 2) for t in candidates[leader]})
-    return 0.0 if before is None else CATCH_UP * max(0.0, before - known[leader])
+    return 0.0 if before is None else max(0.0, before - known[leader])
 
 
 def _loss_at(trial: Trial, samples: float) -> float | None:

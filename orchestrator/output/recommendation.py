@@ -22,6 +22,7 @@ from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
 from trainers.config import (
     ActivationCheckpointing,
+    Compile,
     CrossEntropy,
     OptimizerConfig,
     Phase,
@@ -98,8 +99,11 @@ class Recommendation:
     world_size: int
     effective_batch_size: int
     activation_checkpointing: ActivationCheckpointing
-    compile: bool
+    compile: Compile
+    """true: the blocks one by one. whole: the model as one graph. false: nothing."""
     precision: Precision
+    allow_tf32: bool | None = None
+    """None, and not in the file, unless float32 was computed in TF32."""
     cross_entropy: CrossEntropy | None = None
     """None, and not in the file, if it is computed as usual."""
     learning_rate: float
@@ -175,6 +179,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         activation_checkpointing=trial.activation_checkpointing,
         compile=trial.compile,
         precision=trial.precision,
+        allow_tf32=True if trial.allow_tf32 and trial.precision == "float32" else None,
         cross_entropy=_unusual_cross_entropy(trial),
         learning_rate=trial.learning_rate,
         warmup_samples=trial.warmup_samples,

@@ -55,7 +55,7 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
         config.evaluation_samples,
         winner.config.sample_budget,
         tuple(sorted({t.config.effective_batch_size for t in full})),
-        max(phase.gradient_accumulation_steps for t in full for phase in t.config.phases),
+        max(max(t.config.accumulations) for t in full),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 
@@ -15,22 +16,42 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 
 
+MOST_CURVES = 50
+"""How many curves one figure shows: each is named at its edge, and has a line of text there."""
+
+
 def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
-    """Return the validation losses of all trials over the samples seen, and over the time trained."""
-    losses = sorted(y for trial in trials for _, y in _losses(trial, "samples_seen"))
+    """Return the validation losses of the trials over the samples seen, and over the time trained."""
+    shown = _worth_showing(trials, winner)
+    left_out = f" Of {len(trials):,} runs the {len(shown)} that ended lowest." if len(shown) < len(trials) else ""
+    losses = sorted(y for trial in shown for _, y in _losses(trial, "samples_seen"))
     top = _shown_top(losses)
     beyond = sum(value > top for value in losses)
-    note = f" {beyond} evaluations above {number_text(top)} are not shown." if beyond else ""
+    note = f"{left_out} {beyond} evaluations above {number_text(top)} are not shown." if beyond else left_out
     return [
         Figure(
             x_axis,
             Axis("validation loss", top=top),
-            tuple(_curve(trial, key, colour, winner) for colour, trial in enumerate(trials)),
+            tuple(_curve(trial, key, colour, winner) for colour, trial in enumerate(shown)),
             f"Dashed: pruned or failed; bold: the winner.{note}",
             height=320,
         )
-        for key, x_axis in (("samples_seen", Axis("samples seen", zero=True)), ("train_seconds", _time_axis(trials)))
+        for key, x_axis in (("samples_seen", Axis("samples seen", zero=True)), ("train_seconds", _time_axis(shown)))
     ]
+
+
+def _worth_showing(trials: Sequence[Trial], winner: str | None) -> Sequence[Trial]:
+    """Return all trials, or as many as one figure shows: the winner, and those whose last loss is the lowest."""
+    if len(trials) <= MOST_CURVES:
+        return trials
+    best = heapq.nsmallest(MOST_CURVES, trials, key=lambda trial: (trial.id != winner, _last_loss(trial)))
+    kept = {trial.id for trial in best}
+    return [trial for trial in trials if trial.id in kept]
+
+
+def _last_loss(trial: Trial) -> float:
+    loss = trial.metric("val_loss")
+    return math.inf if loss is None else loss
 
 
 def _curve(trial: Trial, key: str, colour: int, winner: str | None) -> Series:

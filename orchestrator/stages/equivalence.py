@@ -81,7 +81,7 @@ def _reference_runs(context: StageContext[Equivalence]) -> list[Proposal]:
 
 
 def _reference_run(context: StageContext[Equivalence], split: Split) -> Proposal:
-    changes = {"precision": "float32", "dropout": False, "save_weights": True, "check_parts": True}
+    changes = {"precision": "float32", "allow_tf32": False, "dropout": False, "save_weights": True, "check_parts": True}
     config = context.short_trial(split, chosen_mode(context.study), context.stage.steps, **changes)
     return Proposal(_name(split), "equivalence", config, candidate=_name(split))
 

@@ -15,10 +15,11 @@ from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from orchestrator.stages.estimates.ranking import settle, standings
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
+from orchestrator.stages.mode import compile_text
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal
-from trainers.config import ActivationCheckpointing, Split
+from trainers.config import ActivationCheckpointing, Compile, Split
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Point:
     micro_batch_size: int
     effective_batch_size: int
     activation_checkpointing: ActivationCheckpointing
-    compile: bool
+    compile: Compile
     learning_rate: float | None
     """None for that of the scaling rule."""
 
@@ -87,7 +88,7 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
     rate = point.learning_rate
     if rate is not None:
         changes["learning_rate"] = rate
-    mode = f"{point.activation_checkpointing}{'' if point.compile else '-eager'}"
+    mode = "-".join(filter(None, [str(point.activation_checkpointing), compile_text(point.compile)]))
     name = f"grid-{split}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
     candidate = Candidate("", split, chosen_mode(context.study), context.config.sample_budget)
     return seeded(context, name, candidate, **changes)

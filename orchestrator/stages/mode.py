@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import ActivationCheckpointing, CrossEntropy, Precision, TrialConfig
+from trainers.config import ActivationCheckpointing, Compile, CrossEntropy, Precision, TrialConfig
 
 
 @dataclass(frozen=True)
 class Mode:
     activation_checkpointing: ActivationCheckpointing
-    compile: bool
+    compile: Compile
     precision: Precision
     cross_entropy: CrossEntropy = "whole"
     """How the built-in gpt computes its loss; other models have no such choice."""
@@ -21,7 +21,7 @@ class Mode:
     def __str__(self) -> str:
         parts = [
             str(self.activation_checkpointing),
-            "" if self.compile else "eager",
+            compile_text(self.compile),
             "chunked" if self.cross_entropy == "chunked" else "",
             f"T{self.seq_len}" if self.seq_len else "",
         ]
@@ -41,6 +41,11 @@ class Mode:
             kwargs = base.data.kwargs | {"seq_len": self.seq_len}
             changes["data"] = base.data.model_copy(update={"kwargs": kwargs}).model_dump()
         return changes
+
+
+def compile_text(compiled: Compile) -> str:
+    """Return what sets it apart from blocks that are compiled one by one."""
+    return "whole" if compiled == "whole" else "" if compiled else "eager"
 
 
 def mode_of(config: TrialConfig) -> Mode:

@@ -139,8 +139,6 @@ def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
         return f"the loss is {context.config.loss}"
     if "label_smoothing" not in (context.study.facts.regularizers or {}):
         return f"the loss is that of {context.config.model.target}"
-    if mode_of(_source(context).config).cross_entropy == "chunked":
-        return "the cross-entropy is computed in chunks"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict, dataclass
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.output.plan import print_plan
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.report.page import render_report
-from orchestrator.output.status import print_status, status_values
+from orchestrator.output.status import json_pieces, print_status
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
@@ -135,7 +136,7 @@ def test_plan_describes_it_and_counts_its_runs(config: StudyConfig, capsys: pyte
 
 
 def test_status_shows_it(config: StudyConfig, study: Study, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_values(config, study)["stages"] == [{"type": "pulse", "state": "complete"}]
+    assert json.loads("".join(json_pieces(config, study)))["stages"] == [{"type": "pulse", "state": "complete"}]
     print_status(config, study, is_driven=False)
     assert "pulse-2 beats fastest" in capsys.readouterr().out
 

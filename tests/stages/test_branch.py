@@ -43,6 +43,8 @@ SAMPLES = 1600
 """Of each branch: a fifth of the run, in whole steps of 64."""
 GROWING = CriticalWorld(16, exponent=1.0, half_speed_batch=16)
 """16 at the first point, 32 at the second; and larger batches are faster."""
+SEEDS = [0, 1, 2]
+"""One seed tells no waste of a tenth of the run's samples from what seeds make."""
 
 
 def study(**changes: Any) -> StudyConfig:
@@ -107,10 +109,16 @@ def runs(known: Study) -> dict[str, Trial]:
 # Worlds with a known critical batch
 
 
-@pytest.mark.parametrize("seeds", [[0], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("truth", [8, 16, 32])
-def test_the_critical_batch_is_found_and_one_that_stays_makes_no_ramp(truth: int, seeds: list[int]) -> None:
-    _, known = played(CriticalWorld(truth), seeds=seeds)
+def test_one_seed_finds_the_critical_batch_within_a_factor_of_two(truth: int) -> None:
+    _, known = played(CriticalWorld(truth))
+    assert all(point.low <= truth < (point.high or math.inf) for point in findings_of(known).points)
+    assert all(point.low >= truth / 2 and (point.high or 64) <= 4 * truth for point in findings_of(known).points)
+
+
+@pytest.mark.parametrize("truth", [8, 16, 32])
+def test_the_critical_batch_is_found_and_one_that_stays_makes_no_ramp(truth: int) -> None:
+    _, known = played(CriticalWorld(truth), seeds=SEEDS)
     assert critical(known) == [truth, truth]
     assert [point.high for point in findings_of(known).points] == [2 * truth, 2 * truth]
     assert findings_of(known).growth == "stayed"
@@ -120,7 +128,7 @@ def test_the_critical_batch_is_found_and_one_that_stays_makes_no_ramp(truth: int
 
 
 def test_one_that_grows_is_found_at_both_points() -> None:
-    _, known = played(GROWING)
+    _, known = played(GROWING, seeds=SEEDS)
     assert critical(known) == [16, 32]
     assert findings_of(known).growth == "grew"
 
@@ -147,7 +155,7 @@ def test_in_noise_as_large_as_what_is_lost_it_is_undetermined(num_seeds: int) ->
 def test_undetermined_says_between_which_batches() -> None:
     def noisy_at_16(config: TrialConfig, samples: int) -> dict[str, Any]:
         point = CriticalWorld(16)(config, samples)
-        return point | ({"val_loss": 1.004 * point["val_loss"]} if config.effective_batch_size == 16 else {})
+        return point | ({"val_loss": 1.017 * point["val_loss"]} if config.effective_batch_size == 16 else {})
 
     _, known = played(noisy_at_16)
     first = findings_of(known).points[0]
@@ -267,9 +275,9 @@ def play(path: Path, config: StudyConfig, *stops: int) -> Study:
 
 def test_a_study_that_is_stopped_in_the_middle_proposes_what_it_would_have(tmp_path: Path) -> None:
     """In trunk, branches and ramps, again and again; every run goes on from its checkpoint."""
-    config = study(sample_budget=2048, stage={"multiples": [2]})
+    config = study(seeds=SEEDS, sample_budget=2048, stage={"multiples": [2]})
     whole, stopped = play(tmp_path / "whole", config), play(tmp_path / "stopped", config, 1, 4, 6, 9)
-    assert "branch-doubling" in whole.trials
+    assert "branch-doubling-s0" in whole.trials
     assert {name: trial.proposal for name, trial in stopped.trials.items()} == {
         name: trial.proposal for name, trial in whole.trials.items()
     }
@@ -280,8 +288,8 @@ def test_a_study_that_is_stopped_in_the_middle_proposes_what_it_would_have(tmp_p
 
 
 def test_where_it_grows_ramps_follow_it_in_the_time_of_the_chosen_run() -> None:
-    _, known = played(GROWING)
-    doubling, linear = (known.trials[f"branch-{kind}"].config for kind in ("doubling", "linear"))
+    _, known = played(GROWING, seeds=SEEDS)
+    doubling, linear = (known.trials[f"branch-{kind}-s0"].config for kind in ("doubling", "linear"))
     assert [(p.from_samples, p.gradient_accumulation_steps) for p in doubling.ramp] == [(2048, 2), (4096, 4)]
     assert [p.gradient_accumulation_steps for p in linear.ramp] == [2, 3, 4]
     assert linear.ramp[-1].from_samples == POINTS[-1]
@@ -294,60 +302,67 @@ def test_where_it_grows_ramps_follow_it_in_the_time_of_the_chosen_run() -> None:
         assert ramp.sample_budget > 1.3 * BUDGET
 
 
+def mean_loss(known: Study, candidate: str) -> float:
+    return statistics.fmean(known.trials[f"{candidate}-s{seed}"].measured("val_loss") for seed in SEEDS)
+
+
 def test_a_ramp_that_wins_is_recommended_with_its_phases() -> None:
-    config, known = played(GROWING)
+    config, known = played(GROWING, seeds=SEEDS)
     findings = findings_of(known)
-    assert findings.winner == "branch-linear"
+    assert findings.winner == "branch-linear-s0"
     assert findings.ramps[0].val_loss < known.trials[findings.source].measured("val_loss")
     assert ": it grew; the linear ramp ends at " in reason(known)
     assert "the linear ramp wins by more than the seeds' spread (0.0" in reason(known)
     recommended = recommend(config, known)
     assert recommended is not None
-    assert recommended.evidence.trial == "branch-linear"
-    assert [one.trial for one in recommended.alternatives] == ["branch-doubling", "train-m8k1"]
-    assert recommended.ramp == known.trials["branch-linear"].config.ramp
+    assert recommended.evidence.trial == "branch-linear-s0"
+    others = {known.trials[one.trial].candidate for one in recommended.alternatives}
+    assert others == {"branch-linear", "branch-doubling", "train-m8k1"}
+    assert recommended.ramp == known.trials["branch-linear-s0"].config.ramp
     assert Recommendation.from_json(json.dumps(recommended.to_json())) == recommended
-    chosen, ramp = (known.trials[name].measured("val_loss") for name in (findings.source, "branch-linear"))
+    chosen, ramp = (mean_loss(known, name) for name in ("train-m8k1", "branch-linear"))
     assert recommended.verdict == (
         "Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing none and learning rate 0.001, "
         "and let the effective batch grow: 16 from 1,365 samples (learning rate 0.00141), 24 from 2,731 samples (learning rate "
         f"0.00173), 32 from 4,096 samples (learning rate 0.002): it ends at val loss {ramp:.3f}, the same run with a batch that "
-        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds make. Measured with one "
-        "seed, 256 validation samples, 14.4k training samples, effective batch 8, accumulation up to 4."
+        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds make. Measured with 3 "
+        "seeds, 256 validation samples, 14.4k training samples, effective batch 8, accumulation up to 4."
     )
     page = render_report(config, known, recommended)
     assert "the batch is to grow (ramp), which a study file cannot say" in page
 
 
 def test_a_ramp_that_gains_nothing_is_not() -> None:
-    config, known = played(replace(GROWING, half_speed_batch=0))
+    config, known = played(replace(GROWING, half_speed_batch=0), seeds=SEEDS)
     assert findings_of(known).winner is None
     assert "no ramp wins by more than the seeds' spread (0.0" in reason(known)
     recommended = recommend(config, known)
     assert recommended is not None
-    assert recommended.evidence.trial == "train-m8k1"
+    assert recommended.evidence.trial == "train-m8k1-s0"
     assert "ramp" not in recommended.to_json()
     assert "grow" not in recommended.verdict
 
 
 def test_at_equal_samples_a_ramp_has_as_many() -> None:
-    _, known = played(GROWING, objective="samples")
-    assert known.trials["branch-doubling"].config.sample_budget == BUDGET
+    _, known = played(GROWING, seeds=SEEDS, objective="samples")
+    assert known.trials["branch-doubling-s0"].config.sample_budget == BUDGET
 
 
 def test_to_a_target_the_ramp_that_gets_there_sooner_by_more_than_the_spread_wins() -> None:
-    _, known = played(GROWING, objective="target", target_loss=2.55)
-    assert findings_of(known).winner == "branch-linear"
+    _, known = played(GROWING, seeds=SEEDS, objective="target", target_loss=2.55)
+    assert findings_of(known).winner == "branch-linear-s0"
     assert "the linear ramp reaches the target after 1" in reason(known)
 
 
 def test_two_ramps_that_are_the_same_are_trained_once() -> None:
-    _, known = played(CriticalWorld(8, exponent=1.0), stage={"at": [0.25, 0.5]})
-    assert [trial.id for trial in known.trials.values() if trial.config.ramp] == ["branch-doubling"]
+    _, known = played(CriticalWorld(8, exponent=1.0), seeds=SEEDS, stage={"at": [0.25, 0.5]})
+    assert [trial.id for trial in known.trials.values() if trial.config.ramp] == [
+        f"branch-doubling-s{seed}" for seed in SEEDS
+    ]
 
 
 def test_no_ramp_is_trained_where_the_study_file_wants_none() -> None:
-    _, known = played(GROWING, stage={"ramps": []})
+    _, known = played(GROWING, seeds=SEEDS, stage={"ramps": []})
     assert findings_of(known).growth == "grew"
     assert not any(trial.config.ramp for trial in known.trials.values())
 
@@ -393,12 +408,12 @@ def test_growth_is_told_only_where_it_is_certain(known: list[PointFindings], exp
 
 
 def test_the_figures_are_the_branches_of_every_point_the_critical_batch_and_the_ramps() -> None:
-    config, known = played(GROWING, seeds=[0, 1])
+    config, known = played(GROWING, seeds=SEEDS)
     first, second, batch, *ramps = branch.STAGE.figures(context_of(config, known))
     assert [series.label for series in first.series] == ["8", "16", "32", "64"]
     for series in second.series:
         assert [mark.x for mark in series.marks] == pytest.approx([4496, 4896, 5296, 5696], abs=64)
-    ends = [known.trials[f"branch-at2048-x8-s{seed}"].measured("val_loss") for seed in (0, 1)]
+    ends = [known.trials[f"branch-at2048-x8-s{seed}"].measured("val_loss") for seed in SEEDS]
     assert first.series[-1].marks[-1].y == pytest.approx(statistics.fmean(ends))
     assert [(mark.x, mark.y, mark.high) for mark in batch.series[0].marks] == [(2048, 16, 32), (4096, 32, 64)]
     assert len(ramps) == 2
@@ -420,9 +435,9 @@ def test_the_plan_says_what_it_would_run() -> None:
 
 
 def test_a_trunk_and_branches_are_no_full_runs() -> None:
-    _, known = played(GROWING)
+    _, known = played(GROWING, seeds=SEEDS)
     full = [trial.id for trial in known.trials.values() if trial.is_full_run]
-    assert full == ["train-m8k1", "branch-doubling", "branch-linear"]
+    assert full == [f"{name}-s{seed}" for name in ("train-m8k1", "branch-doubling", "branch-linear") for seed in SEEDS]
     assert all(trial.state is TrialState.COMPLETE for trial in known.trials.values())
 
 

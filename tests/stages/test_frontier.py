@@ -502,6 +502,8 @@ def test_every_mode_of_the_product_is_probed() -> None:
     assert len(names) == 16
     assert names[:3] == ["frontier-none-m1", "frontier-none-chunked-m1", "frontier-none-eager-m1"]
     assert names[-1] == "frontier-0.5-eager-chunked-T64-m1"
+    whole = {"type": "frontier", "activation_checkpointing": ["none"], "compile": ["blocks", "whole"]}
+    assert Known(whole).ids() == ["frontier-none-m1", "frontier-none-whole-m1"]
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 29, 64, 100, 1000])

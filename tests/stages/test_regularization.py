@@ -16,6 +16,7 @@ from orchestrator.output.export import export
 from orchestrator.output.plan import print_plan
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.report.page import render_report
+from orchestrator.stages.estimates.surface import PRIOR
 from orchestrator.stages.findings import found
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import Mode
@@ -145,9 +146,10 @@ def test_that_seeds_alone_have_a_setting_kept_is_as_rare_with_four_settings_as_w
         world = replace(IDEAL, seed_deviation=0.0)
 
         def noisy(config: TrialConfig, samples: int, number: int = number, world: World = world) -> dict[str, Any]:
-            luck = random.Random(f"{number} {settings_of(config)}").gauss(0, 0.004)
-            point = world(config, samples)
-            loss = point["val_loss"] * (1 + luck if config.effective_batch_size > 8 else 1)
+            budget, point = config.sample_budget, world(config, samples)
+            late_gain = world(config, budget // 2)["val_loss"] - world(config, budget)["val_loss"]
+            luck = random.Random(f"{number} {settings_of(config)}").gauss(0, PRIOR.seed_deviation * late_gain)
+            loss = point["val_loss"] + (luck if config.effective_batch_size > 8 else 0)
             gap = 0.1 * config.effective_batch_size
             return point | {"val_loss": loss, "generalisation_gap": gap}
 
@@ -192,10 +194,9 @@ def test_the_run_that_learning_rate_chose_is_the_one_that_is_trained_again(tmp_p
     [
         (Facts(regularizers={}), {}, {"weight_decay"}, ["dropout was not tried: gpt takes no argument of that name", "label smoothing was not tried: the loss is that of gpt"]),
         (TAKES_BOTH, {"loss": "tests.support.studies:reading_a_value"}, {"dropout", "weight_decay"}, ["label smoothing was not tried: the loss is tests.support.studies:reading_a_value"]),
-        (TAKES_BOTH, {"mode": {"cross_entropy": "chunked"}}, {"dropout", "weight_decay"}, ["label smoothing was not tried: the cross-entropy is computed in chunks"]),
         (TAKES_BOTH, {"optimizer": {"lr": 1e-3, "reference_batch_size": 8, "weight_decay": 0}}, {"dropout", "label_smoothing"}, ["weight decay was not tried: optimizer.weight_decay is 0"]),
     ],
-    ids=["neither argument", "own loss", "chunks", "no decay"],
+    ids=["neither argument", "own loss", "no decay"],
 )  # fmt: skip
 def test_what_cannot_be_tried_is_not_and_said(
     tmp_path: Path, facts: Facts, changes: dict[str, Any], tried: set[str], notes: list[str]

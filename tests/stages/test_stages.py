@@ -256,6 +256,7 @@ def test_every_combination_is_a_trial_of_its_own() -> None:
     }  # fmt: skip
     ids = Known(stage, seeds=[0, 1]).ids()
     assert len(ids) == len(set(ids)) == 2**5
+    assert Known({"type": "grid", "micro_batch_size": [4], "compile": ["whole"]}).ids() == ["grid-m4k1-none-whole"]
 
 
 def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:

@@ -91,7 +91,7 @@ def train_config(**changes: Any) -> StudyConfig:
 
 def by_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
     """Every learning rate ends elsewhere, in no order."""
-    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 100)
+    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 10)
     return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}
 
 
@@ -153,5 +153,5 @@ def bowl(config: TrialConfig, samples: int) -> dict[str, Any]:
     batch, share = config.effective_batch_size, samples / config.sample_budget
     off = math.log2(config.learning_rate / (2e-3 * (batch / 8) ** 0.5))
     chance = random.Random(f"{batch} {config.learning_rate} {config.seed}").uniform(-0.004, 0.004)
-    loss = 3 + 0.02 * math.log2(batch / 4) ** 2 + 0.05 * off**2 + 0.2 * math.exp(-4 * share) + chance
+    loss = 3 + 0.02 * math.log2(batch / 4) ** 2 + 0.05 * off**2 + 0.4 * (1 - share) + chance
     return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing
-from orchestrator.stages.estimates.surface import NOISE
+from orchestrator.stages.estimates import surface
+from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing, late_gain
 from orchestrator.study.trial import Metrics, Trial
 
 
@@ -78,7 +78,7 @@ def _deviation(runs: Sequence[Standing]) -> float:
     gaps = np.array([_gaps(one)[:seeds] for one in runs])
     left = gaps - gaps.mean(axis=1, keepdims=True) - gaps.mean(axis=0, keepdims=True) + gaps.mean()
     degrees = (len(runs) - 1) * (seeds - 1)
-    prior = NOISE * statistics.median(abs(one.val_loss) for one in runs)
+    prior = surface.PRIOR.seed_deviation * late_gain(runs)
     variance = (PRIOR_DEGREES * prior**2 + float((left**2).sum())) / (PRIOR_DEGREES + degrees)
     return math.sqrt(2 / seeds * variance)
 
@@ -117,7 +117,7 @@ def overfitting_of(trial: Trial) -> Overfitting | None:
         _known(lowest, "loss"),
         _known(last, "loss"),
     )
-    rises = found.val_loss - found.lowest_val_loss > NOISE * abs(found.lowest_val_loss)
+    rises = found.val_loss - found.lowest_val_loss > surface.USEFUL * abs(found.lowest_val_loss)
     return found if rises and found.loss < found.loss_then else None
 
 

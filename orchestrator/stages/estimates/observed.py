@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.estimates.ranking import Standing, by_candidate, elasticity, standings
+from orchestrator.stages.estimates.ranking import Standing, by_candidate, scale_of, standings
 from orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial
@@ -20,7 +20,7 @@ def surface_through(trials: Sequence[Trial], config: StudyConfig, batches: Seque
     if all(one.loss is None for one in observed):
         return None
     rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
-    return fit(Coordinates(rule), observed, elasticity(standings(trials, config.target_loss)))
+    return fit(Coordinates(rule), observed, scale_of(standings(trials, config.target_loss)))
 
 
 def setting_of(trial: Trial) -> Setting:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.estimates.surface import NOISE
+from orchestrator.stages.estimates import surface
 from orchestrator.study.trial import Trial, TrialState
 
 PRIOR_DEGREES = 2
-"""How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.5."""
+"""How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.6."""
+LEAST_GAIN, USUAL_GAIN = 0.01, 0.07
+"""Shares of the loss: what counts as a late gain at least, and where no run was evaluated in its first half."""
+TINY = 1e-12
 
 
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
@@ -92,19 +95,48 @@ def tied_with_best(ranking: Sequence[Standing]) -> list[Standing]:
 def tie_width(ranking: Sequence[Standing]) -> float:
     """Return the difference of two scores that the seeds alone may make: the deviation of a difference of two means."""
     num_seeds = min(len(one.trials) for one in ranking)
-    per_loss = elasticity(ranking) * ranking[0].score / ranking[0].val_loss if ranking[0].val_loss else 1.0
-    return math.sqrt(2 / num_seeds) * seed_deviation(ranking) * per_loss
+    return math.sqrt(2 / num_seeds) * seed_deviation(ranking) * _score_per_loss(ranking)
+
+
+def scale_of(ranking: Sequence[Standing]) -> surface.Scale:
+    """Return what a difference of two scores is held against."""
+    per_loss = _score_per_loss(ranking)
+    return surface.Scale(late_gain(ranking) * per_loss, surface.USEFUL * abs(ranking[0].val_loss) * per_loss)
+
+
+def _score_per_loss(ranking: Sequence[Standing]) -> float:
+    """Return by how much the score of the best changes where its loss changes by 1."""
+    best = ranking[0]
+    return elasticity(ranking) * best.score / best.val_loss if best.val_loss else 1.0
+
+
+def late_gain(ranking: Sequence[Standing]) -> float:
+    """Return by how much the loss of a candidate falls over the second half of its samples, as the median of all.
+
+    It is the scale on which seeds and learning rates tell: 0.15 of it is what runs of the recorded worlds deviate by from
+    seed to seed, whatever the model, its length and its optimizer (benchmarks/late_gain.py). It is at least LEAST_GAIN of
+    the loss, as a loss that has come to rest still differs between seeds.
+    """
+    gains = [gain for one in ranking if (gain := _late_gain(one)) is not None]
+    loss = statistics.median(abs(one.val_loss) for one in ranking)
+    return max(statistics.median(gains) if gains else USUAL_GAIN * loss, LEAST_GAIN * loss, TINY)
+
+
+def _late_gain(standing: Standing) -> float | None:
+    """Return how far the loss at half of the samples lies from that at the end; None where nothing was evaluated by then."""
+    halves = [_loss_at(trial, trial.config.sample_budget // 2) for trial in standing.trials]
+    known = [half for half in halves if half is not None]
+    return abs(statistics.fmean(known) - standing.val_loss) if len(known) == len(halves) else None
 
 
 def seed_deviation(ranking: Sequence[Standing]) -> float:
     """Return the deviation of a run's final loss from seed to seed, over all candidates.
 
-    A prior, the share of the loss that runs of the recorded worlds deviate by (see `surface.NOISE`), counts as
+    A prior, the share of the late gain that runs of the recorded worlds deviate by (see `surface.PRIOR`), counts as
     PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with one seed each
     it is the prior.
     """
-    losses = [_losses(one) for one in ranking]
-    prior = NOISE * statistics.median(abs(one.val_loss) for one in ranking)
+    losses, prior = [_losses(one) for one in ranking], surface.PRIOR.seed_deviation * late_gain(ranking)
     squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
     degrees = sum(len(seeds) - 1 for seeds in losses)
     return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees))

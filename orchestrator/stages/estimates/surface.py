@@ -8,7 +8,8 @@ Near its minimum the loss is convex in the log of the rate, and the best rate fo
 and 'slope' say how the rule errs (arXiv 2503.04715 finds both for language models). 'level' is a parabola in x with
 deviations that grow with the distance between batches, as every batch's best loss resembles its neighbours'.
 For a given curvature and noise the model is linear, so its posterior is exact; the two are averaged over a grid, weighted
-by the evidence. Everything is a share of the typical loss, so the same priors serve every model.
+by the evidence. Everything is a share of the late gain, what the loss of a run falls by over the second half of its samples:
+on that scale what seeds and learning rates do to a loss is alike for models, lengths and optimizers, as a share of the loss it is not.
 """
 
 from __future__ import annotations
@@ -25,16 +26,27 @@ Array = NDArray[np.float64]
 
 NUM_DRAWS = 2000
 
-# Priors, as shares of the loss. Their centres and spreads are those of the recorded worlds in benchmarks/worlds.
-NOISE, NOISE_SPREAD = 0.004, 0.5
-"""The deviation of a run's loss from seed to seed, and the spread of its logarithm."""
-CURVATURE, CURVATURE_SPREAD = 0.012, 0.9
-"""What a rate that is off by a factor of 2 costs, and the spread of its logarithm."""
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known before the first run, as shares of the late gain; spreads are of the logarithm."""
+
+    seed_deviation: float
+    """Of a run's loss, from seed to seed."""
+    seed_deviation_spread: float
+    curvature: float
+    """What a rate that is off by a factor of 2 costs."""
+    curvature_spread: float
+
+
+PRIOR = Prior(0.15, 0.6, 0.25, 0.4)
+"""Where the recorded worlds lie, from a language model to a regression, over a factor of 32 in length
+(benchmarks/late_gain.py). As shares of the loss both differ by factors of 50 and more between them."""
 OFFSET_SPREAD, SLOPE_SPREAD = 1.0, 0.25
 """How far, in factors of 2, the rule may be off at the reference batch; and how far its exponent may be off."""
-LEVEL_SPREADS = (1.0, 0.1, 0.02)
+LEVEL_SPREADS = (10.0, 1.0, 0.2)
 """Of the parabola's three coefficients."""
-DEVIATION = 0.006
+DEVIATION = 0.05
 """How far the levels of two batches a factor of 2 apart deviate from the parabola."""
 FAR = 0.3
 """The parabola in u holds near the minimum only: a run that lies above its batch's best by so much counts as this share
@@ -43,7 +55,7 @@ BELOW_DIVERGED = 0.5
 """Rates within so many factors of 2 below one that diverged are not counted on."""
 
 # Of what is best, and what is run next.
-USEFUL = NOISE
+USEFUL = 0.004
 """A gain of a smaller share of the loss is not worth choosing another batch for, however small the seeds' deviation."""
 REACH = 1.0
 """How many factors of 2 beyond the rates that were tried the next one may lie."""
@@ -99,12 +111,21 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What a difference of two losses is held against, in the unit of what is observed: seconds, for a target loss."""
+
+    late_gain: float
+    """By how much the loss of a run falls over the second half of its samples."""
+    useful: float
+    """The smallest difference that anyone would change the batch for."""
+
+
+@dataclass(frozen=True)
 class Surface:
     """Draws of the surface that agree with what was observed: each is equally likely."""
 
     coordinates: Coordinates
-    unit: float
-    """The loss that 1 stands for."""
+    scale: Scale
     levels: Array
     """[draw, batch]: what the surface has instead of 'level' once it is written as a linear model."""
     linear: Array
@@ -128,7 +149,7 @@ class Surface:
     def loss(self, batch: int, u: Array | float) -> Array:
         """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
         level = self.levels[:, self.coordinates.batches.index(batch)]
-        return self.unit * (level + self._tilt(batch) * u + self.curvature * u**2)
+        return self.scale.late_gain * (level + self._tilt(batch) * u + self.curvature * u**2)
 
     def _tilt(self, batch: int) -> Array:
         return self.linear[:, 0] + self.linear[:, 1] * self.coordinates.x(batch)
@@ -136,12 +157,12 @@ class Surface:
     @cached_property
     def seed_deviation(self) -> float:
         """The deviation of one run's loss from seed to seed, in units of the loss."""
-        return self.unit * float(np.median(self.noise))
+        return self.scale.late_gain * float(np.median(self.noise))
 
     @cached_property
     def useful_gain(self) -> float:
-        """The smallest difference worth choosing another batch for: no seed makes it, and it is at least USEFUL."""
-        return max(self.seed_deviation, USEFUL * self.unit)
+        """The smallest difference worth choosing another batch for, which no seed makes."""
+        return max(self.seed_deviation, self.scale.useful)
 
     @cached_property
     def p_best(self) -> dict[int, float]:
@@ -151,18 +172,14 @@ class Surface:
         return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
 
-def fit(
-    coordinates: Coordinates, observations: Sequence[Observation], elasticity: float = 1.0, seed: int = 0
-) -> Surface:
+def fit(coordinates: Coordinates, observations: Sequence[Observation], scale: Scale, seed: int = 0) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
-    elasticity: by how many percent what is observed changes where the loss changes by one; 1 where it is the loss.
     seed: of the draws. The same observations in the same order give the same surface.
     """
     finite = [one for one in observations if one.loss is not None]
     assert finite, "a surface takes at least one finite loss"
-    losses = np.array([one.loss for one in finite], dtype=float)
-    unit = max(float(np.median(np.abs(losses))), 1e-12) * elasticity
+    losses, unit = np.array([one.loss for one in finite], dtype=float), scale.late_gain
     typical = float(np.median(losses)) / unit
     posterior = _posterior(coordinates, finite, losses / unit - typical, unit)
     weights = np.exp(posterior.log_evidence - posterior.log_evidence.max())
@@ -172,7 +189,7 @@ def fit(
     basis = np.array([_level_row(coordinates, batch) for batch in coordinates.batches])
     return Surface(
         coordinates,
-        unit,
+        scale,
         levels=typical + draws[:, :-2] @ basis.T,
         linear=draws[:, -2:],
         curvature=posterior.curvature[chosen],
@@ -209,7 +226,9 @@ def _cells() -> tuple[Array, Array, Array]:
     """Return (curvature, noise, log prior) of every cell of a grid of both."""
     steps = np.linspace(-2, 2, 9)
     i, j = (axis.ravel() for axis in np.meshgrid(steps, steps, indexing="ij"))
-    return CURVATURE * np.exp(CURVATURE_SPREAD * i), NOISE * np.exp(NOISE_SPREAD * j), -(i**2 + j**2) / 2
+    curvature = PRIOR.curvature * np.exp(PRIOR.curvature_spread * i)
+    noise = PRIOR.seed_deviation * np.exp(PRIOR.seed_deviation_spread * j)
+    return curvature, noise, -(i**2 + j**2) / 2
 
 
 def _posterior(coordinates: Coordinates, runs: Sequence[Observation], losses: Array, unit: float) -> _Posterior:

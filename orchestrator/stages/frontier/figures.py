@@ -9,7 +9,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.mode import mode_of
+from orchestrator.stages.mode import compile_text, mode_of
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
 
@@ -55,7 +55,7 @@ def _mode_text(trial: Trial, trials: list[Trial]) -> str:
     config = trial.config
     parts = [str(config.activation_checkpointing)]
     if len({t.config.compile for t in trials}) > 1:
-        parts.append("compiled" if config.compile else "eager")
+        parts.append(compile_text(config.compile) or "compiled")
     if len({t.config.precision for t in trials}) > 1:
         parts.append(config.precision)
     if mode_of(config).cross_entropy == "chunked":

@@ -10,8 +10,9 @@ import numpy as np
 from orchestrator.config.stages import Horizons
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.ranking import Standing, standings
-from orchestrator.stages.estimates.surface import NOISE, Array
+from orchestrator.stages.estimates import surface
+from orchestrator.stages.estimates.ranking import Standing, late_gain, standings
+from orchestrator.stages.estimates.surface import Array
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
 from orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
@@ -59,7 +60,7 @@ def curve_of(context: StageContext[Horizons], rival: Rival, ended: dict[str, Sta
 def _deviation(context: StageContext[Horizons], standing: Standing) -> float:
     trained = found(context.study, TrainFindings)
     of_seed = trained.seed_deviation if trained and context.config.objective != "target" else None
-    return (of_seed or NOISE * abs(standing.val_loss)) / math.sqrt(len(standing.trials))
+    return (of_seed or surface.PRIOR.seed_deviation * late_gain([standing])) / math.sqrt(len(standing.trials))
 
 
 def _at_length(rival: Rival, draws: Array, number: int) -> BatchAtLength:

@@ -10,9 +10,13 @@ import pytest
 
 from orchestrator.config.trial import base_trial
 from orchestrator.stages.estimates.ranking import (
+    LEAST_GAIN,
+    USUAL_GAIN,
     elasticity,
     goodput,
+    late_gain,
     projected_seconds_to,
+    scale_of,
     seconds_to,
     seed_deviation,
     settle,
@@ -20,11 +24,13 @@ from orchestrator.stages.estimates.ranking import (
     tie_width,
     token_efficiency,
 )
-from orchestrator.stages.estimates.surface import NOISE
+from orchestrator.stages.estimates.surface import PRIOR
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 
 CONFIG = base_trial(study_of(), None)
+NOISE = PRIOR.seed_deviation * USUAL_GAIN
+"""The share of the loss that seeds make where no run was evaluated before its end."""
 
 
 def trial(
@@ -99,7 +105,45 @@ def test_two_seeds_that_are_alike_by_chance_do_not_make_every_difference_count()
     assert seed_deviation(apart) == pytest.approx(math.sqrt((2 * (NOISE * 3.0) ** 2 + 2.0) / 3))
 
 
-def test_with_one_seed_the_width_is_the_recorded_worlds_share_of_the_loss() -> None:
+def fell(name: str, half: float, end: float, candidate: str = "") -> Trial:
+    """A run whose loss lay so high at half of its samples, and at its end."""
+    points = ((CONFIG.sample_budget // 2, half), (CONFIG.sample_budget, end))
+    history = tuple({"samples_seen": float(seen), "val_loss": loss} for seen, loss in points)
+    return trial(name, end, candidate=candidate, history=history)
+
+
+def test_the_late_gain_is_what_losses_fall_by_over_the_second_half_as_the_median_of_the_candidates() -> None:
+    ranking = standings([fell("a", 3.4, 3.0), fell("b", 3.3, 3.1), fell("c", 9.0, 3.2)])
+    assert late_gain(ranking) == pytest.approx(0.4)
+    seeds = standings([fell("a-s0", 3.4, 3.0, "a"), fell("a-s1", 3.8, 3.2, "a")])
+    assert late_gain(seeds) == pytest.approx(0.5), "the mean over the seeds of a candidate"
+    assert late_gain(standings([trial("a", 3.0)])) == pytest.approx(USUAL_GAIN * 3.0), (
+        "nothing was evaluated before its end"
+    )
+    at_rest = standings([fell("a", 3.001, 3.0)])
+    assert late_gain(at_rest) == pytest.approx(LEAST_GAIN * 3.0), "seeds still differ"
+
+
+def test_with_one_seed_the_width_is_the_recorded_worlds_share_of_the_late_gain_whatever_a_loss_begins_from() -> None:
+    def width(floor: float, unit: float) -> float:
+        return tie_width(standings([fell(name, floor + 2 * unit, floor + unit) for name in "ab"]))
+
+    assert width(0.0, 1.0) == pytest.approx(math.sqrt(2) * PRIOR.seed_deviation)
+    assert width(5.0, 1.0) == pytest.approx(width(0.0, 1.0)), "the loss of noise that nothing can learn is no scale"
+    assert width(0.0, 1000.0) == pytest.approx(1000 * width(0.0, 1.0))
+
+
+def test_a_surface_to_a_target_is_held_against_the_seconds_that_a_late_gain_takes() -> None:
+    fall = curve(*((seconds, 3.0 * (seconds / 100) ** -0.2) for seconds in (10, 20, 40, 80, 100)))
+    half = {"samples_seen": CONFIG.sample_budget / 2, "val_loss": 3.3}
+    scale = scale_of(standings([trial("a", 3.0, history=(*fall, half))], target_loss=3.0))
+    assert scale.late_gain == pytest.approx(
+        5 * 100 * 0.1
+    )  # 10 % of the loss, of which each percent is five of the seconds
+    assert scale.useful == pytest.approx(5 * 100 * 0.004)
+
+
+def test_with_one_seed_and_no_evaluation_on_the_way_the_width_is_a_share_of_the_loss() -> None:
     ranking = standings([trial("a", 3.0), trial("b", 3.1), trial("c", 9.0)])
     assert tie_width(ranking) == pytest.approx(math.sqrt(2) * NOISE * 3.1)
     thousandfold = standings([trial("a", 3000.0), trial("b", 3100.0), trial("c", 9000.0)])

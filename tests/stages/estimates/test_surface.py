@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -16,6 +17,7 @@ from orchestrator.stages.estimates.surface import (
     BELOW_DIVERGED,
     Coordinates,
     Observation,
+    Scale,
     Setting,
     Surface,
     fit,
@@ -27,6 +29,16 @@ BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RULE = Coordinates({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
 SEED_DEVIATION = 0.004
 """Of the synthetic runs, as a share of their loss."""
+
+
+LATE_GAIN = 0.03
+"""Of the synthetic runs, as a share of their loss."""
+
+
+def fit_to(runs: Sequence[Observation]) -> Surface:
+    """What is known after these runs, whose losses are alike."""
+    loss = statistics.median(run.loss for run in runs if run.loss is not None)
+    return fit(RULE, runs, Scale(LATE_GAIN * loss, 0.004 * loss))
 
 
 @dataclass
@@ -77,7 +89,7 @@ def searched(truth: Truth, most_runs: int) -> tuple[Surface, int, list[Observati
     tried = [at_rule(batch) for batch in (BATCHES[0], 32, BATCHES[-1])]
     runs = [truth.run(setting) for setting in tried]
     while True:
-        surface = fit(RULE, runs)
+        surface = fit_to(runs)
         choice = max(surface.p_best, key=lambda batch: surface.p_best[batch])
         if surface.p_best[choice] >= 0.9 or len(runs) >= most_runs:
             return surface, choice, runs
@@ -135,9 +147,9 @@ def test_ninety_percent_intervals_of_the_best_rate_hold_it_almost_as_often() -> 
 
 def test_more_runs_find_the_best_rate_more_closely() -> None:
     truth = Truth(16, 500, 0.02, offset=1.0, slope=0.1)
-    few = fit(RULE, [truth.run(at_rule(batch)) for batch in BATCHES])
+    few = fit_to([truth.run(at_rule(batch)) for batch in BATCHES])
     settings = [Setting(batch, RULE.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1, 2)]
-    many = fit(RULE, [truth.run(setting) for setting in settings])
+    many = fit_to([truth.run(setting) for setting in settings])
     for batch in BATCHES:
         assert many.best_u(batch).std() < few.best_u(batch).std()
         assert np.median(many.best_u(batch)) == pytest.approx(truth.best_u(batch), abs=0.3)
@@ -147,8 +159,7 @@ def test_more_runs_find_the_best_rate_more_closely() -> None:
 def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None:
     truth = Truth(16, 500, 0.02, offset=0.0, slope=0.0)
     settings = [Setting(batch, RULE.rate(batch, u)) for batch in BATCHES for u in (-1, 0, 1)] * 2
-    quiet = fit(
-        RULE,
+    quiet = fit_to(
         [
             replace(
                 truth.run(p), loss=truth.loss(p.effective_batch_size, RULE.u(p.effective_batch_size, p.learning_rate))
@@ -156,8 +167,7 @@ def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None
             for p in settings
         ],
     )
-    noisy = fit(
-        RULE,
+    noisy = fit_to(
         [replace(run, loss=(run.loss or 0) * (1 + 0.01 * (-1) ** i)) for i, run in enumerate(map(truth.run, settings))],
     )
     assert quiet.seed_deviation < 0.7 * noisy.seed_deviation
@@ -174,7 +184,7 @@ def some_runs() -> list[Observation]:
 
 
 def test_the_same_observations_give_the_same_surface_bit_for_bit() -> None:
-    one, other = fit(RULE, some_runs()), fit(RULE, some_runs())
+    one, other = fit_to(some_runs()), fit_to(some_runs())
     for batch in BATCHES:
         assert np.array_equal(one.best_u(batch), other.best_u(batch))
         assert np.array_equal(one.best_loss(batch), other.best_loss(batch))
@@ -184,7 +194,7 @@ def test_the_same_observations_give_the_same_surface_bit_for_bit() -> None:
 def test_the_scale_of_the_loss_does_not_matter() -> None:
     runs = some_runs()
     thousandfold = [replace(run, loss=1000 * (run.loss or 0)) for run in runs]
-    one, other = fit(RULE, runs), fit(RULE, thousandfold)
+    one, other = fit_to(runs), fit_to(thousandfold)
     assert other.p_best == pytest.approx(one.p_best)
     assert other.seed_deviation == pytest.approx(1000 * one.seed_deviation)
     for batch in BATCHES:
@@ -198,17 +208,17 @@ def test_the_scale_of_the_loss_does_not_matter() -> None:
 def test_a_rate_that_diverged_bounds_what_is_counted_on_at_its_batch() -> None:
     runs = [run for run in some_runs() if run.effective_batch_size != 64]
     for u in (1.0, -0.5):
-        surface = fit(RULE, [*runs, Observation(64, RULE.rate(64, u), None)])
+        surface = fit_to([*runs, Observation(64, RULE.rate(64, u), None)])
         assert surface.best_u(64).max() <= u - BELOW_DIVERGED + 1e-9
         assert surface.best_u(32).max() > u - BELOW_DIVERGED, "at other batches nothing is known"
-    both = fit(RULE, [*runs, *(Observation(64, RULE.rate(64, u), None) for u in (2.0, 1.0))])
+    both = fit_to([*runs, *(Observation(64, RULE.rate(64, u), None) for u in (2.0, 1.0))])
     assert both.highest == {64: pytest.approx(1.0 - BELOW_DIVERGED)}
 
 
 def test_no_run_is_asked_for_where_a_lower_rate_diverged_or_one_close_by_was_tried() -> None:
     runs = [*some_runs(), Observation(64, RULE.rate(64, 1.0), None)]
     tried = [Setting(run.effective_batch_size, run.learning_rate) for run in runs]
-    surface = fit(RULE, runs)
+    surface = fit_to(runs)
     for choice in BATCHES:
         setting = next_setting(surface, tried, choice)
         assert setting is not None
@@ -224,7 +234,7 @@ def test_no_run_is_asked_for_where_a_lower_rate_diverged_or_one_close_by_was_tri
 
 def test_a_single_batch_is_decided_and_nothing_is_asked_for() -> None:
     coordinates = Coordinates({32: 1e-3})
-    surface = fit(coordinates, [Observation(32, 1e-3, 3.0)])
+    surface = fit(coordinates, [Observation(32, 1e-3, 3.0)], Scale(0.2, 0.01))
     assert surface.p_best == {32: 1.0}
     assert next_setting(surface, [Setting(32, 1e-3)], 32) is None
     assert runs_to_decide(surface, 32, 1) == 0.0
@@ -233,15 +243,16 @@ def test_a_single_batch_is_decided_and_nothing_is_asked_for() -> None:
 def test_more_seeds_count_more_and_an_extrapolated_run_less() -> None:
     def spread(**changes: float) -> float:
         runs = [replace(run, **changes) if run.effective_batch_size == 32 else run for run in some_runs()]
-        return float(fit(RULE, runs).best_loss(32).std())
+        return float(fit_to(runs).best_loss(32).std())
 
     assert spread(num_seeds=16) < spread() < spread(extra_deviation=0.5)
 
 
 def test_fewer_runs_are_said_to_decide_what_lies_further_apart() -> None:
     def left(gap: float) -> float:
-        runs = [Observation(batch, RULE.rule[batch], 3.0 + gap * (batch != 32)) for batch in (4, 32, 256)]
-        return runs_to_decide(fit(RULE, runs), 32, len(runs))
+        rule = {batch: RULE.rule[batch] for batch in (4, 32, 256)}
+        runs = [Observation(batch, rate, 3.0 + gap * (batch != 32)) for batch, rate in rule.items()]
+        return runs_to_decide(fit(Coordinates(rule), runs, Scale(0.1, 0.01)), 32, len(runs))
 
     assert left(1.0) <= left(0.1) <= left(0.01)
     assert left(0.01) > 1
