@@ -8,14 +8,12 @@ The modes take turns, round after round. Each peak is that of a process that run
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from typing import Any
 
-from side_by_side import machine, options
+from side_by_side import in_fresh_process, machine, options
 
 MODES: tuple[tuple[str | float, bool], ...] = (
     ("none", False), ("selective", False), ("full", False),
@@ -40,11 +38,8 @@ def main() -> None:
         for round_ in range(1 if chosen.quick else 3):
             for mode, compiled in MODES:
                 name = f"{mode}{'' if compiled else ', eager'}"
-                found.setdefault(name, []).append(
-                    in_fresh_process(
-                        {"mode": mode, "compiled": compiled, "device": chosen.device, "gpt": chosen.trial}, folder
-                    )
-                )
+                told = {"mode": mode, "compiled": compiled, "device": chosen.device, "gpt": chosen.trial}
+                found.setdefault(name, []).append(in_fresh_process(__file__, told, folder))
             print(
                 f"round {round_ + 1}: " + ", ".join(f"{n} {v[-1]['step_seconds']:.3f} s" for n, v in found.items()),
                 flush=True,
@@ -54,18 +49,6 @@ def main() -> None:
     }
     print_table(medians, found)
     print(json.dumps(medians))
-
-
-def in_fresh_process(told: dict[str, Any], folder: str) -> dict[str, float]:
-    from trainers.memory import MALLOC_ENVIRONMENT
-
-    environment = {**os.environ, **MALLOC_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", json.dumps(told)], env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def one_mode(told: dict[str, Any]) -> dict[str, float]:

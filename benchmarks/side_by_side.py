@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,3 +96,17 @@ def machine() -> str:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPUs"
     return f"{platform.machine()}, {device}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def in_fresh_process(file: str, told: Mapping[str, Any], folder: str) -> Any:
+    """Return what `python FILE --one TOLD` prints last, as JSON: a side on its own, with a warm process's allocator, and the
+    compiled code of those before it in the folder."""
+    from trainers.memory import MALLOC_ENVIRONMENT
+
+    environment = {**os.environ, **MALLOC_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    done = subprocess.run(
+        [sys.executable, file, "--one", json.dumps(told)], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -2,8 +2,8 @@
 
     python benchmarks/step_throughput.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
-Every side trains the same GPT (its blocks compiled alike) on the same packed text with the same split of the batch,
-fused AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps. The
+Every side trains the same GPT (its blocks compiled alike; those called `whole` as one graph) on the same packed text with the
+same split of the batch, fused AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps. The
 windows of a round so lie seconds apart, and what else the machine does meets all sides alike. `ours` reports loss, norm
 and speed only; `ours, all statistics` everything that a run can report (of 50 steps it looks at the micro-gradients of
 ten, and at the update of one).
@@ -23,17 +23,18 @@ from typing import Any
 
 from side_by_side import interleaved, machine, options, ratio_by_round
 
-MICRO_BATCH_SIZE, ACCUMULATION = 4, 4
+SPLITS = {"cpu": (4, 4), "cuda": (16, 2)}  # a GPU is not busy with 4 samples
+"""(micro-batch size, accumulation steps) on each kind of device."""
 # A turn's first step finds the caches full of another side's data, and is not timed. A window is so long that the
 # statistics that are taken now and then fall as often into each; a median of shorter windows would miss them.
-LEAD_IN, WINDOW = 1, 50
+LEAD_IN, WINDOW = {"cpu": 1, "cuda": 3}, 50  # on a GPU a side also gets back the memory that it left to the others
 # These settings (glibc's largest threshold, and 4 GiB) make the heap keep its memory. A heap that gives memory back
 # takes 2,000 to 6,000 page faults a step, depending on where it lies, and slows a process by up to four percent for as
 # long as it lives.
 STEADY_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)}
 # Where a process's memory comes to lie is chance, so all processes are started anew this often.
-BLOCKS, ROUNDS, WARM_UP_TURNS = 5, 3, 1
-QUICK_BLOCKS, QUICK_ROUNDS = 1, 3
+BLOCKS, ROUNDS, WARM_UP_TURNS = {"cpu": 5, "cuda": 1}, 3, 1
+QUICK_BLOCKS, QUICK_ROUNDS = 1, {"cpu": 3, "cuda": 1}
 SMALL = {
     "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
     "data": {
@@ -42,24 +43,26 @@ SMALL = {
     },
 }
 LEARNING_RATE = 1e-3
-PEERS = ("plain", "accelerate", "lightning", "transformers")
+PEERS = ("plain", "plain, whole", "accelerate", "lightning", "transformers")
+WHOLE = ("ours, whole", "plain, whole")
 
 
 def main() -> None:
     chosen = options(__doc__, small=SMALL)
     os.environ.update(STEADY_HEAP)  # for the sides, which are processes of their own
     device, gpt = chosen.device, chosen.trial
-    blocks, rounds = (QUICK_BLOCKS, QUICK_ROUNDS) if chosen.quick else (BLOCKS, ROUNDS)
+    blocks, rounds = (QUICK_BLOCKS, QUICK_ROUNDS[device]) if chosen.quick else (BLOCKS[device], ROUNDS)
     found: dict[str, list[float]] = {}
     for number in range(blocks):
         print(f"block {number + 1} of {blocks}")
         for name, values in block(device, gpt, rounds).items():
             found.setdefault(name, []).extend(values)
-    tokens = MICRO_BATCH_SIZE * ACCUMULATION * gpt["data"]["kwargs"]["seq_len"]
-    print_table(found, tokens)
+    tokens = samples_per_step(device) * gpt["data"]["kwargs"]["seq_len"]
+    print_table(found, tokens, device)
     without, with_all = found["ours"], found["ours, all statistics"]
     line = {
         "ratio": {peer: ratio_by_round(without, found[peer])[0] for peer in PEERS},
+        "ratio_whole": {peer: ratio_by_round(found["ours, whole"], found[peer])[0] for peer in PEERS},
         "ratio_all_statistics": {peer: ratio_by_round(with_all, found[peer])[0] for peer in PEERS},
         "metrics_overhead": 1 - ratio_by_round(with_all, without)[0],
         "tokens_per_second": {name: tokens * statistics.median(values) for name, values in found.items()},
@@ -69,7 +72,7 @@ def main() -> None:
 
 def block(device: str, gpt: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     """Steps per second of every side in each round, in processes of their own."""
-    sides = {name: Side(name, device, gpt) for name in ("ours", "ours, all statistics", *PEERS)}
+    sides = {name: Side(name, device, gpt) for name in ("ours", "ours, whole", "ours, all statistics", *PEERS)}
     for side in sides.values():
         for _ in range(WARM_UP_TURNS):
             side.take()  # whatever is imported, compiled or created once is behind us
@@ -79,13 +82,20 @@ def block(device: str, gpt: dict[str, Any], rounds: int) -> dict[str, list[float
     return found
 
 
-def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True) -> Any:
+def samples_per_step(device: str) -> int:
+    micro_batch_size, accumulation = SPLITS[device]
+    return micro_batch_size * accumulation
+
+
+def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True, whole: bool = False) -> Any:
     from trainers.config import TrialConfig
 
+    micro_batch_size, accumulation = SPLITS[device]
     return TrialConfig.model_validate({
         **gpt,
-        "micro_batch_size": MICRO_BATCH_SIZE,
-        "gradient_accumulation_steps": ACCUMULATION,
+        "micro_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "compile": "whole" if whole else True,
         "precision": "bfloat16" if device == "cuda" else "float32",
         "learning_rate": LEARNING_RATE,
         "schedule": {"type": "constant"},
@@ -117,8 +127,10 @@ def run_side(driver: Connection, name: str, device: str, gpt: dict[str, Any]) ->
     warnings.simplefilter("ignore")  # of the peers, about loggers and workers that are left out on purpose
     train = {
         "ours": without_statistics,
+        "ours, whole": in_one_graph,
         "ours, all statistics": with_statistics,
         "plain": plain,
+        "plain, whole": plain_in_one_graph,
         "accelerate": accelerate,
         "lightning": lightning,
         "transformers": transformers,
@@ -135,17 +147,36 @@ class Turns:
         from trainers.throughput import StepClock
 
         self._driver, self._steps, self._clock = driver, 0, StepClock(torch.device(device))
+        self._lead_in, self._gives_back = LEAD_IN[device], device == "cuda"
         self.over = driver.recv() == "over"
 
     def step(self) -> None:
         """Call after every optimizer step. After the last step of a turn, return only when the next turn begins."""
         self._steps += 1
-        if self._steps == LEAD_IN:
+        if self._steps == self._lead_in:
             self._clock.read()
-        elif self._steps == LEAD_IN + WINDOW:
+        elif self._steps == self._lead_in + WINDOW:
             self._clock.end_of_step()
-            self._driver.send(WINDOW / sum(self._clock.read()))
+            rate = WINDOW / sum(self._clock.read())
+            if self._gives_back:
+                give_back()
+            self._driver.send(rate)
             self._steps, self.over = 0, self._driver.recv() == "over"
+
+
+def give_back() -> None:
+    """Leave the GPU's memory to the next side: all of them together would not fit."""
+    from trainers import memory
+
+    memory.give_back()
+
+
+def in_one_graph(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
+    ours(turns, device, gpt, statistics_on=False, whole=True)
+
+
+def plain_in_one_graph(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
+    plain(turns, device, gpt, whole=True)
 
 
 def without_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
@@ -156,13 +187,13 @@ def with_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     ours(turns, device, gpt, statistics_on=True)
 
 
-def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool) -> None:
+def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool, whole: bool = False) -> None:
     import torch
 
     from trainers.gradient_noise import FIRST_STEPS
     from trainers.run import STEPS_PER_INTERVAL, Run
 
-    run = Run(config(device, gpt, statistics_on=statistics_on), torch.device(device))
+    run = Run(config(device, gpt, statistics_on=statistics_on, whole=whole), torch.device(device))
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
     while not turns.over:
         run.step()
@@ -172,7 +203,7 @@ def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool)
         turns.step()
 
 
-def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any]:
+def parts(device: str, gpt: dict[str, Any], *, whole: bool = False) -> tuple[Any, Any, Any]:
     """(a compiled model, its optimizer, the training samples): the same for every peer."""
     import torch
 
@@ -181,7 +212,7 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any]:
     from trainers.optim import build_optimizer
     from trainers.run import initial_module
 
-    trial = config(device, gpt)
+    trial = config(device, gpt, whole=whole)
     train_set, _ = load_data(trial.data)
     model = apply_to_blocks(initial_module(trial, train_set).to(torch.device(device)), trial)
     return model, build_optimizer(model, trial), train_set
@@ -192,11 +223,13 @@ def mean_loss(model: Any, batch: Any) -> Any:
     return loss_sum / num_targets
 
 
-def loader(train_set: Any) -> Any:
+def loader(train_set: Any, device: str) -> Any:
     from torch.utils.data import DataLoader, Subset
 
-    whole_steps = len(train_set) // (MICRO_BATCH_SIZE * ACCUMULATION) * MICRO_BATCH_SIZE * ACCUMULATION
-    return DataLoader(Subset(train_set, range(whole_steps)), batch_size=MICRO_BATCH_SIZE, shuffle=True)
+    micro_batch_size, _ = SPLITS[device]
+    whole_steps = len(train_set) // samples_per_step(device) * samples_per_step(device)
+    samples = Subset(train_set, range(whole_steps))
+    return DataLoader(samples, batch_size=micro_batch_size, shuffle=True, pin_memory=device == "cuda")
 
 
 def endless(batches: Any) -> Iterator[Any]:
@@ -204,17 +237,18 @@ def endless(batches: Any) -> Iterator[Any]:
         yield from batches
 
 
-def plain(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
+def plain(turns: Turns, device: str, gpt: dict[str, Any], *, whole: bool = False) -> None:
     """What one would write by hand."""
     import torch
 
-    model, optimizer, train_set = parts(device, gpt)
-    batches = endless(loader(train_set))
+    model, optimizer, train_set = parts(device, gpt, whole=whole)
+    batches = endless(loader(train_set, device))
+    _, accumulation = SPLITS[device]
     while not turns.over:
-        for _ in range(ACCUMULATION):
+        for _ in range(accumulation):
             batch = {key: value.to(device, non_blocking=True) for key, value in next(batches).items()}
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                loss = mean_loss(model, batch) / ACCUMULATION
+                loss = mean_loss(model, batch) / accumulation
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -228,11 +262,11 @@ def accelerate(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 
     accelerator = Accelerator(
         cpu=device == "cpu",
-        gradient_accumulation_steps=ACCUMULATION,
+        gradient_accumulation_steps=SPLITS[device][1],
         mixed_precision="bf16" if device == "cuda" else "no",
     )
     model, optimizer, train_set = parts(device, gpt)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(train_set))
+    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(train_set, device))
     for batch in endless(batches):
         with accelerator.accumulate(model):
             accelerator.backward(mean_loss(model, batch))
@@ -249,6 +283,9 @@ def accelerate(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 def lightning(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     """A LightningModule with automatic optimization; no logger, checkpoint or progress bar."""
     import lightning as L  # pyright: ignore[reportMissingImports]  (an extra)
+    import torch
+
+    _, accumulation = SPLITS[device]
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -261,8 +298,14 @@ def lightning(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
         def configure_optimizers(self) -> Any:
             return self.made
 
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any = None, *_: Any, **__: Any
+        ) -> None:
+            """Clip by torch's own function: under autocast Lightning refuses to, for any fused optimizer."""
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if (batch_idx + 1) % ACCUMULATION == 0:
+            if (batch_idx + 1) % accumulation == 0:
                 turns.step()
             self.trainer.should_stop = turns.over
 
@@ -270,10 +313,10 @@ def lightning(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         L.Trainer(
             accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=-1,
-            accumulate_grad_batches=ACCUMULATION, gradient_clip_val=1.0, default_root_dir=folder,
+            accumulate_grad_batches=accumulation, gradient_clip_val=1.0, default_root_dir=folder,
             precision="bf16-mixed" if device == "cuda" else "32-true", logger=False, barebones=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        ).fit(module, loader(module.train_set))  # fmt: skip
+        ).fit(module, loader(module.train_set, device))  # fmt: skip
 
 
 def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
@@ -282,6 +325,7 @@ def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     model, optimizer, train_set = parts(device, gpt)
+    micro_batch_size, accumulation = SPLITS[device]
 
     class Wrapped(torch.nn.Module):
         def __init__(self) -> None:
@@ -298,13 +342,13 @@ def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, per_device_train_batch_size=MICRO_BATCH_SIZE, gradient_accumulation_steps=ACCUMULATION,
+            folder, per_device_train_batch_size=micro_batch_size, gradient_accumulation_steps=accumulation,
             max_steps=10**6, max_grad_norm=1.0, lr_scheduler_type="constant", report_to=[],
             logging_strategy="no", save_strategy="no", disable_tqdm=True, use_cpu=device == "cpu",
             bf16=device == "cuda", remove_unused_columns=False, label_names=[],
         )  # fmt: skip
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        batches = loader(train_set)
+        batches = loader(train_set, device)
         Trainer(
             Wrapped(),
             arguments,
@@ -314,11 +358,11 @@ def transformers(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
         ).train()
 
 
-def print_table(found: dict[str, list[float]], tokens: int) -> None:
+def print_table(found: dict[str, list[float]], tokens: int, device: str) -> None:
     """Print a row for each side; `tokens` is how many one step trains on."""
     print(machine())
     print(
-        f"tokens/s at {MICRO_BATCH_SIZE} x {ACCUMULATION} samples, {tokens:,} tokens a step; "
+        f"tokens/s at {' x '.join(map(str, SPLITS[device]))} samples, {tokens:,} tokens a step; "
         "median of the ratios within a round and its 95 % interval"
     )
     print(f"{'side':>22} {'tokens/s':>10} {'ours / it':>26} {'ours with all statistics / it':>32}")

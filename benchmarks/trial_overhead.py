@@ -47,7 +47,7 @@ STUDY: dict[str, Any] = {
 
 def main() -> None:
     chosen = options(__doc__)
-    blocks, naive_trials, all_ranks = (1, 2, (1,)) if chosen.quick else (2, 5, (1, 2))
+    blocks, naive_trials, all_ranks = (1, 2, (1,)) if chosen.quick else (2, 5, ranks_that_fit(chosen.device))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # or an earlier run's code would be found
         start_ray(_study(1, 4, compiled=False), None, Path(folder), num_cpus=NUM_CPUS)
@@ -55,6 +55,13 @@ def main() -> None:
         compiled = _compile_cost(Path(folder))
     _print_table(results, compiled)
     print(json.dumps(_last_line(results, compiled)))
+
+
+def ranks_that_fit(device: str) -> tuple[int, ...]:
+    """Return the numbers of ranks to compare: two need a GPU each, since NCCL refuses to share one."""
+    import torch
+
+    return (1,) if device == "cuda" and torch.cuda.device_count() < 2 else (1, 2)
 
 
 def _compare(ranks: int, blocks: int, naive_trials: int, folder: Path, device: str) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def _train_function(given: dict[str, Any]) -> None:
     train.report(last[0])
 
 
-def _compile_cost(folder: Path) -> dict[str, float]:
+def _compile_cost(folder: Path) -> dict[str, float | None]:
     """Return the seconds that a trial holds a warm lane: one that compiles, and one that finds its code compiled."""
     run_dir = folder / "compiled"
     ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, quiet=True)
@@ -161,10 +168,19 @@ def _compile_cost(folder: Path) -> dict[str, float]:
     trials = list(replay(run_dir / "journal.jsonl", "overhead").trials.values())
     compiles = [t.seconds for t in trials[1:] if t.measured("compile_seconds") > 0]
     warm = [t.seconds for t in trials if t.measured("compile_seconds") == 0]
-    return {"recompile_seconds": statistics.median(compiles), "no_recompile_seconds": statistics.median(warm)}
+    return {"recompile_seconds": _median(compiles), "no_recompile_seconds": _median(warm)}
 
 
-def _print_table(results: dict[int, dict[str, Any]], compiled: dict[str, float]) -> None:
+def _median(seconds: list[float]) -> float | None:
+    """Return the median; None of none: on a GPU each trial on a fresh process compiles, and none may be left."""
+    return statistics.median(seconds) if seconds else None
+
+
+def _text(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f}"
+
+
+def _print_table(results: dict[int, dict[str, Any]], compiled: dict[str, float | None]) -> None:
     import ray
     import torch
 
@@ -175,10 +191,10 @@ def _print_table(results: dict[int, dict[str, Any]], compiled: dict[str, float])
     print(f"{'ranks':>6} {'ours':>16} {'Tune + TorchTrainer':>22} {'ratio':>7} {'ours, steady':>14}")
     for ranks, found in results.items():
         ours, naive = (" ".join(f"{value:.2f}" for value in found[side]) for side in ("ours", "naive"))
-        print(f"{ranks:>6} {ours:>16} {naive:>22} {_ratio(found):>7.1f} {statistics.median(found['steady']):>14.2f}")
+        print(f"{ranks:>6} {ours:>16} {naive:>22} {_ratio(found):>7.1f} {_text(_median(found['steady'])):>14}")
     print(
-        f"a warm lane, 1 rank: {compiled['no_recompile_seconds']:.2f} s for a trial whose code is compiled, "
-        f"{compiled['recompile_seconds']:.2f} s for one of another shape"
+        f"a warm lane, 1 rank: {_text(compiled['no_recompile_seconds'])} s for a trial whose code is compiled, "
+        f"{_text(compiled['recompile_seconds'])} s for one of another shape"
     )
 
 
@@ -186,14 +202,14 @@ def _ratio(found: dict[str, Any]) -> float:
     return statistics.median(found["naive"]) / statistics.median(found["ours"])
 
 
-def _last_line(results: dict[int, dict[str, Any]], compiled: dict[str, float]) -> dict[str, Any]:
+def _last_line(results: dict[int, dict[str, Any]], compiled: dict[str, float | None]) -> dict[str, Any]:
     one, two = results[1], results.get(2)
     return {
         "ratio_1_rank": _ratio(one),
         "ratio_2_ranks": _ratio(two) if two else None,
         "ours_seconds": statistics.median(one["ours"]),
         "naive_seconds": statistics.median(one["naive"]),
-        "steady_seconds": statistics.median(one["steady"]),
+        "steady_seconds": _median(one["steady"]),
         **compiled,
     }
 

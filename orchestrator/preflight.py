@@ -20,6 +20,7 @@ from orchestrator.study.state import Study
 from orchestrator.units import exit_text, shortened
 from trainers import cgroup
 from trainers.config import TrialConfig
+from trainers.errors import said_by
 from trainers.files import StorageLost
 from trainers.peak_memory import PeakMemory
 
@@ -36,7 +37,6 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
     """
     from trainers.contract import check_shapes
     from trainers.data.samples import load_data
-    from trainers.gpt import HAS_CHUNKS
     from trainers.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
 
     check_compiler(compiles)
@@ -50,14 +50,13 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
         load_weights(model, Path(trial.initial_weights))
     find_blocks(model, config.model.blocks)
     check_shapes(trial, train_set)
-    takes = regularizers(config.model)
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_batch_norms=num_batch_norms(model),
-        regularizers=takes,
-        chunked_cross_entropy=HAS_CHUNKS and config.model.target == "gpt" and not takes.get("label_smoothing"),
+        regularizers=regularizers(config.model),
+        chunked_cross_entropy=config.model.target == "gpt",
     )
 
 
@@ -102,8 +101,8 @@ def _in_the_users_words(what: str) -> Iterator[None]:
 def _what_it_did(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return exit_text(error)
-    said = shortened(next(iter(str(error).splitlines()), ""), MOST_OF_AN_ERROR)
-    return f"raised {type(error).__name__}: {said}"
+    said = shortened(next(iter(said_by(error).splitlines()), ""), MOST_OF_AN_ERROR)
+    return f"raised {type(error).__name__}{said and f': {said}'}"
 
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
@@ -111,7 +110,7 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
     from trainers.data.samples import load_data
     from trainers.models import build_model
 
-    check_compiler(trial.compile)
+    check_compiler(bool(trial.compile))
     if trial.world_size != 1:
         raise ValueError(
             f"batchscout trial runs one rank in this process, and world_size is {trial.world_size}; "

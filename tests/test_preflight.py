@@ -39,6 +39,13 @@ def not_a_module():
 def gives_up(**kwargs):
     raise SystemExit(0)
 
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("it cannot be said")
+
+def fails_without_words(**kwargs):
+    raise Speechless
+
 class GivesUp(nn.Module):
     def forward(self, batch):
         raise SystemExit("no forward\\nat all")
@@ -150,6 +157,12 @@ def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(caps
     assert "check the values, or debug it with batchscout trial" in message
 
 
+def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(capsys: pytest.CaptureFixture[str]) -> None:
+    code, message = run(capsys, model={"target": "mine:fails_without_words"})
+    assert code == 2
+    assert "'mine:fails_without_words' with model.kwargs {} raised Speechless (in " in message
+
+
 def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = run(capsys, model={"target": "mine:GivesUp"})
     assert code == 2
@@ -215,7 +228,7 @@ def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, caps
         2, f"batchscout: {home}/thesis is not empty and holds no study.yaml; choose another --dir, or empty it\n"
     )  # fmt: skip
     code, message = run(capsys, "--dir", "file")
-    assert (code, message) == (2, f"batchscout: {home}/file is a file; choose another --dir\n")
+    assert (code, message) == (2, f"batchscout: {home}/file is no directory; choose another --dir\n")
     after = files(home)
     del after["study.yaml"]
     assert after == before
@@ -248,7 +261,6 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
 
 @pytest.mark.slow
 def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
-    from trainers.gpt import HAS_CHUNKS
     from trainers.prediction import predict
 
     stage = {
@@ -258,11 +270,11 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
         "seq_len": [32, 10_000],
     }
     config = parse_study(STUDY | {"stages": [stage]}, "a study")
-    facts = preflight.with_predicted_memory(config, Facts(chunked_cross_entropy=HAS_CHUNKS))
+    facts = preflight.with_predicted_memory(config, Facts(chunked_cross_entropy=True))
     predicted = facts.predicted_memory
     assert predicted is not None
-    chunked = {"none-chunked, float32"} if HAS_CHUNKS else set[str]()
-    assert set(predicted) == {"none, float32", "none-T32, float32"} | chunked, "the text is too short for 10000"
+    names = {"none, float32", "none-T32, float32", "none-chunked, float32"}
+    assert set(predicted) == names, "the text is too short for 10000"
     probes = stage_of(config.stages[0]).propose(StageContext(config.stages[0], config, Study("mine", facts=facts), ""))
     names = ("none", "none-eager", "none-T32", "none-eager-T32", "none-T10000", "none-eager-T10000")
     assert [probe.id for probe in probes] == [f"frontier-{name}-m1" for name in names]
@@ -271,6 +283,5 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     assert expected[:4] == [predict(trial).bytes_at(1) for trial in as_trained]
     assert all(map(math.isnan, expected[4:])), "nothing is predicted of a length that the text does not have"
     assert expected[0] == expected[1] < expected[2] == expected[3]
-    if HAS_CHUNKS:
-        whole, in_chunks = (predicted[f"{name}, float32"].lines[-1] for name in ("none", "none-chunked"))
-        assert in_chunks.bytes_per_sample < whole.bytes_per_sample, "bytes for every sample"
+    whole, in_chunks = (predicted[f"{name}, float32"].lines[-1] for name in ("none", "none-chunked"))
+    assert in_chunks.bytes_per_sample < whole.bytes_per_sample, "bytes for every sample"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainers.contract import check_loss
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.models import LossFunction
-from trainers.parallel import gradients_meet, local, whole
+from trainers.parallel import gradients_meet, local, several_ranks, whole
 
 
 def accumulate_gradient(
@@ -51,7 +51,7 @@ def accumulate_gradient(
 def over_all_ranks(loss_sum: Tensor, num_targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return both summed over the ranks, in float64 so that counts stay exact."""
     both = torch.stack([loss_sum.double(), num_targets.double()])
-    if dist.is_initialized():
+    if several_ranks():
         dist.all_reduce(both)
     return both[0], both[1]
 
@@ -64,8 +64,9 @@ def normalise_and_clip(parameters: list[nn.Parameter], factor: Tensor, max_norm:
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients)) * factor
     factor = factor * clip_factor(norm, max_norm)
-    for gradient in gradients:
-        local(gradient).mul_(factor)
+    # In float32, as gradients are: for a factor of another type a GPU would take them one by one.
+    own = [local(gradient) for gradient in gradients]
+    torch._foreach_mul_(own, factor.float())  # pyright: ignore[reportPrivateImportUsage]  (as torch's own clipping does)
     return norm
 
 

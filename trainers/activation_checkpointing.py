@@ -1,4 +1,4 @@
-"""Which activations the backward pass keeps, and compilation, block by block.
+"""Which activations the backward pass keeps, and what is compiled: block by block, or the model whole.
 
 Checkpointing is torch's non-reentrant one (Chen et al. 2016, arXiv 1604.06174); `selective` keeps the results of
 matrix products and attention and recomputes the rest. A memory budget in (0, 1) is the compiler's: per block it is
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
-from trainers.config import ActivationCheckpointing, TrialConfig
+from trainers.config import ActivationCheckpointing, Compile, TrialConfig
 from trainers.models import BATCH_NORM, find_blocks
 
 # One code object serves every trial of a warm process; past this it would fall back to eager, or fail as asked below.
@@ -54,12 +54,12 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
             blocks[index] = _checkpointed(block, config)
     if config.compile:
         _configure_compiler()
-        for module in [model] if blocks is None else blocks:
+        for module in [model] if blocks is None or config.compile == "whole" else blocks:
             module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
 
 
-def _refuse_what_does_not_go(mode: ActivationCheckpointing, compiled: bool) -> None:
+def _refuse_what_does_not_go(mode: ActivationCheckpointing, compiled: Compile) -> None:
     if isinstance(mode, float) and not compiled:
         raise ValueError(
             f"activation_checkpointing {mode} is a memory budget, which only the compiler can keep; "
@@ -124,7 +124,9 @@ def _configure_compiler() -> None:
 
     dynamo.recompile_limit = RECOMPILE_LIMIT
     dynamo.fail_on_recompile_limit_hit = True
-    dynamo.optimize_ddp = False  # blocks are compiled one by one: DDP's buckets overlap without cutting their graphs
+    # Blocks that are compiled one by one overlap with DDP's buckets anyway. A whole model would be cut at the buckets, which
+    # the compiler cannot do where it is checkpointed.
+    dynamo.optimize_ddp = False
 
 
 def _backend(mode: ActivationCheckpointing) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _try_out(small: TrialConfig, device: torch.device) -> None:
 
 _CODE_FIELDS = (
     "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
-    "dynamic_micro_batch", "optimizer", "parallel", "dropout",
+    "allow_tf32", "dynamic_micro_batch", "optimizer", "parallel", "dropout",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,14 @@ from pydantic import (
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
 CrossEntropy = Literal["whole", "chunked"]
+
+
+def _blocks(value: object) -> object:
+    """Read `blocks`, the word beside `whole`, as true."""
+    return True if value == "blocks" else value
+
+
+Compile = Annotated[Literal["whole"] | bool, BeforeValidator(_blocks)]
 ActivationCheckpointing = Literal["none", "selective", "full"] | Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -131,7 +139,15 @@ class BranchPoint(Strict):
     """One of the other run's `kept_checkpoints`."""
 
 
-_SINCE_0_1 = {"ramp", "kept_checkpoints", "branch_from", "deterministic", "gpu_timing_seconds", "initial_weights"}
+_SINCE_0_1 = {
+    "ramp",
+    "kept_checkpoints",
+    "branch_from",
+    "deterministic",
+    "gpu_timing_seconds",
+    "initial_weights",
+    "allow_tf32",
+}
 
 
 class TrialConfig(Strict):
@@ -158,13 +174,20 @@ class TrialConfig(Strict):
     activation_checkpointing: ActivationCheckpointing = "none"
     """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those
     of whole blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
-    compile: bool = True
-    """Whether the model's blocks are compiled."""
+    compile: Compile = True
+    """What is compiled. true, or blocks: the model's repeated blocks, one by one. whole: the model as one graph, with the
+    norm, the head and the loss that it returns; it takes longer to compile, ranks exchange gradients after the backward
+    pass instead of during it, and fsdp has no such graph. A `loss` of yours outside the model is never compiled. false:
+    nothing."""
     dynamic_micro_batch: bool = False
     """true: the compiled code serves every micro-batch size, for a search over sizes. false: it serves this one
     alone."""
     precision: Precision = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
+    allow_tf32: bool = False
+    """true: where float32 is computed on a GPU, factors of matrix products and convolutions are rounded to TF32 if the GPU has
+    it, which is several times faster. false: they are not, convolutions included, which torch by itself rounds. It has no
+    effect on other precisions, nor on a CPU."""
     deterministic: bool = False
     """true: a GPU, too, computes the same bits each time, so that a run which was interrupted and goes on ends as one that
     was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such runs differ by
@@ -265,6 +288,11 @@ class TrialConfig(Strict):
         """All phases of the run: the first, which the ramp does not list, and those of the ramp."""
         return (self._first_phase(), *self.ramp)
 
+    @property
+    def accumulations(self) -> tuple[int, ...]:
+        """The accumulation of each phase."""
+        return (self.gradient_accumulation_steps, *(phase.gradient_accumulation_steps for phase in self.ramp))
+
     def phase_at(self, first_sample: int) -> Phase:
         """Return the phase of the step whose first sample has this number, from 0."""
         for phase in reversed(self.ramp):
@@ -289,11 +317,12 @@ class TrialConfig(Strict):
     @model_validator(mode="after")
     def _shards_need_ranks(self) -> TrialConfig:
         check_shards(self.parallel, self.world_size)
+        check_whole(self.parallel, [self.compile])
         return self
 
     @model_validator(mode="after")
     def _phases_follow_each_other(self) -> TrialConfig:
-        begin = [phase.from_samples for phase in self.phases]
+        begin = [0, *(phase.from_samples for phase in self.ramp)]
         for before, after in itertools.pairwise(begin):
             if after <= before:
                 raise ValueError(
@@ -351,6 +380,15 @@ def check_shards(parallel: Parallel, world_size: int) -> None:
     """Raise ValueError where the model is to be sharded over a single rank."""
     if parallel == "fsdp" and world_size == 1:
         raise ValueError("parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp")
+
+
+def check_whole(parallel: Parallel, compiled: Iterable[Compile | None]) -> None:
+    """Raise ValueError where a model that is gathered block by block is to be compiled as one graph."""
+    if parallel == "fsdp" and "whole" in compiled:
+        raise ValueError(
+            "compile: whole makes one graph of the model, and parallel: fsdp gathers it block by block; use compile: blocks, "
+            "or ddp"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from trainers.config import DevicePeak, Precision
+from trainers.tensor_float import tensor_float_32
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,13 @@ class _Sheet:
     """What a vendor's data sheet says of a whole device: dense products, without sparsity, at the boost clock."""
 
     num_multiprocessors: int
-    tflops: Mapping[Precision, float]
-    """Precisions that the device computes in units made for them, where it has any: torch's default for float32 is none."""
+    tflops: Mapping[Precision | Literal["tf32"], float]
+    """Precisions that the device computes in units made for them, where it has any: plain float32 has none."""
 
 
 def _sheet(num_multiprocessors: int, half: float, float32: float) -> _Sheet:
-    return _Sheet(num_multiprocessors, {"bfloat16": half, "float16": half, "float32": float32})
+    """half: of both 16-bit types. TF32 runs in the same units at half the speed."""
+    return _Sheet(num_multiprocessors, {"bfloat16": half, "float16": half, "tf32": half / 2, "float32": float32})
 
 
 _SHEETS = {
@@ -57,25 +60,31 @@ _LONGEST_PRODUCT_SECONDS = 0.02
 _SECONDS_PER_ROUND, _ROUNDS_WITHOUT_GAIN, _MOST_SECONDS = 0.03, 4, 3.0
 
 
-def device_peaks(device: torch.device, precisions: Iterable[Precision]) -> dict[Precision, DevicePeak]:
+def device_peaks(
+    device: torch.device, precisions: Iterable[Precision], *, allow_tf32: bool = False
+) -> dict[Precision, DevicePeak]:
     """Return the device's peak in each of these precisions."""
-    return {precision: device_peak(device, precision) for precision in precisions}
+    return {precision: device_peak(device, precision, allow_tf32=allow_tf32) for precision in precisions}
 
 
-def device_peak(device: torch.device, precision: Precision) -> DevicePeak:
+def device_peak(device: torch.device, precision: Precision, *, allow_tf32: bool = False) -> DevicePeak:
     """Return the data sheet's peak of a GPU that is known here; of any other device what matrix products reach."""
-    known = _known_flops(device, precision) if device.type == "cuda" else None
+    known = _known_flops(device, precision, allow_tf32) if device.type == "cuda" else None
     if known is not None:
         return DevicePeak(flops_per_second=known, source="data sheet")
-    return DevicePeak(flops_per_second=matmul_flops_per_second(device, precision), source="measured")
+    with tensor_float_32(allow_tf32):
+        measured = matmul_flops_per_second(device, precision, allow_tf32=allow_tf32)
+    return DevicePeak(flops_per_second=measured, source="measured")
 
 
-def _known_flops(device: torch.device, precision: Precision) -> float | None:
+def _known_flops(device: torch.device, precision: Precision, allow_tf32: bool) -> float | None:
     found = torch.cuda.get_device_properties(device)
-    return data_sheet_flops(found.name, found.multi_processor_count, precision)
+    return data_sheet_flops(found.name, found.multi_processor_count, precision, allow_tf32=allow_tf32)
 
 
-def data_sheet_flops(name: str, num_multiprocessors: int, precision: Precision) -> float | None:
+def data_sheet_flops(
+    name: str, num_multiprocessors: int, precision: Precision, *, allow_tf32: bool = False
+) -> float | None:
     """Return the dense peak in FLOP/s of a GPU of this name; None if it is not in the table.
 
     Of a slice, as MIG cuts them, it is the share of the whole that the slice's multiprocessors are.
@@ -85,16 +94,20 @@ def data_sheet_flops(name: str, num_multiprocessors: int, precision: Precision) 
     sheet = next((sheet for key, sheet in _SHEETS.items() if re.search(rf"\b{key}\b", name)), None)
     if sheet is None or precision not in sheet.tflops or num_multiprocessors > sheet.num_multiprocessors:
         return None
-    return sheet.tflops[precision] * 1e12 * num_multiprocessors / sheet.num_multiprocessors
+    rate = "tf32" if precision == "float32" and allow_tf32 and "tf32" in sheet.tflops else precision
+    return sheet.tflops[rate] * 1e12 * num_multiprocessors / sheet.num_multiprocessors
 
 
-def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """Return the FLOP/s of the fastest of many large square matrix products, with as many threads as torch uses now."""
-    return _fastest(device, precision, torch.get_num_threads())
+def matmul_flops_per_second(device: torch.device, precision: Precision, *, allow_tf32: bool = False) -> float:
+    """Return the FLOP/s of the fastest of many large square matrix products, with as many threads as torch uses now.
+
+    allow_tf32: whether it is allowed now; each is measured once.
+    """
+    return _fastest(device, precision, torch.get_num_threads(), allow_tf32)
 
 
 @functools.cache
-def _fastest(device: torch.device, precision: Precision, num_threads: int) -> float:
+def _fastest(device: torch.device, precision: Precision, num_threads: int, allow_tf32: bool) -> float:
     squares = _squares(device, precision)
     until = time.perf_counter() + _MOST_SECONDS
     best, without_gain = 0.0, 0

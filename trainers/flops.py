@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from trainers.contract import NoLossAndCount, check_loss, fake_batch
 from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet, load_data
-from trainers.gpt import HAS_CHUNKS
+from trainers.errors import said_by
 from trainers.models import LossFunction, build_model, loss_function
 
 # BatchNorm refuses a batch in which a channel has one value.
@@ -122,7 +121,7 @@ def _naming_the_cause() -> Iterator[None]:
     except (NotCountable, NoLossAndCount):
         raise
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")
+        said = next(iter(said_by(error).splitlines()), "")
         raise NotCountable(f"{type(error).__name__}: {said}") from error
 
 
@@ -183,24 +182,15 @@ def _convolution_backward(
     return conv_flop_count(x, weight, gradient, transposed=transposed) * sum(wanted[:2])
 
 
-def _chunked_cross_entropy(hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """The logits, and at once the gradients of both factors: three products of (N, D) and (D, V)."""
-    return 3 * 2 * hidden[0] * hidden[1] * weight[0]
-
-
 _ATEN = torch.ops.aten
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    found: dict[Any, Callable[..., int]] = {
+    return {
         _ATEN.convolution_backward: _convolution_backward,
         _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
         _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     }
-    if HAS_CHUNKS:
-        importlib.import_module("torch.nn.modules.linear_cross_entropy")  # registers the operation
-        found[torch.ops.torch_nn._linear_cross_entropy_batch_chunked] = _chunked_cross_entropy
-    return found
 
 
 # Operations of torch's own that multiply, and that its counter has no formula for.

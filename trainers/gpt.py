@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainers.config import CrossEntropy
+from trainers.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 
 INITIAL_STD = 0.02
-HAS_CHUNKS = hasattr(F, "linear_cross_entropy")
-"""Whether this torch has cross-entropy in chunks."""
 
 
 class Attention(nn.Module):
@@ -65,8 +64,8 @@ class GPT(nn.Module):
         cross_entropy: CrossEntropy = "whole",
         label_smoothing: float = 0.0,
     ) -> None:
-        """cross_entropy: from logits held `whole`, or `chunked`, a few rows of them at a time (torch 2.13 and
-        later). label_smoothing: the share of each target that is spread over all tokens, in training alone."""
+        """cross_entropy: from logits held `whole`, or `chunked`, a sixteenth of them at a time. label_smoothing: the share
+        of each target that is spread over all tokens, in training alone."""
         super().__init__()
         if hidden_dim % num_heads:
             raise ValueError(
@@ -97,52 +96,14 @@ class GPT(nn.Module):
         x = self.token_embedding(input_ids) + self.position_embedding(positions)  # (B, T, D)
         for block in self.blocks:
             x = block(x)
-        x = self.norm(x)
+        x, smoothing = self.norm(x), self.label_smoothing if self.training else 0.0
         if self.cross_entropy == "chunked":
-            return chunked_cross_entropy(x, self.head.weight, targets)
-        return summed_cross_entropy(self.head(x), targets, self.label_smoothing if self.training else 0.0)
-
-
-def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the targets that count, and how many they are; logits (B, T, V), targets (B, T)."""
-    loss_sum = F.cross_entropy(
-        logits.flatten(0, 1).float(),
-        targets.flatten(),
-        ignore_index=-100,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-    return loss_sum, (targets != -100).sum()
-
-
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from hidden (B, T, D) and the head's weight (V, D): the logits of all B x T targets never exist at
-    once."""
-    low = torch.is_autocast_enabled(hidden.device.type)
-    dtype = torch.get_autocast_dtype(hidden.device.type) if low else hidden.dtype
-    losses = F.linear_cross_entropy(
-        hidden.flatten(0, 1).to(dtype),
-        weight.to(dtype),
-        targets.flatten(),
-        ignore_index=-100,
-        reduction="none" if low else "sum",  # a sum in low precision would be the loss to two digits
-        options=torch.nn.LinearCrossEntropyOptions(),
-    )
-    return losses.float().sum(), (targets != -100).sum()
+            return chunked_cross_entropy(x, self.head.weight, targets, smoothing)
+        return summed_cross_entropy(self.head(x), targets, smoothing)
 
 
 def _check_cross_entropy(name: str, label_smoothing: float) -> None:
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing is {label_smoothing:g}; choose a share from 0 to below 1")
-    if name == "chunked" and label_smoothing:
-        raise ValueError(
-            f"label_smoothing is {label_smoothing:g}, and cross_entropy 'chunked' computes none; use 'whole', or leave "
-            "label_smoothing out"
-        )
     if name not in get_args(CrossEntropy):
         raise ValueError(f"cross_entropy is '{name}'; choose {' or '.join(get_args(CrossEntropy))}")
-    if name == "chunked" and not HAS_CHUNKS:
-        raise ValueError(
-            f"cross_entropy 'chunked' is torch's linear_cross_entropy, which torch {torch.__version__} does not have; "
-            "install torch 2.13 or later, or use 'whole'"
-        )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainers.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
+from trainers.parallel import several_ranks
 
 # To measure a micro-gradient is a pass over it, which slows a small model's step. A long run has more steps than the
 # estimate needs: after the first ones it measures one in so many.
@@ -47,7 +48,8 @@ class MicroGradientNorms:
 
     def _see(self, gradient: Tensor) -> None:
         if self._looks:
-            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
+            wide = torch.promote_types(gradient.dtype, torch.float32)  # a narrower one than its own is refused
+            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=wide).float())
 
     def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor, *, last: bool) -> None:
         """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of
@@ -57,10 +59,11 @@ class MicroGradientNorms:
         norm = torch.linalg.vector_norm(torch.stack(self._norms))
         # 0 / 0 for a micro-batch without targets: it has no gradient of its own, and the estimate leaves its step out.
         self._weighted_squares.append((norm / scale) ** 2 / num_targets)
-        self._norms = []
+        num_gradients, self._norms = len(self._norms), []
         if self._follows_sum and not (last and self._world_size > 1):  # by then the sum is that of all ranks
-            total = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-            self._lengths.append(torch.stack([norm, total]))
+            sums = [p.grad for p in self._parameters if p.grad is not None]
+            if len(sums) >= num_gradients:  # FSDP2 keeps those of low precision elsewhere
+                self._lengths.append(torch.stack([norm, torch.nn.utils.get_total_norm(sums)]))
 
     def read_cosine(self) -> dict[str, float]:
         """Return {successive_cosine}: the mean cosine of each micro-gradient with the sum of those before it in its
@@ -106,7 +109,7 @@ class NoiseLog:
         if not self._pending:
             return
         pending = torch.stack(self._pending)
-        if dist.is_initialized():
+        if several_ranks():
             # The other two are equal on all ranks, so the mean over ranks leaves them and averages mean |g_k|^2.
             dist.all_reduce(pending)
             pending = pending / dist.get_world_size()

@@ -12,6 +12,7 @@ from trainers.device import pick_device
 from trainers.report import Answer, Known, ReportFunction
 from trainers.reporter import Reporter, crossed, notices_reported
 from trainers.run import STEPS_PER_INTERVAL, Run
+from trainers.tensor_float import tensor_float_32
 
 
 def train(
@@ -25,7 +26,7 @@ def train(
     known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
-    with deterministic(config.deterministic):
+    with deterministic(config.deterministic), tensor_float_32(config.allow_tf32):
         return _train(config, report, directory, token, known)
 
 

@@ -12,12 +12,16 @@ import ctypes
 import functools
 import gc
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 SMALL_STACK_BYTES = 1 << 20
+
+# How long what is free on a GPU must not have grown to count, how long that is waited for at most, and how often it is read.
+SETTLED_SECONDS, MOST_SECONDS_TO_SETTLE, SECONDS_BETWEEN_READINGS = 2.0, 20.0, 0.25
 
 # Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
 MALLOC_ENVIRONMENT = {
@@ -58,8 +62,23 @@ def free_bytes(device: torch.device) -> int | None:
 @functools.cache
 def capacity_bytes(device: torch.device) -> int:
     """Return what of a GPU's memory this process can have: what was free when it was first asked for, and what it had
-    reserved then. The rest is the driver's, NCCL's, the context's and that of others on the device."""
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    reserved then. The rest is the driver's, NCCL's, the context's and that of others on the device.
+
+    A process that this one replaces may still be ending, and its memory is this one's soon.
+    """
+    free = settled(lambda: torch.cuda.mem_get_info(device)[0], time.sleep)
+    return free + torch.cuda.memory_reserved(device)
+
+
+def settled(read: Callable[[], int], wait: Callable[[float], object]) -> int:
+    """Return a figure once it has not grown for SETTLED_SECONDS, or after MOST_SECONDS_TO_SETTLE: the highest so far."""
+    highest, waited, since_growth = read(), 0.0, 0.0
+    while since_growth < SETTLED_SECONDS and waited < MOST_SECONDS_TO_SETTLE:
+        wait(SECONDS_BETWEEN_READINGS)
+        waited, since_growth = waited + SECONDS_BETWEEN_READINGS, since_growth + SECONDS_BETWEEN_READINGS
+        if (now := read()) > highest:
+            highest, since_growth = now, 0.0
+    return highest
 
 
 def idle_bytes(device: torch.device) -> int:

@@ -24,7 +24,9 @@ class Meter:
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
         """compile_seconds: the seconds already spent on compiling the run's code."""
         self.config, self.device = config, device
-        self._device_peak = config.device_peaks.get(config.precision) or device_peak(device, config.precision)
+        self._device_peak = config.device_peaks.get(config.precision) or device_peak(
+            device, config.precision, allow_tf32=config.allow_tf32
+        )
         self.peak = memory.PeakMeter(device)
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
         self.num_micro_batches = config.split.num_micro_batches

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from trainers.config import ModelConfig, call_target, resolve
+from trainers.cross_entropy import summed_cross_entropy
 from trainers.files import quoted
-from trainers.gpt import GPT, summed_cross_entropy
+from trainers.gpt import GPT
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
 MOST_NAMES = 3

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from trainers.errors import said_by
+
 _TEXTS = (
     # torch's allocator, CUDA's runtime and driver, HIP's, Triton's launchers, and NCCL when one of these refused it
     "out of memory",
@@ -67,7 +69,7 @@ def _says_so(error: BaseException, free_bytes: int | None) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
-    said = str(error)
+    said = said_by(error)
     is_little_free = free_bytes is not None and free_bytes < LITTLE_FREE_BYTES
     if any(text in said for text in (*_TEXTS, *(_TEXTS_WITH_LITTLE_FREE if is_little_free else ()))):
         return True

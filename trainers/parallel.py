@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -16,12 +17,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.config import TrialConfig
-from trainers.models import find_blocks
+from trainers.config import Precision, TrialConfig
+from trainers.models import find_blocks, num_batch_norms
 
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
@@ -30,7 +31,7 @@ def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> 
     if config.parallel == "fsdp":
         mesh = init_device_mesh(device.type, (config.world_size,))
         for block in find_blocks(module, config.model.blocks) or ():
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=_mixed_precision(block, config.precision))
         fully_shard(module, mesh=mesh)
         return module
     module.to(device)
@@ -38,6 +39,23 @@ def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> 
         return module
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def _mixed_precision(block: nn.Module, precision: Precision) -> MixedPrecisionPolicy:
+    """Return how a block is gathered: in the precision in which autocast computes it, which halves what is sent and held.
+
+    Its inputs are cast to that, too, since not every kernel takes both. Gradients are summed and exchanged in float32, and
+    shards stay in it. So does a block with BatchNorm, whose statistics no policy casts.
+    """
+    if precision == "float32" or num_batch_norms(block):
+        return MixedPrecisionPolicy()
+    low = getattr(torch, precision)
+    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+
+
+def several_ranks() -> bool:
+    """True if this process is one of several that train together; a process group may also be one process."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:

@@ -34,6 +34,7 @@ from trainers.contract import fake_batch
 from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import load_data
+from trainers.errors import said_by
 from trainers.gradient_noise import MicroGradientNorms
 from trainers.models import build_model, loss_function
 from trainers.optim import build_optimizer
@@ -119,7 +120,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     except ValueError:
         raise
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")
+        said = next(iter(said_by(error).splitlines()), "")
         raise NotPredictable(f"fake tensors cannot follow it ({type(error).__name__}: {said})") from error
     return peak_of(timelines).scaled(PROCESS_BYTES, 1.0)
 

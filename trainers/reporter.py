@@ -21,7 +21,7 @@ from trainers.evaluation import evaluate, generalisation
 from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
 from trainers.noise_snapshot import take_snapshot
 from trainers.notices import heard_by
-from trainers.parallel import reshard
+from trainers.parallel import reshard, several_ranks
 from trainers.report import Answer, Report, ReportFunction, ReportKind
 from trainers.run import Run
 from trainers.throughput import steps_to_time
@@ -207,7 +207,7 @@ def crossed(counts: Iterable[int], before: int, now: int) -> list[int]:
 
 def as_rank_0(*flags: bool) -> tuple[bool, ...]:
     """Return rank 0's flags on every rank: if ranks stopped at different steps, a collective would wait for ever."""
-    if not dist.is_initialized():
+    if not several_ranks():
         return flags
     values = torch.tensor([float(flag) for flag in flags], device=pick_device())
     dist.broadcast(values, src=0)
@@ -216,7 +216,7 @@ def as_rank_0(*flags: bool) -> tuple[bool, ...]:
 
 def number_of_rank_0(number: int) -> int:
     """Return rank 0's number on every rank."""
-    if not dist.is_initialized():
+    if not several_ranks():
         return number
     value = torch.tensor(number, device=pick_device())
     dist.broadcast(value, src=0)

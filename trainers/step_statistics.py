@@ -133,4 +133,5 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def _square(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.float32).double() ** 2
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return torch.linalg.vector_norm(values, dtype=wide).double() ** 2

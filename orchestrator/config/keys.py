@@ -22,9 +22,11 @@ from orchestrator.config.stages import (
     StageKeys,
     Throughput,
     Train,
+    compiled_in,
 )
 from trainers.config import (
     ActivationCheckpointing,
+    Compile,
     DataConfig,
     Fraction,
     ModelConfig,
@@ -35,8 +37,14 @@ from trainers.config import (
     Split,
     Strict,
     check_shards,
+    check_whole,
     derive_accumulation,
 )
+
+# Figures are floats, which count one by one up to here.
+LARGEST_COUNT = 2**53
+# torch's generators take numbers of 64 bits, and a seed is multiplied by the number of ranks.
+Seed = Annotated[int, Field(gt=-(2**32), lt=2**32)]
 
 AnyStage = TypeVar("AnyStage", bound=StageKeys)
 
@@ -167,6 +175,10 @@ class StudyConfig(Strict):
     """The optimizer, its learning rate, and how that follows the batch size."""
     precision: Precision = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
+    allow_tf32: bool = False
+    """true: where float32 is computed on a GPU, factors of matrix products and convolutions are rounded to TF32 if the GPU has
+    it, which is several times faster. false: they are not, convolutions included, which torch by itself rounds. It has no
+    effect on other precisions, nor on a CPU."""
     deterministic: bool = False
     """true: a GPU, too, computes the same bits each time, so that a trial which was interrupted and goes on ends as one
     that was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such trials
@@ -179,16 +191,18 @@ class StudyConfig(Strict):
     """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages
     for which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or
     as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
-    compile: bool | None = None
-    """Whether the model is compiled, in `batchscout trial` and in stages for which no frontier has chosen. null: yes
-    if the study's frontier or grid compiles in any of its trials, and yes if the study has neither."""
+    compile: Compile | None = None
+    """What is compiled, in `batchscout trial` and in stages for which no frontier has chosen: the model's repeated blocks one
+    by one (true, or blocks), the model as one graph with its norm, head and loss (whole, which fsdp cannot), or nothing
+    (false). null: what the study's frontier or grid compiles first in its list, and the blocks if the study has
+    neither."""
     memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
     """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU
     host: what the process may allocate beyond what it holds before a trial, and more is refused; null: what the
     host has free when the study starts, in equal parts for all ranks."""
     headroom: Fraction = 0.05
     """The share of the memory limit that the chosen micro-batch must leave free: 0.05 or 5%."""
-    sample_budget: PositiveInt = 32_768
+    sample_budget: Annotated[PositiveInt, Field(lt=LARGEST_COUNT)] = 32_768
     """The samples (sequences) of the baseline's full training run. The `objective` says what the other candidates may
     train on: as many, or as many as they get done in the same time."""
     evaluation_samples: PositiveInt = 256
@@ -220,7 +234,7 @@ class StudyConfig(Strict):
     statistics: bool = True
     """true: trials measure coherence, noise scale, update ratio and similar figures. false: they measure loss,
     gradient norm, speed and memory alone, and there is no goodput."""
-    seeds: Annotated[tuple[int, ...], AtLeastOne] = (0,)
+    seeds: Annotated[tuple[Seed, ...], AtLeastOne] = (0,)
     """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
     objective: Annotated[Objective, BeforeValidator(_objective_of_today)] = "time"
     """What the best candidate has. time: the lowest validation loss after the training time that the baseline needs for
@@ -278,6 +292,7 @@ class StudyConfig(Strict):
         _check_branch(self)
         _check_regularization(self)
         check_shards(self.parallel, self.world_size)
+        check_whole(self.parallel, [self.compile, *compiled_in(self.stages)])
         self._check_real_run()
         effective = given_batch(self.batch, self.world_size).effective_batch_size
         if effective > self.sample_budget:

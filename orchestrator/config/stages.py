@@ -3,12 +3,14 @@ field; the docstring of a stage is the question that the report prints above its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
 from trainers.config import (
     ActivationCheckpointing,
+    Compile,
     CrossEntropy,
     Fraction,
     Precision,
@@ -107,13 +109,14 @@ class Frontier(Strict):
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none", "selective", "full")
     """The kinds of activation checkpointing to try: none, selective, full, or a memory budget between 0 and 1, which
     needs `compile`."""
-    compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
-    """Whether the model is compiled: true, false, or both to compare them."""
+    compile: Annotated[tuple[Compile, ...], AtLeastOne] = (True,)
+    """What is compiled, each to be tried: the model's repeated blocks one by one (true, or blocks), the model as one graph
+    with its norm, head and loss (whole), or nothing (false)."""
     precision: tuple[Precision, ...] = ()
     """The precisions to try: float32, bfloat16, float16. Empty: the study's `precision` alone."""
     cross_entropy: tuple[CrossEntropy, ...] = ()
     """How the built-in gpt computes its loss: from all logits at once (whole), or from a few rows of them at a time
-    (chunked, which needs torch 2.13). Empty: whole, and the fastest point once more with chunked where torch has it."""
+    (chunked). Empty: whole, and the fastest point once more with chunked."""
     seq_len: tuple[PositiveInt, ...] = ()
     """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with
     always has the length of the data. Empty: that length alone."""
@@ -138,8 +141,9 @@ class Frontier(Strict):
     """While another finalist may be more than 5 % faster than the one that seems the fastest, they are timed again, up
     to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
     max_samples: PositiveInt | None = None
-    """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. null: a
-    twentieth of those of the study's full training runs, and any number in a study without such runs."""
+    """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
+    takes beyond these, until it was timed for 2 seconds, do not count. null: a twentieth of those of the study's full training
+    runs, and any number in a study without such runs."""
 
 
 class Throughput(Strict):
@@ -163,8 +167,9 @@ class Throughput(Strict):
     times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
-    taken from the timed steps; then the largest batches are left out, and the conclusion names them. null: a twentieth of those of the study's full training runs, and any number in a study
-    without such runs."""
+    taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes
+    beyond these, until it was timed for 2 seconds, do not count. null: a twentieth of those of the study's full training runs,
+    and any number in a study without such runs."""
 
 
 class Equivalence(Strict):
@@ -238,8 +243,9 @@ class Grid(Strict):
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none",)
     """The kinds of activation checkpointing: none, selective, full, or a memory budget between 0 and 1, which needs
     `compile`."""
-    compile: Annotated[tuple[bool, ...], AtLeastOne] = (True,)
-    """Whether the model is compiled: true, false, or both."""
+    compile: Annotated[tuple[Compile, ...], AtLeastOne] = (True,)
+    """What is compiled, each to be tried: the model's repeated blocks one by one (true, or blocks), the model as one graph
+    with its norm, head and loss (whole), or nothing (false)."""
     learning_rate: tuple[Positive, ...] = ()
     """Learning rates, used as they are. Empty: that of the scaling rule for each effective batch."""
     pruner: Pruner = NoPruner()
@@ -289,6 +295,11 @@ StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizon
 """The keys of some stage."""
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 """The same as a study file holds them: the word under `type` says which they are."""
+
+
+def compiled_in(stages: Sequence[StageKeys]) -> list[Compile]:
+    """Return what the frontier and the grid compile, in the order of the study file; empty where there is neither."""
+    return [one for stage in stages if isinstance(stage, (Frontier, Grid)) for one in stage.compile]
 
 
 def pruner_of(stage: StageKeys) -> Pruner:

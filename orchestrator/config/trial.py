@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_batch
 from orchestrator.config.regimes import OWN_WEIGHTS
-from orchestrator.config.stages import Frontier, Grid
-from trainers.config import DevicePeak, OptimizerConfig, Precision, TrialConfig
+from orchestrator.config.stages import Frontier, compiled_in
+from trainers.config import Compile, DevicePeak, OptimizerConfig, Precision, TrialConfig
 
 WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
@@ -18,8 +18,15 @@ SHORT_WARMUP_SHARE, SHORT_WARMUP_STEPS = 0.06, 10
 
 def uses_compile(config: StudyConfig) -> bool:
     """True if any trial of the study compiles."""
-    asked = [stage.compile for stage in config.stages if isinstance(stage, (Frontier, Grid))]
-    return any(any(choice) for choice in asked) if asked else config.compile is not False
+    return any(compiled_in(config.stages) or [config.compile is not False])
+
+
+def default_compile(config: StudyConfig) -> Compile:
+    """Return what is compiled where neither the study file nor a stage says it."""
+    for one in compiled_in(config.stages) or [True]:
+        if one:
+            return one
+    return False
 
 
 def precisions(config: StudyConfig) -> set[Precision]:
@@ -47,8 +54,9 @@ def base_trial(
         sync_batch_norm=config.sync_batch_norm,
         statistics=config.statistics,
         activation_checkpointing=config.activation_checkpointing,
-        compile=uses_compile(config) if config.compile is None else config.compile,
+        compile=default_compile(config) if config.compile is None else config.compile,
         precision=config.precision,
+        allow_tf32=config.allow_tf32,
         deterministic=config.deterministic,
         optimizer=OptimizerConfig(**config.optimizer.model_dump(exclude=set(shared))),
         learning_rate=scaled_learning_rate(config.optimizer, split.effective_batch_size),

@@ -15,7 +15,7 @@ SECONDS_TO_MEASURE = 60
 
 
 def device_peaks(
-    shape: LaneShape, precisions: Iterable[Precision], *, is_local: bool
+    shape: LaneShape, precisions: Iterable[Precision], *, is_local: bool, allow_tf32: bool = False
 ) -> dict[Precision, DevicePeak] | None:
     """Return a rank's peak in each precision; None where no process of the cluster could tell it.
 
@@ -26,7 +26,7 @@ def device_peaks(
     if is_local and not shape.use_gpu:
         return _with_threads(shape.cpus_per_rank, wanted)
     measure = ray.remote(num_cpus=shape.cpus_per_rank, num_gpus=int(shape.use_gpu), max_calls=1)(_peaks_here)
-    answer = measure.remote(wanted)
+    answer = measure.remote(wanted, allow_tf32)
     try:
         return ray.get(answer, timeout=SECONDS_TO_MEASURE)
     except GetTimeoutError:
@@ -43,13 +43,13 @@ def _with_threads(num_threads: int, precisions: list[Precision]) -> dict[Precisi
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        return _peaks_here(precisions)
+        return _peaks_here(precisions, allow_tf32=False)  # a CPU has none
     finally:
         torch.set_num_threads(before)
 
 
-def _peaks_here(precisions: list[Precision]) -> dict[Precision, DevicePeak]:
+def _peaks_here(precisions: list[Precision], allow_tf32: bool) -> dict[Precision, DevicePeak]:
     from trainers import device_peak
     from trainers.device import pick_device
 
-    return device_peak.device_peaks(pick_device(), precisions)
+    return device_peak.device_peaks(pick_device(), precisions, allow_tf32=allow_tf32)

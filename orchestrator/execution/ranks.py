@@ -33,6 +33,7 @@ from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.cgroup import memory_kills
 from trainers.config import TrialConfig
+from trainers.errors import first_line, said_by
 from trainers.files import StorageLost, own_file, storage_error
 from trainers.report import Report
 
@@ -310,7 +311,7 @@ def failure_reason(error: BaseException) -> str:
 def lost_a_peer(error: BaseException) -> bool:
     """True if a collective failed because another rank's process ended, which is no fault of what this rank ran."""
     gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo")
-    return isinstance(error, RuntimeError) and any(text.lower() in str(error).lower() for text in gone)
+    return isinstance(error, RuntimeError) and any(text.lower() in said_by(error).lower() for text in gone)
 
 
 def memory_reason(text: str, config: TrialConfig) -> str:
@@ -321,10 +322,6 @@ def memory_reason(text: str, config: TrialConfig) -> str:
         more = f"{bytes_text(float(asked[1]))} more"
     limit = f"the limit of {bytes_text(config.memory_limit_bytes)}" if config.memory_limit_bytes else "the device"
     return f"{more} did not fit into {limit}"
-
-
-def first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
 def write_traceback(assignment: Assignment, rank: int) -> None:

@@ -148,6 +148,8 @@ def test_set_changes_one_key(tmp_path: Path, override: str, place: str, value: o
     ("stages: []", r"stages: .*at least 1 item.*; change it$"),
     ("sample_budget: many", r"sample_budget: .*valid integer.* \(it is 'many'\); change it$"),
     ("world_size: 0", r"world_size: .*greater than 0 \(it is 0\); change it$"),
+    ("sample_budget: 100000000000000000000", r"sample_budget: .*less than 9007199254740992 \(it is 10{20}\); change it$"),
+    ("seeds: [0, 1180591620717411303424]", r"seeds\S*: .*less than 4294967296 \(it is 1180591620717411303424\); change it$"),
     ("headroom: 150%", r"headroom: .*less than 1 .*; change it$"),
     ("memory_limit: 0", r"memory_limit: .*greater than 0 .*; change it$"),
     ("memory_limit: 3 bananas", r"memory_limit: .*; change it$"),
@@ -242,6 +244,12 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     for text, said in (
         ("a: [1, 2", "is not valid YAML: .*line 1.*; mend that line"),
+        (
+            "seeds: [1]\nname: n\nseeds: [2]",
+            "is not valid YAML: the key 'seeds' stands in line 1 already.*line 3.*; mend that",
+        ),
+        ("model: {target: a, kwargs: {b: 1,\n b: 2}}", "the key 'b' stands in line 1 already.*line 2"),
+        ("name: &x [*x]", "s.yaml is nested without end, or too deeply; write out what it refers to"),
         ("", "holds no keys; a study file needs at least model and data"),
         ("- 1", "holds no keys"),
         ("1: 2\nmodel: {target: gpt}\ndata: {target: x}", "1: .*; change it"),
@@ -421,3 +429,25 @@ def test_a_study_without_compile_has_no_trial_that_compiles() -> None:
     eager = {"type": "frontier", "compile": [False]}
     assert base_trial(study_of(stages=[eager]), None).compile is False
     assert base_trial(study_of(stages=[{"type": "train"}]), None).compile is True
+
+
+@pytest.mark.parametrize(
+    ("listed", "compiled"), [(["blocks", "whole"], True), (["whole", False], "whole"), ([False, "whole"], "whole")]
+)
+def test_blocks_is_another_word_for_true_and_the_first_that_compiles_is_every_trials(
+    listed: list[str | bool], compiled: str | bool
+) -> None:
+    study = study_of(stages=[{"type": "frontier", "compile": listed}])
+    assert base_trial(study, None).compile == compiled
+    assert study.model_dump()["stages"][0]["compile"] == tuple(one if one != "blocks" else True for one in listed)
+
+
+@pytest.mark.parametrize(
+    "where", [{"compile": "whole"}, {"stages": [{"type": "frontier", "compile": [True, "whole"]}]}]
+)
+def test_one_graph_of_a_model_that_is_gathered_block_by_block_is_refused(where: dict[str, Any]) -> None:
+    said = (
+        "compile: whole makes one graph of the model, and parallel: fsdp gathers it block by block; use compile: blocks"
+    )
+    with pytest.raises(ValueError, match=said):
+        study_of(parallel="fsdp", world_size=2, **where)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from orchestrator.config.trial import base_trial
+from orchestrator.execution import ranks
 from orchestrator.execution.ranks import (
     GPU_TOLERANCE_BYTES,
     MEMORY_TOLERANCE_BYTES,
@@ -24,7 +28,8 @@ from orchestrator.execution.ranks import (
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
 from tests.support.studies import tiny_study
-from trainers import loop
+from trainers import loop, memory
+from trainers.files import StorageLost
 
 
 def test_out_of_memory_is_said_in_sizes() -> None:
@@ -81,6 +86,46 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
     assert may_go_on == (world_size == 1)
 
 
+@pytest.mark.parametrize("error", [StorageLost("there is no room for the checkpoint"), OSError(errno.EIO, "of a disk")])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_alone_may_go_on_after_its_storage_failed_and_one_of_several_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(loop, "warm_up", fails)
+    assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
+    said, may_go_on = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    assert said is not None
+    assert said.outcome == "no_storage"
+    assert may_go_on == (world_size == 1)
+
+
+class NotedCalls:
+    """Takes the calls of a Ray actor, and notes them."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *said: self.noted.append((name, said)))
+
+
+@pytest.mark.parametrize(("kept_bytes", "goes_on"), [(0, True), (None, False)])
+def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int | None, goes_on: bool
+) -> None:
+    dispatcher = NotedCalls()
+    monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
+    assignment = Assignment("a", tiny.config(sample_budget=4).model_dump_json(), str(tmp_path), token="t")
+    assert ranks._run_and_say(assignment, Place(dispatcher=dispatcher, lane="lane", rank=0)) == goes_on
+    (last, (_, said)), freed = dispatcher.noted[-2:]
+    assert (last, said.outcome) == ("say", "complete")
+    assert freed == ("freed", ("lane",))
+
+
 def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = rf"Ray has a GPU for this rank on \S+, and torch {re.escape(torch.__version__)} can use none there: install "
@@ -116,3 +161,31 @@ def test_a_trial_is_not_to_blame_for_storage(tmp_path: Path) -> None:
     assert failed.reason == "the storage failed under grid-a: [Errno 5] Input/output error"
     absent = last_word(tmp_path, data={"target": f"{__name__}:data_that_is_not_there"})
     assert absent.outcome == "failed", "a wrong path is the user's"
+
+
+def data_that_gives_up() -> None:
+    sys.exit(3)
+
+
+class Speechless(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("it cannot be said")
+
+
+def data_that_fails_without_words() -> None:
+    raise Speechless
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("data_that_gives_up", "exited with status 3 (sys.exit)"),
+        ("data_that_fails_without_words", "Speechless: Speechless"),
+    ],
+)
+def test_whatever_the_users_code_raises_fails_its_trial_and_not_its_lane(
+    tmp_path: Path, data: str, reason: str
+) -> None:
+    said = last_word(tmp_path, data={"target": f"{__name__}:{data}"})
+    assert (said.outcome, said.reason) == ("failed", reason)
+    assert f"in {data}" in (tmp_path / "error-rank0.log").read_text()

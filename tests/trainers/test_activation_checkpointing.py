@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
 from trainers.activation_checkpointing import apply_to_blocks, selective_policy
 from trainers.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
@@ -151,6 +153,58 @@ def test_compiled_modes_give_the_same_gradient_and_keep_less_even_after_one_anot
         assert relative_error(gradient(mode, compile=True, dropout=0.0), expected) <= 1e-5
     kept = {mode: bytes_kept_for_backward(mode) for mode in ("none", 0.5, "full")}
     assert all(more > less for more, less in pairwise(kept.values())), kept
+
+
+ONE_BLOCK = {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16}}
+
+
+def gradient_in_one_graph(**changes: Any) -> Tensor:
+    trial = {"padded": True, "model": ONE_BLOCK, "compile": "whole", "micro_batch_size": 2}
+    return gradient_of_step(cpu_run(config(**(trial | changes))))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_the_model_as_one_graph_gives_the_same_gradient_at_every_size(mode: str) -> None:
+    for size in (4, 8):
+        expected = gradient_in_one_graph(compile=False, micro_batch_size=size)
+        found = gradient_in_one_graph(micro_batch_size=size, activation_checkpointing=mode, dynamic_micro_batch=True)
+        assert relative_error(found, expected) <= 1e-5
+
+
+def one_graph_on_two_ranks() -> Tensor:
+    return gradient_in_one_graph(world_size=2)
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+def test_the_model_as_one_graph_gives_the_same_gradient_on_two_ranks(tmp_path: Path) -> None:
+    expected = gradient_in_one_graph(compile=False, micro_batch_size=4)
+    for found in on_two_ranks(one_graph_on_two_ranks, tmp_path):
+        assert relative_error(found, expected) <= 1e-5
+
+
+def peaks_of_what_is_compiled() -> dict[str, float]:
+    """Peak MiB of the second step with a large head."""
+    peaks = {}
+    for compiled in (True, "whole"):
+        data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
+        run = cpu_run(config(model=ONE_BLOCK, compile=compiled, data=data, micro_batch_size=16))
+        run.step()
+        give_back()
+        meter = PeakMeter(torch.device("cpu"))
+        run.step()
+        peaks[str(compiled)] = meter.peak_bytes() / MIB
+        del run
+    return peaks
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+def test_head_and_loss_take_less_memory_in_one_graph_with_the_model() -> None:
+    """16 x 128 x 4,096 logits in float32 are 32 MiB: eager code holds them, their logarithms and two gradients."""
+    peaks = in_fresh_process(peaks_of_what_is_compiled)
+    assert peaks["whole"] < peaks["True"] - 30, peaks
 
 
 def names(mode: str | float, **changes: Any) -> list[str]:

@@ -42,6 +42,18 @@ def test_a_known_gpu_has_its_data_sheets_peak(
     assert data_sheet_flops(name, multiprocessors, precision) == teraflops * 1e12
 
 
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "teraflops"),
+    [("NVIDIA A100-SXM4-40GB", 108, 156), ("NVIDIA H100 80GB HBM3", 132, 494.5), ("Tesla V100-SXM2-16GB", 80, 15.7)],
+)
+def test_float32_that_may_be_tf32_has_its_peak_where_the_gpu_has_it(
+    name: str, multiprocessors: int, teraflops: float
+) -> None:
+    assert data_sheet_flops(name, multiprocessors, "float32", allow_tf32=True) == teraflops * 1e12
+    half = data_sheet_flops(name, multiprocessors, "float16")
+    assert data_sheet_flops(name, multiprocessors, "float16", allow_tf32=True) == half
+
+
 def test_a_slice_of_a_gpu_has_the_share_of_its_multiprocessors() -> None:
     assert data_sheet_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, "bfloat16") == pytest.approx(312e12 * 14 / 108)
     assert data_sheet_flops("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, "bfloat16") == pytest.approx(989e12 * 60 / 132)

@@ -13,7 +13,6 @@ from tests.support.tiny import config
 from trainers.config import TrialConfig
 from trainers.data.samples import load_data
 from trainers.flops import Work, flops_per_sample, work_of
-from trainers.gpt import HAS_CHUNKS
 from trainers.models import build_model
 
 VOCAB, LAYERS, DIM = 64, 2, 16
@@ -52,7 +51,6 @@ def test_a_gpt_has_the_flops_of_the_formula_and_attention_counts_in_full(seq_len
     assert flops_per_sample(trial(seq_len=seq_len)) == gpt_formula(seq_len)
 
 
-@pytest.mark.skipif(not HAS_CHUNKS, reason="this torch has no cross-entropy in chunks")
 def test_cross_entropy_in_chunks_is_the_same_work() -> None:
     assert model_flops(trial(kwargs={"cross_entropy": "chunked"})) == gpt_formula(12)
 

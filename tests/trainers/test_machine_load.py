@@ -127,6 +127,15 @@ def test_a_gpu_that_was_hot_once_was_disturbed_though_it_is_cool_again(monkeypat
     assert disturbance(meter.metrics()) == "the GPU slowed itself down for its heat or power supply"
 
 
+def test_every_reason_that_a_gpu_gave_for_a_slower_clock_is_among_those_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = (1980, 650_000, POWER_CAP), (1980, 650_000, 0x20), (1980, 650_000, POWER_CAP), (1980, 650_000, 0)
+    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu(*states))
+    meter = LoadMeter("GPU-1")
+    for _ in states:
+        meter.look()
+    assert meter.metrics()["gpu_throttle_reasons"] == POWER_CAP | 0x20
+
+
 @pytest.fixture
 def hog() -> Iterator[None]:
     """Another process that never rests, on the one CPU that is left to this process, too."""

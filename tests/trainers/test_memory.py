@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from tests.support.tiny import config, in_fresh_process
+from trainers import memory
 from trainers.config import TrialConfig
 from trainers.memory import (
+    MOST_SECONDS_TO_SETTLE,
+    SETTLED_SECONDS,
     PeakMeter,
     bytes_kept,
     capacity_bytes,
@@ -22,6 +25,7 @@ from trainers.memory import (
     free_bytes,
     give_back,
     held_to,
+    settled,
     status_bytes,
 )
 from trainers.meter import Meter
@@ -188,9 +192,41 @@ def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
 CUDA = torch.device("cuda", 0)
 
 
+class Clock:
+    """Seconds that pass when they are waited for, and what is free on a device meanwhile."""
+
+    def __init__(self, free_from: dict[float, int]) -> None:
+        self.seconds, self._free_from = 0.0, free_from
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def free(self) -> int:
+        return [free for since, free in self._free_from.items() if since <= self.seconds][-1]
+
+
+@pytest.mark.parametrize(
+    ("free_from", "expected", "seconds"),
+    [
+        ({0: 70}, 70, SETTLED_SECONDS),
+        ({0: 10, 1.5: 40, 3.0: 70}, 70, 3.0 + SETTLED_SECONDS),
+        ({0: 70, 1.0: 30}, 70, SETTLED_SECONDS),
+        ({0.5 * number: number for number in range(100)}, 40, MOST_SECONDS_TO_SETTLE),
+    ],
+    ids=["at rest", "a predecessor that ends in two parts", "this process takes its own", "never"],
+)
+def test_what_is_free_counts_once_a_process_that_still_ends_has_given_its_memory_back(
+    free_from: dict[float, int], expected: int, seconds: float
+) -> None:
+    clock = Clock(free_from)
+    assert settled(clock.free, clock.wait) == expected
+    assert clock.seconds == pytest.approx(seconds, abs=0.3)
+
+
 def test_what_a_process_can_have_of_a_gpu_is_what_was_free_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on the device and the context are gone for good, and what the process takes itself stays its own."""
     capacity_bytes.cache_clear()
+    monkeypatch.setattr(memory.time, "sleep", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * MIB, 80 * MIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * MIB)
     assert capacity_bytes(CUDA) == 72 * MIB
@@ -205,6 +241,7 @@ def test_the_allocators_retries_count_in_timed_steps_alone(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: allocator.update(num_alloc_retries=0))
     for name in ("max_memory_allocated", "memory_reserved", "utilization"):
         monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    monkeypatch.setattr(memory.time, "sleep", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
     meter = Meter(config(), CPU, 0.0)
     meter.peak.device = CUDA

@@ -20,6 +20,7 @@ from trainers.run import Run
 CPU = torch.device("cpu")
 MODES = ["none", "selective", "full"]
 SIZES = [2, 16]
+GPT = {"num_layers": 2, "num_heads": 4, "hidden_dim": 192}
 
 
 # Traced
@@ -29,6 +30,10 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": {"activation_checkpointing": "selective"},
     "full": {"activation_checkpointing": "full"},
     "bfloat16": {"precision": "bfloat16"},
+    "chunked": {"model": {"target": "gpt", "kwargs": {**GPT, "cross_entropy": "chunked"}}},
+    "chunked, bfloat16": {
+        "model": {"target": "gpt", "kwargs": {**GPT, "cross_entropy": "chunked"}}, "precision": "bfloat16",
+    },
     "sgd, average, no accumulation": {
         "optimizer": {"type": "sgd"}, "ema_half_life_samples": 100, "gradient_accumulation_steps": 1,
     },
@@ -38,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 def sized(**changes: Any) -> TrialConfig:
     """A model whose step takes some tens of MiB."""
     return config(**{
-        "model": {"target": "gpt", "kwargs": {"num_layers": 2, "num_heads": 4, "hidden_dim": 192}},
+        "model": {"target": "gpt", "kwargs": GPT},
         "data": {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 64, "vocab_size": 2048}},
         "evaluation_samples": 0, "gradient_accumulation_steps": 2, "sample_budget": 10_000,
     } | changes)  # fmt: skip
@@ -50,7 +55,7 @@ def predicted() -> dict[str, PeakMemory]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "chunked"])
 def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode: str, predicted: dict[str, PeakMemory]) -> None:
     train_set, _ = data(seq_len=64, vocab_size=2048)
     for size in (3, 100):
@@ -88,7 +93,10 @@ def peaks() -> dict[str, list[float]]:
 def test_an_eager_run_takes_what_was_predicted(
     case: str, predicted: dict[str, PeakMemory], peaks: dict[str, list[float]]
 ) -> None:
-    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.05)
+    tolerance = (
+        0.07 if case == "chunked, bfloat16" else 0.05
+    )  # a CPU adds bfloat16 to float32 through a copy: no trace has it
+    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=tolerance)
 
 
 # In a process of its own

@@ -107,6 +107,8 @@ def test_timed_steps_tell_the_speed_and_are_no_part_of_the_run() -> None:
     run.step()
     run.read()
     assert len(run.meter.noise.steps) == NUM_WARMUP_STEPS + 3
+    mean_square, square_of_mean, _ = run.meter.noise.steps[-1]
+    assert mean_square == pytest.approx(square_of_mean, rel=1e-5), "of one micro-batch, and of none that was timed"
 
 
 def test_a_cpu_is_timed_up_to_the_budget_alone(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ CHECKSUMS = "checksums.json"
 def cached(key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder of this key, built first if it is not there or not as it was built; a notice says the latter.
 
-    To tell, a process reads the whole entry once, and again when a file of it has another size or time. It is built aside and takes its place when it is whole and on the
-    disk: nobody reads half of one, and of two builders the first wins.
+    To tell, a process reads the whole entry once, and again when a file of it has another size or time. It is built aside
+    and takes its place when it is whole and on the disk: nobody reads half of one, and of two builders the first wins.
     """
     entry = cache_directory() / "data" / key
     if not entry.exists():

@@ -1,0 +1,233 @@
+"""Is a step as fast as the best loop's? Ours and a loop written by hand, as nanoGPT's is, take turns at several micro-batches.
+
+    python benchmarks/gpu/speed.py [--device cpu|cuda] [--tiny] [--out FILE] [--limit-seconds 560]
+
+Each turn lasts some seconds; every one is a JSON line with tokens/s, MFU, clock, power, throttle reasons and peaks. Then come the
+longest kernels of a step, and each side's best against that of the loop by hand. The goal is 1.0 or more.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lines import Lines, ended, gpt, options, synchronize
+
+SIZES, TINY_SIZES = (8, 16, 32, 64), (2,)
+ROUNDS, TURN_SECONDS = 3, 5.0
+NUM_KERNELS = 15
+BY_HAND = "by hand"
+# What each side of ours compiles, how it takes its loss, and whether it measures statistics.
+OURS: dict[str, tuple[bool | str, str, bool]] = {
+    "ours, blocks": (True, "whole", False),
+    "ours, whole": ("whole", "whole", False),
+    "ours, whole, chunked": ("whole", "chunked", False),
+    "ours, whole, statistics": ("whole", "whole", True),
+}
+TOLD = (
+    "mfu", "clock_hertz", "clock_ratio", "gpu_watts", "gpu_throttle_reasons", "peak_memory_bytes", "peak_allocated_bytes",
+)  # fmt: skip
+
+
+def main() -> None:
+    chosen = options(__doc__, 560)
+    lines = Lines(chosen.out, chosen.limit_seconds)
+    found: dict[str, dict[int, list[float]]] = {}
+    sizes, seconds = (TINY_SIZES, 0.2) if chosen.tiny else (SIZES, TURN_SECONDS)
+    each = 1.0 if chosen.tiny else ROUNDS * seconds * (1 + len(OURS)) + 60  # a minute to compile
+    for size in sizes:
+        turns = Turns(lines, chosen.device, chosen.tiny, size, seconds, found)
+        lines.take(f"m={size}", each, turns.take)
+    lines.take(
+        "longest kernels", 1 if chosen.tiny else 40, lambda: longest_kernels(chosen.device, chosen.tiny, min(sizes))
+    )
+    lines.say("best of each side", **best(found))
+    ended(lines)
+
+
+class Turns:
+    """The sides in turns at one micro-batch size. One that does not fit is named, and costs the others nothing."""
+
+    def __init__(
+        self, lines: Lines, device: str, tiny: bool, size: int, seconds: float, found: dict[str, dict[int, list[float]]]
+    ) -> None:
+        self._lines, self._device, self._tiny, self._size = lines, device, tiny, size
+        self._seconds, self._found = seconds, found
+
+    def take(self) -> dict[str, Any]:
+        from trainers.memory import give_back
+
+        sides = {name: self._made(name) for name in (BY_HAND, *OURS)}
+        for round_ in range(ROUNDS):
+            for name in list(sides):
+                self._turn(sides, name, round_)
+                give_back()
+        return {"micro_batch_size": self._size, "sides_that_fit": list(sides), "ok": BY_HAND in sides}
+
+    def _made(self, name: str) -> Callable[[float], dict[str, float]]:
+        make = by_hand if name == BY_HAND else ours
+        return make(config(name, self._tiny, self._size), self._device)
+
+    def _turn(self, sides: dict[str, Callable[[float], dict[str, float]]], name: str, round_: int) -> None:
+        from trainers import memory
+        from trainers.device import pick_device
+        from trainers.out_of_memory import is_out_of_memory
+
+        place = {"side": name, "micro_batch_size": self._size, "round": round_}
+        try:
+            figures = sides[name](self._seconds)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error, memory.free_bytes(pick_device())):
+                raise
+            del sides[name]
+            return self._lines.say("turn", **place, out_of_memory=str(error)[:300])
+        self._found.setdefault(name, {}).setdefault(self._size, []).append(figures["tokens_per_second"])
+        self._lines.say("turn", **place, **figures)
+
+
+def config(name: str, tiny: bool, size: int) -> Any:
+    from trainers.config import TrialConfig
+
+    compiled, cross_entropy, statistics_on = OURS.get(name, (False, "whole", False))
+    return TrialConfig.model_validate({
+        **gpt(tiny, cross_entropy=cross_entropy), "micro_batch_size": size, "compile": compiled, "learning_rate": 6e-4,
+        "sample_budget": 10**9, "precision": "bfloat16", "statistics": statistics_on, "schedule": {"type": "constant"},
+    })  # fmt: skip
+
+
+def ours(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
+    """Return what trains as a run does for so many seconds."""
+    import torch
+
+    from trainers.gradient_noise import FIRST_STEPS
+    from trainers.run import STEPS_PER_INTERVAL, Run
+    from trainers.throughput import NUM_WARMUP_STEPS
+
+    run = Run(trial, torch.device(device))
+    run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
+
+    def turn(seconds: float) -> dict[str, float]:
+        for _ in range(NUM_WARMUP_STEPS):
+            run.step()
+        run.read()
+        run.meter.begin_pace()
+        run.meter.peak.forget()
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for _ in range(STEPS_PER_INTERVAL):  # as the loop does
+                run.step()
+            run.read()
+        found = run.metrics()
+        return {key: found[key] for key in ("tokens_per_second", *TOLD) if key in found}
+
+    return turn
+
+
+def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
+    """Return nanoGPT's loop: the model compiled as one graph, fused AdamW, batches pinned and copied while the GPU computes."""
+    import torch
+
+    from trainers.data.samples import load_data
+    from trainers.device_peak import device_peak
+    from trainers.flops import work_of
+    from trainers.memory import PeakMeter, device_metrics
+    from trainers.optim import build_optimizer
+    from trainers.run import initial_module
+    from trainers.throughput import StepClock, utilisation
+
+    place = torch.device(device)
+    train_set, _ = load_data(trial.data)
+    module = initial_module(trial, train_set)
+    work = work_of(trial, module, train_set)
+    module.to(place)
+    optimizer, model = build_optimizer(module, trial), torch.compile(module, dynamic=False)
+    meter, clock = PeakMeter(place), StepClock(place)
+    tokens = trial.micro_batch_size * trial.data.kwargs["seq_len"]
+    batches = random_batches(train_set, trial.micro_batch_size, place)
+    batch = next(batches)
+
+    def step() -> None:
+        nonlocal batch
+        with torch.autocast(place.type, torch.bfloat16):
+            loss_sum, num_targets = model(batch)
+            loss = loss_sum / num_targets
+        batch = next(batches)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def turn(seconds: float) -> dict[str, float]:
+        median = statistics.median(timed(step, clock, meter, place, seconds))
+        peak = device_peak(place, trial.precision)
+        found = {"peak_memory_bytes": float(meter.peak_bytes()), **device_metrics(place), **clock.load.metrics()}
+        found |= utilisation(work, peak, trial.micro_batch_size / median)
+        return {"tokens_per_second": tokens / median} | {key: found[key] for key in TOLD if key in found}
+
+    return turn
+
+
+def timed(step: Callable[[], None], clock: Any, meter: Any, place: Any, seconds: float) -> list[float]:
+    """Return the seconds of each step that began within so many; the first few, and their memory, do not count."""
+    from trainers.throughput import NUM_WARMUP_STEPS
+
+    for _ in range(NUM_WARMUP_STEPS):
+        step()
+    synchronize(place)
+    meter.forget()
+    clock.read()
+    taken, until = list[float](), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for _ in range(10):
+            step()
+            clock.end_of_step()
+        taken += clock.read()
+    return taken
+
+
+def random_batches(train_set: Any, size: int, device: Any) -> Iterator[Any]:
+    import torch
+
+    from trainers.data.batches import fetch
+
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        batch = fetch(train_set, torch.randint(len(train_set), (size,), generator=generator).tolist())
+        if device.type == "cuda":
+            batch = {key: value.pin_memory().to(device, non_blocking=True) for key, value in batch.items()}
+        yield batch
+
+
+def longest_kernels(device: str, tiny: bool, size: int) -> dict[str, Any]:
+    """Return the operations of a step that take longest on the device, in microseconds a step."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from trainers.run import Run
+
+    run, num_steps = Run(config("ours, whole", tiny, size), torch.device(device)), 3
+    for _ in range(3):
+        run.step()
+    run.read()
+    cuda = [ProfilerActivity.CUDA] if device == "cuda" else []
+    with profile(activities=[ProfilerActivity.CPU, *cuda]) as profiled:
+        for _ in range(num_steps):
+            run.step()
+        synchronize(run.device)
+    time_of = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    rows = sorted(profiled.key_averages(), key=lambda row: getattr(row, time_of), reverse=True)[:NUM_KERNELS]
+    return {"microseconds": {row.key[:120]: round(getattr(row, time_of) / num_steps, 1) for row in rows}}
+
+
+def best(found: dict[str, dict[int, list[float]]]) -> dict[str, Any]:
+    """Return each side's tokens/s at its best size, and how many times those of the loop by hand they are."""
+    rates = {name: max(map(statistics.median, sizes.values())) for name, sizes in found.items()}
+    hand = rates.get(BY_HAND)
+    against = {name: rate / hand for name, rate in rates.items()} if hand else {}
+    return {"tokens_per_second": rates, "times_by_hand": against, "expected": "ours at 1.0 or more"}
+
+
+if __name__ == "__main__":
+    main()
