@@ -1,5 +1,5 @@
 """`python -m orchestrator` is the program `batchscout`."""
 
-from orchestrator.cli import main
+from orchestrator.cli import program
 
-main()
+program()

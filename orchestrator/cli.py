@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import textwrap
@@ -11,10 +10,16 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from orchestrator.signals import all_are_ctrl_c, interrupts_afterwards, keep_exit_code
-from orchestrator.terminal import printable, show_exception
+from orchestrator.signals import (
+    all_are_ctrl_c,
+    all_are_ctrl_c_until_the_end,
+    interrupts_afterwards,
+    leave_dead_terminal,
+    leave_on_signals,
+)
+from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
-from trainers.files import StorageLost, quoted
+from trainers.files import StorageLost, own_file, quoted
 
 if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
@@ -23,23 +28,34 @@ if TYPE_CHECKING:
 EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
 
 
+def program() -> NoReturn:
+    """Be the program `batchscout`, and end the process."""
+    all_are_ctrl_c_until_the_end()
+    spell_out_what_cannot_be_printed()
+    code = _exit_code(None)
+    leave_on_signals(code)
+    sys.exit(code)
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a verb, and exit with 0: fine, 1: no recommendation or a failed run, 2: bad input, 130: stopped by Ctrl-C."""
+    with all_are_ctrl_c():
+        sys.exit(_exit_code(argv))
+
+
+def _exit_code(argv: list[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     sys.excepthook = show_exception
-    with all_are_ctrl_c():
-        code = _exit_code(arguments)
-        keep_exit_code(code)
-        sys.exit(code)
-
-
-def _exit_code(arguments: argparse.Namespace) -> int:
     try:
         return arguments.verb(arguments)
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
         print(f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:", file=sys.stderr)
         print("".join(traceback.format_tb(error.__traceback__)), file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        if not leave_dead_terminal():  # then the pipe was the study's own
+            raise
+        return 0  # as `head` does, the reader had enough
     except ValueError as error:
         print(f"batchscout: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -119,6 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     import_from_here()
     run_dir = _run_dir(arguments, config)
     ending = run_study(config, run_dir, arguments.address, remeasure=arguments.fresh)
+    leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(printable(ending.message), stream)}", file=stream)
     if ending.exit_code in (0, 1):
@@ -152,12 +169,12 @@ def trial(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
-    from orchestrator.output.status import print_status, status_values
+    from orchestrator.output.status import json_pieces, print_status
     from orchestrator.study.lock import is_locked
 
     config, study = _open(arguments.run_dir)
     if arguments.json:
-        print(json.dumps(status_values(config, study), indent=2))
+        sys.stdout.writelines(json_pieces(config, study))
     else:
         print_status(config, study, is_driven=is_locked(arguments.run_dir / "journal.jsonl"))
     return 0
@@ -179,9 +196,11 @@ def export(arguments: argparse.Namespace) -> int:
     from orchestrator.output.recommendation import Recommendation
 
     path = arguments.run_dir / "recommendation.json"
-    if not path.exists():
+    with own_file(path, "read"):
+        text = path.read_text() if path.exists() else None
+    if text is None:
         raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
-    print(printable(export_text(Recommendation.from_json(path.read_text()), arguments.to)))
+    print(printable(export_text(Recommendation.from_json(text), arguments.to)))
     return 0
 
 
@@ -201,7 +220,9 @@ def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     from orchestrator.study.journal import replay
 
     path = run_dir / "study.yaml"
-    if not path.is_file():
+    with own_file(path, "read"):
+        is_there = path.is_file()
+    if not is_there:
         raise ValueError(
             f"{quoted(run_dir)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
         )

@@ -106,7 +106,11 @@ def _run_stages(driver: Driver, address: str | None) -> None:
     observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir)])
     started = time.monotonic()
     say("starting Ray and the lanes")
-    lost, leave = functools.partial(_end_without_cluster, driver), functools.partial(_end_at_once, driver, 130, STOPPED)
+    remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
+    lost, leave = (
+        functools.partial(_end_without_cluster, driver, remedy),
+        functools.partial(_end_at_once, driver, 130, STOPPED),
+    )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_a_node(say)
         shape = lane_shape(config)
@@ -161,7 +165,7 @@ def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> N
     """Journal once what a rank's device can compute: each lane would measure something else."""
     if driver.journal.study.facts.device_peaks is None:
         driver.progress.say("reading what the device can compute")
-        peaks = device_peaks(shape, precisions(driver.config), is_local=is_local)
+        peaks = device_peaks(shape, precisions(driver.config), is_local=is_local, allow_tf32=driver.config.allow_tf32)
         if peaks is None:
             driver.progress.say("the cluster did not tell what its devices can compute: each trial measures its own")
         driver.journal.append(FactsRead(facts=Facts(device_peaks=peaks)))
@@ -183,12 +187,12 @@ def _tell(driver: Driver, notice: Notice) -> None:
         driver.progress.noticed(None, notice)
 
 
-def _end_without_cluster(driver: Driver, loss: str) -> NoReturn:
-    """End this process, whose own cluster is gone. Ray itself would, after a minute, with forty lines and no word of the
+def _end_without_cluster(driver: Driver, remedy: str, loss: str) -> NoReturn:
+    """End this process, whose cluster is gone. Ray itself would, after a minute, with forty lines and no word of the
     study."""
     if interrupt_has_come():
         _end_at_once(driver, 130, STOPPED)
-    _end_at_once(driver, 1, f"{loss}: the study's cluster is gone. Nothing is lost: run the same command again")
+    _end_at_once(driver, 1, f"{loss}: the study's cluster is gone. Nothing is lost: {remedy}")
 
 
 def _end_at_once(driver: Driver, exit_code: int, why: str) -> NoReturn:

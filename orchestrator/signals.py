@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
@@ -78,8 +77,10 @@ def left_if_stuck(seconds: float, leave: Callable[[], None]) -> Iterator[None]:
 
     def watch() -> None:
         while not is_over.is_set():
-            if os.read(reading, 1)[0] in _NUMBERS and not is_over.wait(seconds):
-                leave()
+            if os.read(reading, 1)[0] in _NUMBERS:
+                _cancel_alarm()
+                if not is_over.wait(seconds):
+                    leave()
 
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=watch, daemon=True)
@@ -95,20 +96,48 @@ def left_if_stuck(seconds: float, leave: Callable[[], None]) -> Iterator[None]:
         os.close(writing)
 
 
-def keep_exit_code(code: int) -> None:
-    """Let a signal that comes while the interpreter shuts down end the process at once, with the code it was about to end with.
+def all_are_ctrl_c_until_the_end() -> None:
+    """Do as `all_are_ctrl_c` for as long as the process lives."""
+    for number in _heard():
+        signal.signal(number, _interrupt)
 
-    All has been written and said by then; Ray and torch may take a second more to let go of what they hold.
+
+def hear_again() -> None:
+    """Set the handlers once more, after a library has put the default action in their place behind Python's back."""
+    for number in _heard():
+        signal.signal(number, signal.getsignal(number))
+
+
+def leave_on_signals(code: int) -> None:
+    """Let a signal end the process at once from here on, with the code that it was about to end with.
+
+    All has been written and said by now. The interpreter joins threads, and Ray and torch let go of what they hold, before
+    it is gone: that may take seconds.
     """
-    atexit.register(_leave_on_signals, code)  # registered last, and so called before theirs
-
-
-def _leave_on_signals(code: int) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+    leave_dead_terminal()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # whoever read it is gone
             stream.flush()
+    _call_at_once(lambda: os._exit(code))
     for number in _heard():
         signal.signal(number, lambda *_: os._exit(code))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _call_at_once(function: Callable[[], None]) -> None:
+    """Call the function in another thread when a signal comes: one that comes just before the main thread begins to wait
+    for a lock has its handler called only when that is over."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def watch() -> None:
+        while os.read(reading, 1)[0] not in _NUMBERS:
+            pass
+        function()
+
+    threading.Thread(target=watch, daemon=True).start()
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -119,7 +148,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _note() -> None:
     global _has_come
     _has_come = True
-    _leave_dead_terminal()
+    _cancel_alarm()
+    leave_dead_terminal()
+
+
+def _cancel_alarm() -> None:
+    """Call off what ends this process in three seconds, if Ray's part in C++ was the first to hear the signal: it takes that
+    for a crash, and that the process ends."""
+    signal.alarm(0)
 
 
 @contextlib.contextmanager
@@ -139,8 +175,11 @@ def _heard() -> frozenset[signal.Signals]:
     return _NUMBERS - {signal.SIGHUP} if is_ignored else _NUMBERS
 
 
-def _leave_dead_terminal() -> None:
-    """Let what is still printed go nowhere, if the terminal is gone: an error there would hide how the study ended."""
+def leave_dead_terminal() -> bool:
+    """Let what is still printed go nowhere, if the terminal, or whoever read the pipe, is gone; return whether one is.
+
+    An error there would hide how the study ended, or end it.
+    """
     poll = select.poll()
     for stream in (1, 2):
         poll.register(stream, 0)
@@ -149,3 +188,4 @@ def _leave_dead_terminal() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream)
         os.close(nowhere)
+    return bool(gone)

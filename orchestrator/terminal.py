@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 import unicodedata
@@ -21,6 +22,13 @@ def printable(text: str) -> str:
 def _spelled_out(character: str) -> str:
     harmless = character in "\n\t" or (unicodedata.category(character) != "Cc" and character not in _TURNING)
     return character if harmless else ascii(character)[1:-1]
+
+
+def spell_out_what_cannot_be_printed() -> None:
+    """Have a terminal or log whose encoding lacks a letter get its number: the error would hide how a study ended."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def show_exception(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

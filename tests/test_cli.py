@@ -408,3 +408,32 @@ def test_trial_leaves_the_studys_own_directory_to_run(home: Path, capsys: pytest
     code, _, err = call(capsys, "run", "tiny.yaml", "--set", "loss=nowhere:loss")
     assert code == 2
     assert "no module named 'nowhere'" in err
+
+
+def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path: Path) -> None:
+    """As with LC_ALL=en_US.ISO-8859-1 or PYTHONIOENCODING=ascii."""
+    named = run_dir.rename(tmp_path / "Pr\u00fcfung")
+    done = batchscout("report", str(named), cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"'{tmp_path}/Pr\\xfcfung/report.html'\n"
+
+
+def test_a_directory_whose_name_no_file_system_takes_is_named(home: Path) -> None:
+    (home / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    done = batchscout("run", "tiny.yaml", "--dir", 300 * "x", cwd=home)
+    assert done.returncode == 1
+    said = f"batchscout: {home}/{300 * 'x'} could not be written: File name too long; mend that, and run the same command again"
+    assert done.stderr.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize("verb", [["status"], ["report"], ["export", "--to", "hf"]])
+def test_a_run_directory_that_cannot_be_looked_into_is_named_with_the_reason(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = "x" * 300
+    with pytest.raises(SystemExit) as ended:
+        main([*verb, run_dir])
+    assert ended.value.code == 1
+    file = "recommendation.json" if verb[0] == "export" else "study.yaml"
+    said = f"batchscout: {run_dir}/{file} could not be read: File name too long; mend that, and run the same command again\n"
+    assert capsys.readouterr().err == said

@@ -11,8 +11,10 @@ from pathlib import Path
 PACKAGES = ("orchestrator", "trainers")
 # Ray itself refuses 500 MiB, but only after it has zipped them.
 LARGEST_UPLOAD_BYTES = 200 * 2**20
-# `.*` would match the directory itself, `.`, and Ray would ship nothing.
-LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb")
+# `.*` would match the directory itself, `.`, and Ray would ship nothing. Into its own session Ray puts what it ships: it
+# would ship that, too, until the disk is full.
+RAY_SESSION = "session_20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]_*"
+LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb", RAY_SESSION)
 
 
 def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:

@@ -90,22 +90,25 @@ def _runs(process_id: int) -> bool:
     return Path("/proc", str(process_id)).exists()
 
 
-@contextlib.contextmanager
-def watched(servers: Mapping[str, subprocess.Popen[bytes]], lost: Callable[[str], None]) -> Iterator[None]:
-    """Call `lost`, in another thread, when one of the servers ends that the cluster cannot do without; it is told which,
-    and how.
+def ended(servers: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
+    """Return which of the servers have ended that the cluster cannot do without, and how; None while they all live."""
+    codes = {name: code for name, server in servers.items() if (code := server.poll()) is not None}
+    return " and ".join(f"Ray's {name} {ending_text(code)}" for name, code in codes.items()) or None
 
-    A driver waits for them for a minute, wherever it is at that moment, and then Ray ends it.
+
+@contextlib.contextmanager
+def watched(look: Callable[[], str | None], lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost`, in another thread, with what `look` returns as soon as that is something.
+
+    A driver waits for a cluster that is gone for a minute, wherever it is at that moment, and then Ray ends it.
     """
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(SECONDS_BETWEEN_LOOKS):
-            ended = [
-                f"Ray's {name} {ending_text(code)}" for name, it in servers.items() if (code := it.poll()) is not None
-            ]
-            if ended and not is_over.wait(SECONDS_FOR_A_SIGNAL):
-                return lost(" and ".join(ended))
+            loss = look()
+            if loss and not is_over.wait(SECONDS_FOR_A_SIGNAL):
+                return lost(loss)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

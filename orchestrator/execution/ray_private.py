@@ -13,20 +13,26 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import grpc
 import ray
 import ray._private.utils as ray_utils
 import ray._private.worker as ray_worker
 from ray._private import ray_constants
+from ray._private.grpc_utils import init_grpc_channel
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignore[reportAttributeAccessIssue]
+from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.exceptions import AuthenticationError
 from ray.train._internal import utils as train_utils
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from orchestrator import signals
 
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
@@ -109,10 +115,44 @@ def forward_no_keys() -> None:
 
 # How a connection begins
 
+SECONDS_TO_ANSWER = 5
+"""How long --address has to accept a connection, and to answer."""
+
+
+def refuses_us(address: str) -> bool:
+    """True if the cluster at host:port does not accept the token that this process has, or that it has none.
+
+    ray.init asks again for 20 s, prints a line each time, and then says that it found no cluster.
+    """
+    try:
+        with contextlib.closing(init_grpc_channel(address)) as channel:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=SECONDS_TO_ANSWER)
+    except AuthenticationError:  # a token is to be shown, and there is none
+        return True
+    except grpc.RpcError as error:
+        return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False
+
 
 def sigterm_left_alone() -> contextlib.AbstractContextManager[None]:
     """Keep ray.init from taking SIGTERM for itself: it would end this process at once, with exit code 15."""
     return _replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
+
+
+def shut_down() -> None:
+    """Call ray.shutdown, and go on hearing SIGTERM.
+
+    Ray's part in C++ has a handler of its own for it, and when it ends, half a second into the call, it leaves the signal's
+    default action behind, whatever was there before: to end this process at once.
+    """
+    disconnect = state.disconnect  # the first thing that Ray does after that
+
+    def hear_and_disconnect() -> None:
+        signals.hear_again()
+        disconnect()
+
+    with _replaced(state, "disconnect", hear_and_disconnect):
+        ray.shutdown()
 
 
 def loopback_only() -> contextlib.AbstractContextManager[None]:
@@ -125,7 +165,7 @@ def loopback_only() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+def _replaced(module: object, name: str, value: object) -> Iterator[None]:
     before = getattr(module, name)
     setattr(module, name, value)
     try:

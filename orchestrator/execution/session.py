@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -16,14 +17,23 @@ import ray
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-from orchestrator.execution.local_cluster import end_what_ray_started, private_folder, protect_local_cluster, watched
+from orchestrator.execution.gcs import Gcs
+from orchestrator.execution.local_cluster import (
+    end_what_ray_started,
+    ended,
+    private_folder,
+    protect_local_cluster,
+    watched,
+)
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import (
     DRIVER_ENVIRONMENT,
     RANK_ENVIRONMENT,
+    SECONDS_TO_ANSWER,
     files_in,
     forward_no_keys,
     loopback_only,
+    refuses_us,
     sigterm_left_alone,
 )
 from orchestrator.signals import interrupts_afterwards, left_if_stuck
@@ -32,8 +42,6 @@ from orchestrator.signals import interrupts_afterwards, left_if_stuck
 SECONDS_FOR_A_NODE = 60
 # How long Ray's start may go on after it was told to stop: a signal to all processes of a study ends Ray's first.
 SECONDS_TO_START = 10
-# How long --address has to accept a connection.
-SECONDS_TO_ANSWER = 5
 
 
 # The ranks of a local study talk to each other over loopback; a choice of the user's own stands.
@@ -46,8 +54,8 @@ def ray_cluster(
 ) -> Iterator[None]:
     """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open.
 
-    Both functions are called in another thread, while the main one may wait for what never comes: `lost` if a cluster of
-    the study's own dies, with what it died of, and `leave` if Ray's start goes on after a signal has come.
+    Both functions are called in another thread, while the main one may wait for what never comes: `lost` if the cluster
+    dies, with what it died of, and `leave` if Ray's start goes on after a signal has come.
     """
     if ray.is_initialized():
         yield
@@ -57,25 +65,29 @@ def ray_cluster(
         end_what_ray_started()
         leave()
 
+    def all_lost(what: str) -> None:
+        end_what_ray_started()
+        lost(what)
+
     try:
         with left_if_stuck(SECONDS_TO_START, leave_stuck_start):
             start_ray(config, address, run_dir)
-        with _watched(lost) if address is None else contextlib.nullcontext():
+        with _watched_cluster(all_lost) if address else _watched_local_cluster(all_lost):
             yield
     finally:
-        ray.shutdown()
+        ray_private.shut_down()
         if address is None:
             end_what_ray_started()
 
 
 @contextlib.contextmanager
-def _watched(lost: Callable[[str], None]) -> Iterator[None]:
-    def all_lost(what: str) -> None:
-        end_what_ray_started()
-        lost(what)
-
-    with ray_private.without_its_errors(), watched(ray_private.servers(), all_lost):
+def _watched_local_cluster(lost: Callable[[str], None]) -> Iterator[None]:
+    with ray_private.without_its_errors(), watched(functools.partial(ended, ray_private.servers()), lost):
         yield
+
+
+def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    return watched(Gcs(ray.get_runtime_context().gcs_address).loss, lost)
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
@@ -101,7 +113,7 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
 
 
 def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:
-    refuse_silent_address(address)
+    refuse_unreachable_address(address)
     try:
         ray.init(address, runtime_env=environment | {"env_vars": RANK_ENVIRONMENT}, **options)
     except ConnectionError as error:
@@ -167,8 +179,9 @@ def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_N
         time.sleep(0.5)
 
 
-def refuse_silent_address(address: str) -> None:
-    """Raise ValueError where nothing listens at host:port: Ray itself would try for minutes."""
+def refuse_unreachable_address(address: str) -> None:
+    """Raise ValueError where nothing listens at host:port, or whoever does wants a token: Ray itself would try for
+    minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return  # auto, or a form that Ray resolves itself
@@ -179,3 +192,9 @@ def refuse_silent_address(address: str) -> None:
             f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
             "on a node of the cluster with --address auto"
         ) from error
+    if refuses_us(address):
+        raise ValueError(
+            f"the Ray cluster at --address {address} demands a token, and this process has none or another one; copy "
+            "~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster with "
+            "--address auto"
+        )

@@ -67,6 +67,7 @@ def _header(recommendation: Recommendation) -> list[str]:
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         f"steps are {_counted(r)}: budget {r.sample_budget} -> {_max_steps(r)}, warm-up {r.warmup_samples} -> "
         f"{_warmup_steps(r)}",
+        *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
         *(
             f"the chosen run has {name} {value:g} in the model: train with it"
             for name, value in (r.model_changes or {}).items()
@@ -333,7 +334,7 @@ def _torchtitan(recommendation: Recommendation) -> str:
         },
         "lr_scheduler": {"warmup_steps": _warmup_steps(r), **_torchtitan_decay(r.schedule)},
         "activation_checkpoint": _torchtitan_checkpointing(r.activation_checkpointing),
-        "compile": {"enable": r.compile},
+        "compile": {"enable": bool(r.compile)},
         "debug": {"seed": r.seed},
     }
     return _text([*_comments([*_header(r), *lost, *_torchtitan_notes(r)]), *_toml(sections)])
@@ -471,7 +472,7 @@ def _nanogpt(recommendation: Recommendation) -> str:
         "beta2": beta2,
         "grad_clip": r.optimizer.max_gradient_norm or 0.0,  # nanoGPT's word for never
         "dtype": r.precision,
-        "compile": r.compile,
+        "compile": bool(r.compile),
     }
     notes = [*_header(r), *lost, *_nanogpt_notes(r)]
     return _text([*_comments(notes), *[f"{key} = {value!r}" for key, value in keys.items()]])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier, Throughput
 from orchestrator.config.trial import base_trial
-from orchestrator.output.shown import shown
+from orchestrator.output.shown import Terminal, shown
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes
@@ -23,7 +23,7 @@ from trainers.peak_memory import PeakMemory
 
 def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     study, run_dir = Study(config.name), f"runs/{config.name}"
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 from xml.etree.ElementTree import Element
 
@@ -20,14 +21,18 @@ _CHARACTER = 6.1  # the width of a character of the 11 px labels, generously
 
 def element(tag: str, *children: Element | str | None, **attributes: object) -> Element:
     """Return an HTML or SVG element; `class_` is class, and other underscores are dashes."""
-    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
-    node = Element(tag, {names[key]: str(value) for key, value in attributes.items() if value is not None})
+    node = Element(tag, {_name(key): str(value) for key, value in attributes.items() if value is not None})
     for child in children:
         if isinstance(child, str):
             _append_text(node, child)
         elif child is not None:
             node.append(child)
     return node
+
+
+@cache
+def _name(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
 
 
 def _append_text(node: Element, text: str) -> None:

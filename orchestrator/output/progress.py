@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
-from orchestrator.output.shown import shown
+from orchestrator.output.shown import Terminal, shown
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.units import bytes_text, seconds_text
@@ -26,7 +26,7 @@ class Progress(Observer):
 
     def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
         self._config, self._study = config, study
-        self._console = Console(quiet=quiet, highlight=False)
+        self._console = Terminal(quiet=quiet, highlight=False)
         self._stage: StageKeys | None = None
         """The stage that is shown; None before the first has begun."""
         self._latest: dict[str, Metrics] = {}

@@ -14,22 +14,31 @@ from typing import Self
 
 from orchestrator.study.events import Event, TrialEvent, noticed, parser
 from orchestrator.study.lines import Line, line_of, read_lines
-from orchestrator.study.lock import JournalLock
+from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
 from trainers.files import StorageLost, own_file, quoted
 from trainers.notices import Notice, heard_by
 
 
 class Vanished(Halted):
-    """The journal, or the directory around it, was taken away while the study ran."""
+    """The journal, the directory around it or the lock on it was taken away while the study ran: nothing there is this
+    process's to write any more."""
 
-    def __init__(self, path: Path) -> None:
-        file, directory = quoted(path), quoted(path.parent)
-        super().__init__(
-            f"{file} was deleted, moved or replaced while the study ran, and nothing can be kept there any more; put it "
-            f"back from a copy and run the same command again to go on with the study, or remove {directory} and run the "
-            "same command to begin anew"
-        )
+
+def _taken_away(path: Path) -> Vanished:
+    file, directory = quoted(path), quoted(path.parent)
+    return Vanished(
+        f"{file} was deleted, moved or replaced while the study ran, and nothing can be kept there any more; put it "
+        f"back from a copy and run the same command again to go on with the study, or remove {directory} and run the "
+        "same command to begin anew"
+    )
+
+
+def _unlocked(note: Path) -> Vanished:
+    return Vanished(
+        f"{quoted(note)} was deleted, moved or replaced while the study ran: another process may run the study now. If "
+        "none does, run the same command again to go on with it; nothing is lost"
+    )
 
 
 class Journal:
@@ -44,14 +53,14 @@ class Journal:
         """What was amiss with the file: in place of a damaged last line it has this now."""
         self._lost: Halted | None = None
         with own_file(path), contextlib.ExitStack() as on_error:
-            self._file = on_error.enter_context(path.open("a+b", buffering=0))
-            self._lock = JournalLock(self._file, path)
+            self._file = on_error.enter_context(open(path, "r+b", buffering=0, opener=_open_or_create))
+            self._lock = JournalLock(path)
             on_error.callback(self._lock.release)
             with heard_by(self.met.append):
                 self._whole_bytes = _apply_all(path, self.study)
-            self._file.truncate(self._whole_bytes)
-            for notice in self.met:
+            for notice in self.met:  # over the damaged line, which tells of itself again until the notice is on disk
                 self._put(noticed(notice))
+            self._file.truncate(self._whole_bytes)
             on_error.pop_all()
 
     def append(self, event: Event) -> None:
@@ -71,6 +80,7 @@ class Journal:
         body = event.model_dump_json().encode()
         line = line_of(body)
         with own_file(self.path):
+            self._file.seek(self._whole_bytes)
             _write_all(self._file, line)
             os.fsync(self._file.fileno())
         self._whole_bytes += len(line)
@@ -90,15 +100,15 @@ class Journal:
     def _trouble(self) -> Halted | None:
         """Return what is wrong with the path: it must lead to the file that this process writes."""
         try:
-            is_the_same = os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
-        except (FileNotFoundError, NotADirectoryError):
-            is_the_same = False
+            if not leads_to(self.path, self._file):
+                return _taken_away(self.path)
+            return None if self._lock.is_at(self._lock.note) else _unlocked(self._lock.note)
         except OSError as error:
             return Halted(f"{quoted(self.path)} could not be read: {error.strerror}")
-        return None if is_the_same else Vanished(self.path)
 
     def close(self) -> None:
         self._lock.release()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -138,6 +148,10 @@ def _apply(line: Line, study: Study, path: Path) -> None:
             "restore the file from a copy"
         )
     study.apply(event)
+
+
+def _open_or_create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _write_all(file: io.RawIOBase, data: bytes) -> None:

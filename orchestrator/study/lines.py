@@ -48,7 +48,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):  # it was torn, or is being written now
                 return
-            event = _event_of(text, f"line {number} of {quoted(path)}")
+            event = _event_of(text, number, path)
             if event is None:
                 _refuse_lines_after(number, file, path)
                 give_notice(NoticeKind.DAMAGED_JOURNAL, _left_out(number, text, path))
@@ -62,7 +62,7 @@ def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
     num_more = sum(1 for _ in file)
     if num_more:
         raise ValueError(
-            f"line {number} of {quoted(path)} is damaged, and {num_more} more follow it; "
+            f"{_where(number, path)} is damaged, and {num_more} more follow it; "
             "restore the file from a copy, or remove that line if you know what it said"
         )
 
@@ -70,7 +70,7 @@ def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
 def _left_out(number: int, text: bytes, path: Path) -> str:
     said = printable(text.strip()[:NUM_QUOTED_BYTES].decode(errors="replace"))
     return (
-        f"line {number} of {quoted(path)}, its last one, is not what was written, and is left out: the study goes on as if "
+        f"{_where(number, path)}, its last one, is not what was written, and is left out: the study goes on as if "
         f"what it told had not happened yet, and does it again. The line began: {said}"
     )
 
@@ -90,16 +90,20 @@ def body_of(line: bytes) -> bytes | None:
     return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
 
 
-def _event_of(line: bytes, where: str) -> Event | None:
+def _event_of(line: bytes, number: int, path: Path) -> Event | None:
     """Return the event of a line; None if the line is damaged. Raises ValueError for what a later version wrote."""
     body = body_of(line)
     if body is None:
         # What has a checksum is no line of version 0, and its version cannot be trusted where the checksum is wrong.
-        return None if CHECKSUM_KEY in line else _event_without_checksum(line, where)
+        return None if CHECKSUM_KEY in line else _event_without_checksum(line, _where(number, path))
     try:
         return parser.validate_json(body)
     except ValidationError as error:
-        raise ValueError(_not_readable(json.loads(body), error, where)) from error
+        raise ValueError(_not_readable(json.loads(body), error, _where(number, path))) from error
+
+
+def _where(number: int, path: Path) -> str:
+    return f"line {number} of {quoted(path)}"
 
 
 def _event_without_checksum(line: bytes, where: str) -> Event | None:

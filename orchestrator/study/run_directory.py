@@ -23,9 +23,9 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
     """
     path = run_dir / "study.yaml"
-    if run_dir.is_file():
-        raise ValueError(f"{quoted(run_dir)} is a file; choose another --dir")
     with own_file(run_dir):
+        if run_dir.exists() and not run_dir.is_dir():
+            raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
         if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
             raise ValueError(
                 f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it"
@@ -33,11 +33,19 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
         make_private_directory(run_dir)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
     try:
+        _discard_half_written(run_dir)
         _write_study(config, path, has_begun=bool(journal.study.trials))
     except BaseException:
         journal.close()
         raise
     return journal
+
+
+def _discard_half_written(run_dir: Path) -> None:
+    """Remove what a killed driver, or a killed `batchscout report`, was writing: a report may have megabytes."""
+    with own_file(run_dir, "removed"):
+        for leftover in run_dir.glob(f".*{PARTIAL}"):
+            leftover.unlink(missing_ok=True)
 
 
 def _is_ours(entry: Path) -> bool:

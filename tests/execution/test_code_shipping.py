@@ -57,6 +57,7 @@ def test_code_is_shipped_and_runs_data_and_hidden_files_are_not(here: Path) -> N
         ".venv/x",
         "wandb/x",
         "runs/old/journal.jsonl",
+        "tmp/session_2026-11-23_04-03-46_541306_27852/runtime_resources/1_1__ray_pkg_1.zip",
     ):
         write(here / left)
     write(here / "out" / "journal.jsonl")
@@ -128,11 +129,11 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"nothing answers at --address {address} .*; check the address and port"):
-            session.refuse_silent_address(address)
+            session.refuse_unreachable_address(address)
         taken.listen()
-        session.refuse_silent_address(address)
+        session.refuse_unreachable_address(address)
     for left_to_ray in ("auto", "ray://head:10001"):
-        session.refuse_silent_address(left_to_ray)
+        session.refuse_unreachable_address(left_to_ray)
 
 
 def test_data_paths_are_the_existing_absolute_ones(here: Path) -> None:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
 
 
@@ -55,3 +57,49 @@ def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> No
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ORCHESTRATOR.parent)
         assert done.returncode == 0, done.stderr
         assert not heavy & set(done.stdout.split()), module
+
+
+CAUGHT = """\
+import os, signal
+import ray
+from orchestrator.execution.ray_private import shut_down, sigterm_left_alone
+from orchestrator.signals import all_are_ctrl_c
+with all_are_ctrl_c():
+    with sigterm_left_alone():
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    shut_down()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        print("in order")
+"""
+
+
+@pytest.mark.ray
+def test_a_driver_hears_sigterm_when_ray_is_shut_down() -> None:
+    """After `ray.shutdown()` alone the signal has its default action."""
+    done = subprocess.run([sys.executable, "-c", CAUGHT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "in order\n"), done.stderr
+
+
+MET = """\
+import os, signal, time
+import ray
+from orchestrator.execution.ray_private import sigterm_left_alone
+from orchestrator.signals import all_are_ctrl_c
+with all_are_ctrl_c(), sigterm_left_alone():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        time.sleep(4)
+        print("in order")
+"""
+
+
+@pytest.mark.ray
+def test_a_driver_that_rays_own_handler_heard_sigterm_in_is_not_aborted_three_seconds_later() -> None:
+    """As in the moments of its start in which that handler is the only one."""
+    done = subprocess.run([sys.executable, "-c", MET], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "in order\n"), done.stderr
+    assert "SIGTERM received" in done.stderr, "it was Ray's handler that heard it"

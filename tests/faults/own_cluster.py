@@ -76,19 +76,20 @@ class OwnCluster(Scene):
         """Have the driver end in order, whatever it is at; returns what it said."""
         self.started()
         code, output = self.driver.send(signal.SIGTERM)
-        assert code in (0, 1, 130, -signal.SIGTERM), output
+        assert code in (0, 1, 130, -signal.SIGTERM), f"exit code {code}: {output}"
         assert code != 1 or is_of_storage(output), output
         assert code != -signal.SIGTERM or not output, f"it had begun: {output}"
         return output
 
     def end(self) -> None:
-        """Kill what is still there, after whatever went wrong."""
+        """Kill what is still there, after whatever went wrong: the driver, and what it has left behind."""
         if self.driver.process is not None and self.driver.process.poll() is None:
-            pids = self.started()
-            for pid in (self.driver.process.pid, *pids):
-                kill(pid)
+            self.started()
+            kill(self.driver.process.pid)
             self.driver.end()
-            until(lambda: not any(map(alive, pids)), "the study's processes are gone")
+        for pid in self.pids:
+            kill(pid)
+        until(lambda: not any(map(alive, self.pids)), "the study's processes are gone")
 
     def check_nothing_is_left_over(self) -> None:
         pids = self.pids | {line["pid"] for line in self.logged()}

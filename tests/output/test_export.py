@@ -255,6 +255,14 @@ def test_torchtitan_toml_keeps_the_batch_identity() -> None:
     assert tree["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
     assert tree["optimizer"]["lr"] == 6e-4
     assert tree["compile"]["enable"] is True
+    assert tomllib.loads(export(replace(recommendation(), compile="whole"), "torchtitan"))["compile"]["enable"] is True
+
+
+@pytest.mark.parametrize("to", ["hf", "nanogpt", "torchtitan", "lightning"])
+def test_an_export_says_where_float32_was_tf32(to: str) -> None:
+    said = "its float32 is TF32: call torch.set_float32_matmul_precision('high')"
+    assert said not in export(recommendation(), to)
+    assert said in export(replace(recommendation(), allow_tf32=True), to)
 
 
 def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:

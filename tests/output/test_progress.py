@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -99,3 +101,32 @@ def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyCon
     assert "+ train  * learning_rate" in panel(progress)
     study.conclusions["learning_rate"] = Conclusion("learning_rate", ok=False, reason="")
     assert "+ train  ! learning_rate" in panel(progress)
+
+
+SAYS = """
+import sys
+from orchestrator.output.progress import Progress
+from orchestrator.study.state import Study
+from tests.support.lane_player import study_of
+with Progress(study_of(), Study("played")) as progress:
+    progress.say("one")
+    sys.stdin.readline()
+    for number in range(3):
+        progress.say("more")
+print("the study goes on", file=sys.stderr)
+"""
+
+
+def test_a_study_goes_on_when_nobody_reads_what_it_says_any_more() -> None:
+    """As behind `tee`, when that was killed. rich ends a program then."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SAYS], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "one\n"
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "the study goes on\n")

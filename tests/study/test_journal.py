@@ -40,6 +40,7 @@ from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
+from trainers.files import StorageLost
 from trainers.notices import NoticeKind
 
 CONFIG = base_trial(study_of(), None)
@@ -193,6 +194,33 @@ def test_a_damaged_last_line_is_left_out_and_said_for_good(tmp_path: Path) -> No
             assert journal.met == []
             assert list(journal.study.ready) == ["a", "c"]
             assert journal.study.notices == reader.notices
+
+
+def open_in(path: str, num_bytes: int) -> str:
+    """What is said where the file may have so many bytes at most."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+    with pytest.raises(StorageLost) as refused:
+        Journal(Path(path), "s")
+    return str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_damaged_line_stays_where_the_disk_refuses_what_is_to_stand_in_its_place(tmp_path: Path, room: int) -> None:
+    """So the next writer tells of it. room: how many bytes of the notice the disk takes."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+        whole = path.stat().st_size
+        journal.append(ready("b"))
+    damaged = path.read_bytes().replace(b'"b"', b'"c"')
+    path.write_bytes(damaged)
+    assert in_fresh_process(open_in, str(path), whole + room) == f"{path} could not be written: File too large"
+    assert path.read_bytes()[:whole] == damaged[:whole]
+    with Journal(path, "s") as journal:
+        ((notice,),) = journal.study.notices.values()
+        assert notice.kind is NoticeKind.DAMAGED_JOURNAL
+        assert list(journal.study.ready) == ["a"]
 
 
 def rewritten(line: bytes, **changes: Any) -> bytes:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lock import note_of
-from orchestrator.study.state import Study
-from tests.support.journal_writer import call_on, writer
+from orchestrator.study.lock import is_locked, note_of
+from orchestrator.study.state import Halted, Study
+from tests.support.journal_writer import call_on, contend, watched, writer
 from tests.support.storage import fault, interposed_library
 
 LET_IN = (False, "it was let in")
@@ -24,7 +25,7 @@ LET_IN = (False, "it was let in")
 @pytest.fixture
 def no_locks() -> dict[str, str]:
     """The environment of a process on a file system without locks."""
-    return {"LD_PRELOAD": str(interposed_library()), **fault("flock", "journal.jsonl", "ENOLCK")}
+    return {"LD_PRELOAD": str(interposed_library()), **fault("lock", "journal.", "ENOLCK")}
 
 
 def test_a_second_writer_is_refused_while_the_first_lives_and_told_who_that_is(tmp_path: Path) -> None:
@@ -47,18 +48,70 @@ def test_a_second_writer_is_refused_while_the_first_lives_and_told_who_that_is(t
     assert not note_of(path).exists()
 
 
-def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path) -> None:
-    """User code has forked a helper, which lives on when the driver is killed."""
+@pytest.mark.parametrize("forked_by", ["fork", "library"])
+def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path, forked_by: str) -> None:
+    """User code has forked a helper, which lives on when the driver is killed: by Python, or by a library's own code, of
+    which Python does not know."""
     path = tmp_path / "journal.jsonl"
-    with writer(path, "fork") as driver:
+    with writer(path, forked_by) as driver:
         assert driver.stdout is not None
         helper = int(driver.stdout.readline())
         assert call_on(path)[0]
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
-        os.kill(helper, 0)
-        assert call_on(path) == LET_IN
-        driver.communicate("")
+        try:
+            os.kill(helper, 0)
+            assert call_on(path) == LET_IN
+        finally:
+            os.kill(helper, signal.SIGKILL)
+
+
+def test_a_journal_that_this_process_writes_is_not_opened_twice(tmp_path: Path) -> None:
+    """The kernel would give a process its own lock again, and take it when either file is closed."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s"):
+        again = tmp_path / "." / "journal.jsonl"
+        assert is_locked(again)
+        with pytest.raises(ValueError, match=rf"another process \(process {os.getpid()} on .*wait for it, end it"):
+            Journal(again, "s")
+        assert replay(path, "s") == Study("s")
+        assert call_on(path)[1].startswith(f"another process (process {os.getpid()} on "), "the lock is still there"
+    assert call_on(path) == LET_IN
+
+
+def test_to_ask_for_the_lock_keeps_no_driver_out(tmp_path: Path) -> None:
+    """`status` asks while a driver may be starting."""
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    note_of(path).touch()
+    with watched(path):
+        for _ in range(200):
+            Journal(path, "s").close()
+
+
+def test_of_many_that_come_and_go_only_one_has_the_lock(tmp_path: Path) -> None:
+    """Whoever has opened the note just before it was removed must not take a lock that nobody else finds."""
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    assert sum(contend(path, num_processes=4)) > 100
+
+
+def test_a_driver_whose_note_was_removed_halts_before_it_writes_on(tmp_path: Path) -> None:
+    """Whoever removes it lets another driver in."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(RunBegan(token="a"))
+        note_of(path).unlink()
+        with writer(path, "hold") as other:
+            with pytest.raises(
+                Halted, match=r"journal\.lock was deleted, moved or replaced while the study ran: another"
+            ):
+                journal.append(RunBegan(token="b"))
+            assert journal.has_vanished()
+            journal.close()
+            assert call_on(path)[1].startswith(f"another process (process {other.pid} on "), "the other's note stays"
+            other.communicate("")
+    assert replay(path, "s").tokens == {"a"}
 
 
 def test_a_fork_that_ends_takes_no_lock_away(tmp_path: Path) -> None:

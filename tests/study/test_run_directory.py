@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +52,32 @@ def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
     rewrite(tmp_path, bugdet=7)
     with pytest.raises(ValueError, match="bugdet: 7 there, absent now"):
         open_run_directory(study_of(), tmp_path)
+
+
+HALF_A_REPORT = """
+import sys
+import subprocess
+import sys
+from pathlib import Path
+from trainers.files import written_whole
+with written_whole(Path(sys.argv[1])) as file:
+    file.write(b"<html>")
+    file.flush()
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_was_writing_stays_no_longer_than_until_the_next_run(tmp_path: Path) -> None:
+    """SIGKILL while the report is written: the report before it stays whole."""
+    begin(tmp_path, study_of())
+    (tmp_path / "report.html").write_text("<html></html>")
+    command = [sys.executable, "-c", HALF_A_REPORT, str(tmp_path / "report.html")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        process.kill()
+    assert len(list(tmp_path.glob(".*"))) == 1
+    open_run_directory(study_of(), tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.jsonl", "report.html", "study.yaml"]
+    assert (tmp_path / "report.html").read_text() == "<html></html>"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 WRITER = """
-import os, sys
+import ctypes, os, sys
 from pathlib import Path
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
@@ -19,7 +21,13 @@ with Journal(Path(sys.argv[1]), "s") as journal:
         helper = os.fork()
         if helper:
             print(helper, flush=True)
-    if sys.argv[2] in ("hold", "fork"):
+    if sys.argv[2] == "library":
+        libc = ctypes.PyDLL(None)
+        helper = libc.fork()
+        while not helper:
+            libc.pause()
+        print(helper, flush=True)
+    if sys.argv[2] in ("hold", "fork", "library"):
         sys.stdin.read()
     if sys.argv[2] == "once":
         journal.append(ClusterReady(token="key0", seconds=1.0))
@@ -35,7 +43,8 @@ with Journal(Path(sys.argv[1]), "s") as journal:
 
 def writer(path: Path, what: str, **environment: str) -> subprocess.Popen[str]:
     """A process that has the journal open: it writes without end ("write") or one line ("once"), or holds the journal
-    until its input ends ("hold"), also with a fork of it that lives on until then ("fork")."""
+    until its input ends ("hold"), also with a fork of it that lives on until then ("fork"), or with one that a library's own
+    code made and that lives until it is killed ("library")."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), what],
         stdin=subprocess.PIPE,
@@ -70,3 +79,54 @@ def call_on(path: Path, **environment: str) -> tuple[bool, str]:
     assert done.returncode == 0, done.stderr
     locked, said = json.loads(done.stdout)
     return locked, said
+
+
+WATCHER = """
+import sys
+from pathlib import Path
+from orchestrator.study.lock import is_locked
+print("asking", flush=True)
+while True:
+    is_locked(Path(sys.argv[1]))
+"""
+
+
+@contextlib.contextmanager
+def watched(path: Path) -> Iterator[None]:
+    """Have another process ask all the time whether the journal is locked."""
+    with subprocess.Popen([sys.executable, "-c", WATCHER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asking\n"
+        try:
+            yield
+            assert process.poll() is None, "it asked to the end"
+        finally:
+            process.kill()
+
+
+CONTENDER = """
+import os, sys, time
+from pathlib import Path
+from orchestrator.study.lock import JournalLock
+path, alone, end = Path(sys.argv[1]), Path(sys.argv[1]).with_name("alone"), time.monotonic() + 1.5
+won = 0
+while time.monotonic() < end:
+    try:
+        lock = JournalLock(path)
+    except ValueError:
+        continue
+    os.close(os.open(alone, os.O_CREAT | os.O_EXCL))
+    won += 1
+    alone.unlink()
+    lock.release()
+print(won)
+"""
+
+
+def contend(path: Path, num_processes: int) -> list[int]:
+    """How often each of these processes had the lock in a second and a half, in which each was alone whenever it had it."""
+    command = [sys.executable, "-c", CONTENDER, str(path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(num_processes)]
+    said = [process.communicate()[0] for process in processes]
+    assert not any(process.returncode for process in processes), "two had it at once"
+    return [int(won) for won in said]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -20,6 +22,9 @@ BYTES_AT_ONCE = 8 << 20
 # What the kernel adds to a process's share of memory, in thousandths, when it looks for one to end. Ray gives its workers
 # FIRST. Less than LAST takes more than root in a container.
 LAST, FIRST = "0", "1000"
+# The kernel ends a process when one of the group asks for memory; those that are struck may all be waiting.
+ASKS_FOR_MEMORY = "import time\nkept = []\nwhile True: kept.append(b'1' * (8 << 20)); time.sleep(0.02)"
+SECONDS_TO_EMPTY = 10
 
 
 class MemoryGroup:
@@ -48,13 +53,15 @@ class MemoryGroup:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 Path(f"/proc/{pid}/oom_score_adj").write_text(FIRST if int(pid) == victim else LAST)
         deadline = time.monotonic() + seconds
-        try:
-            while not is_gone():
-                assert time.monotonic() < deadline, f"the kernel did not end it within {seconds:g} s"
-                self._lower_limit()
-                time.sleep(0.05)
-        finally:
-            self._limit.write_text(NO_LIMIT[self._limit.name])
+        with subprocess.Popen([sys.executable, "-c", ASKS_FOR_MEMORY], preexec_fn=self.enter) as asking:
+            try:
+                while not is_gone():
+                    assert time.monotonic() < deadline, f"the kernel did not end it within {seconds:g} s"
+                    self._lower_limit()
+                    time.sleep(0.05)
+            finally:
+                self._limit.write_text(NO_LIMIT[self._limit.name])
+                asking.kill()
 
     def _lower_limit(self) -> None:
         """Have some of it taken back, and where nothing can be, have whoever asks for more end the victim."""
@@ -67,5 +74,12 @@ class MemoryGroup:
                     raise
 
     def remove(self) -> None:
-        """When its processes have ended."""
-        self.folder.rmdir()
+        """When its processes have been killed, for whose end it waits."""
+        deadline = time.monotonic() + SECONDS_TO_EMPTY
+        while True:
+            try:
+                return self.folder.rmdir()
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)

@@ -1,6 +1,6 @@
 /* Interposed between a process and its file system (LD_PRELOAD): calls on chosen paths fail with a chosen error.
  *
- * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink or flock
+ * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink or lock (a record's, by fcntl)
  * FAULT_PATH   what the path contains
  * FAULT_ERRNO  the number of the error
  * FAULT_AFTER  how often it still does not fail; absent: never
@@ -56,10 +56,6 @@ int unlink(const char *path) { return fails("unlink", path) ? -1 : NEXT(int, "un
 
 int fsync(int descriptor) { return fails_at("fsync", descriptor) ? -1 : NEXT(int, "fsync", int)(descriptor); }
 
-int flock(int descriptor, int operation) {
-    return fails_at("flock", descriptor) ? -1 : NEXT(int, "flock", int, int)(descriptor, operation);
-}
-
 ssize_t write(int descriptor, const void *data, size_t size) {
     return fails_at("write", descriptor) ? -1 : NEXT(ssize_t, "write", int, const void *, size_t)(descriptor, data, size);
 }
@@ -74,3 +70,15 @@ ssize_t write(int descriptor, const void *data, size_t size) {
     }
 OPEN(open)
 OPEN(open64)
+
+#define FCNTL(name)                                                                                                \
+    int name(int descriptor, int command, ...) {                                                                   \
+        va_list rest;                                                                                              \
+        va_start(rest, command);                                                                                   \
+        void *argument = va_arg(rest, void *);                                                                     \
+        va_end(rest);                                                                                              \
+        int locks = command == F_SETLK || command == F_SETLKW || command == F_GETLK;                               \
+        return locks && fails_at("lock", descriptor) ? -1 : NEXT(int, #name, int, int, ...)(descriptor, command, argument); \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)

@@ -29,6 +29,10 @@ _CONFIG_COLUMNS = {
 }
 
 
+MOST_ROWS = 100
+"""Of a table of alternatives: all trials stand in their stage's own table."""
+
+
 @dataclass(frozen=True)
 class _Column:
     """How a metric is written: divided by the unit, in this format."""
@@ -157,7 +161,11 @@ def _list_element(values: Sequence[JsonValue]) -> Element:
     if len(rows) < len(values):
         return element("ul", *[element("li", value_element("", value)) for value in values])
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    return html_table(keys, [element("tr", *[_value_cell(key, row.get(key)) for key in keys]) for row in rows])
+    shown = [element("tr", *[_value_cell(key, row.get(key)) for key in keys]) for row in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        more = f"and {len(rows) - MOST_ROWS:,} more, in recommendation.json"
+        shown.append(element("tr", element("td", more, colspan=len(keys), class_="reason")))
+    return html_table(keys, shown)
 
 
 def config_text(value: object) -> str:

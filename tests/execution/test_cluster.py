@@ -1,0 +1,186 @@
+"""A cluster that is not the study's own and demands a token: started by the commands of cluster.yaml as they stand there, a
+head and a worker on this machine. Who has the token runs a study on it, and nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.processes import descendants, read
+from tests.support.studies import TINY, grid
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CLONE = Path(__file__).parents[2]
+SECONDS_TO_START = 60
+STUDY = TINY | {"name": "token", "sample_budget": 16, "stages": grid(learning_rate=[1e-3])}
+SHOWN = {"RAY_AUTH_MODE": "token"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    folder: Path
+    address: str
+    head: subprocess.Popen[str]
+
+    def user(self, name: str) -> Path:
+        """The home of somebody who may have a token; the owner's has the cluster's."""
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        return home
+
+    def batchscout(self, home: Path, study: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
+        """`batchscout run` of this user, from a directory of its own."""
+        (home / "work").mkdir(exist_ok=True)
+        (home / "work/study.yaml").write_text(yaml.safe_dump(study))
+        command = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--address", self.address]
+        settings = settings_of(home) | {"BATCHSCOUT_CACHE": str(home / "cache")} | environment
+        return subprocess.Popen(
+            command, cwd=home / "work", env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+def settings_of(home: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return own | {"HOME": str(home), "PYTHONPATH": str(CLONE), "PATH": f"{Path(sys.executable).parent}:{own['PATH']}"}
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def start_command(name: str, **replaced: str) -> str:
+    """A node's start in cluster.yaml, the second of its commands; the first ends whatever Ray runs on the machine."""
+    first, start = yaml.safe_load((CLONE / "cluster.yaml").read_text())[name]
+    assert first == "ray stop"
+    for before, now in replaced.items():
+        assert before in start
+        start = start.replace(before, now)
+    return start
+
+
+def start(command: str, home: Path) -> subprocess.Popen[str]:
+    """A node that lives as long as this process: `ray start --block`."""
+    log = home / f"{len(list(home.glob('*.log')))}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-c", f"{command} --block"],
+            env=settings_of(home),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    deadline = time.monotonic() + SECONDS_TO_START
+    while "will now block" not in (said := log.read_text()):  # the last words of a start, after the address
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    for pid in [*descendants(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """With the ports and the folder of its own that a machine needs on which other clusters may run."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        folder, nodes = Path(name), []
+        owner = folder / "owner"
+        owner.mkdir()
+        key = next(line for line in (CLONE / "cluster.yaml").read_text().splitlines() if "--generate" in line)
+        make_key = key.lstrip("# ").partition("   ")[0]
+        subprocess.run(["bash", "-c", make_key], env=settings_of(owner), check=True, capture_output=True)
+        gcs, dashboard, client = free_ports(3)
+        own = f"--dashboard-port={dashboard} --ray-client-server-port={client} --temp-dir={shlex.quote(name)}/ray --num-cpus=0"
+        try:
+            autoscaling = " --autoscaling-config=~/ray_bootstrap_config.yaml"  # of machines that `ray up` has started
+            head = start_command("head_start_ray_commands", **{"6379": str(gcs), autoscaling: f" {own}"})
+            nodes.append(start(head, owner))
+            address = re.findall(rf"[0-9.]+:{gcs}", (owner / "0.log").read_text())[0]
+            worker = start_command("worker_start_ray_commands", **{"$RAY_HEAD_IP:6379": address})
+            nodes.append(start(f"{worker} --num-cpus=1", owner))
+            yield Cluster(folder, address, nodes[0])
+        finally:
+            for node in reversed(nodes):
+                end(node)
+
+
+def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
+    driver = cluster.batchscout(cluster.user("owner"), STUDY, **SHOWN)
+    said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, said
+    assert "Train with micro-batch" in said
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"), [(None, {}), (None, SHOWN), (8 * "deadbeef", SHOWN)], ids=["none", "none to show", "another"]
+)
+def test_a_stranger_is_refused_in_one_sentence(cluster: Cluster, token: str | None, shown: dict[str, str]) -> None:
+    home = cluster.user(f"stranger-{token}-{bool(shown)}")
+    if token is not None:
+        (home / ".ray").mkdir()
+        (home / ".ray/auth_token").write_text(token)
+    driver = cluster.batchscout(home, STUDY, **shown)
+    said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 2, said
+    assert said.splitlines()[-1] == (
+        f"batchscout: the Ray cluster at --address {cluster.address} demands a token, and this process has none or another "
+        "one; copy ~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster "
+        "with --address auto"
+    )
+    assert "InvalidAuthToken" not in said
+    assert "Traceback" not in said
+
+
+def test_a_node_without_the_token_does_not_join(cluster: Cluster) -> None:
+    command = start_command("worker_start_ray_commands", **{"$RAY_HEAD_IP:6379": cluster.address})
+    with pytest.raises(AssertionError, match="no authentication token was found"):
+        start(f"{command} --num-cpus=1", cluster.user("another machine"))
+
+
+def test_a_driver_whose_gcs_has_ended_says_so_within_seconds_in_one_sentence(cluster: Cluster) -> None:
+    """The last test of this cluster. Ray itself waits a minute, and then ends the driver with forty lines."""
+    home = cluster.user("owner")
+    driver = cluster.batchscout(home, STUDY | {"name": "longer", "sample_budget": 65536}, **SHOWN)
+    try:
+        while '"kind":"started"' not in read(home / "work/runs/longer/journal.jsonl"):
+            assert driver.poll() is None, driver.communicate()[0]
+            time.sleep(0.1)
+        (gcs,) = [pid for pid in descendants(cluster.head.pid) if "/gcs_server" in read(Path(f"/proc/{pid}/cmdline"))]
+        os.kill(gcs, signal.SIGKILL)
+        struck = time.monotonic()
+        output, _ = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert driver.returncode == 1, output
+    assert time.monotonic() - struck < 25
+    said = " ".join(output.split())
+    assert (
+        f"Ray's gcs_server at {cluster.address} has ended: the study's cluster is gone. Nothing is lost: start" in said
+    )
+    assert "start the cluster again, and run the same command (0 trials ended" in said
+    assert len(output.splitlines()) < 14, output

@@ -1,0 +1,65 @@
+"""Where Ray keeps what a study's own cluster writes: in a folder of the user's alone, that does not grow for ever."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, private_folder
+
+
+@pytest.fixture(autouse=True)
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the sessions will lie in."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("orchestrator.execution.local_cluster.LONGEST_FOLDER", 1000)  # no sockets are made here
+    return tmp_path / f"batchscout-{os.getuid()}" / "ray"
+
+
+def session(folder: Path, minute: int, driver: int) -> Path:
+    """A session as Ray names it, begun in this minute."""
+    path = folder / f"session_2026-11-23_04-{minute:02d}-46_541306_{driver}"
+    (path / "logs").mkdir(parents=True)
+    return path
+
+
+def ended_driver() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_the_latest_sessions_are_kept_and_those_of_drivers_that_run(sessions: Path) -> None:
+    assert private_folder() == sessions
+    gone = ended_driver()
+    running = session(sessions, 0, os.getpid())
+    ended = [session(sessions, minute, gone) for minute in range(1, NUM_KEPT_SESSIONS + 4)]
+    (sessions / "session_latest").symlink_to(ended[-1])
+    private_folder()
+    assert {path for path in sessions.iterdir() if path.name != "session_latest"} == {
+        running,
+        *ended[-NUM_KEPT_SESSIONS:],
+    }
+
+
+def test_nobody_else_can_enter_the_folder(sessions: Path) -> None:
+    before = os.umask(0)
+    try:
+        private_folder()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(sessions.parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_enter_is_refused(sessions: Path) -> None:
+    sessions.parent.mkdir()
+    sessions.parent.chmod(0o755)
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(sessions.parent))} is open to other users .* in RAY_TMPDIR$"
+    ):
+        private_folder()
