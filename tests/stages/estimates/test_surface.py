@@ -15,6 +15,7 @@ import pytest
 from orchestrator.stages.estimates.surface import (
     APART,
     BELOW_DIVERGED,
+    PRIOR,
     Coordinates,
     Observation,
     Scale,
@@ -27,12 +28,11 @@ from orchestrator.stages.estimates.surface import (
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RULE = Coordinates({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
-SEED_DEVIATION = 0.004
+LATE_GAIN = 0.09
+"""What the loss of the synthetic runs below falls by over the second half of their samples, as a share of it."""
+SEED_DEVIATION = PRIOR.seed_deviation * LATE_GAIN
 """Of the synthetic runs, as a share of their loss."""
-
-
-LATE_GAIN = 0.03
-"""Of the synthetic runs, as a share of their loss."""
+NUM_WORLDS = 300
 
 
 def fit_to(runs: Sequence[Observation]) -> Surface:
@@ -73,7 +73,7 @@ def truth_of(random_: random.Random) -> Truth:
     return Truth(
         half_speed=random_.choice([0, 16, 128]),
         noise_scale=random_.choice([30, 100, 500, 3000]),
-        curvature=math.exp(random_.gauss(math.log(0.012), 0.7)),
+        curvature=math.exp(random_.gauss(math.log(PRIOR.curvature * LATE_GAIN), 0.6)),
         offset=random_.gauss(0, 1),
         slope=random_.gauss(0, 0.25),
         noise=random_,
@@ -112,7 +112,7 @@ class Case:
 @cache
 def cases() -> tuple[Case, ...]:
     random_ = random.Random(0)
-    return tuple(case(truth_of(random_)) for _ in range(60))
+    return tuple(case(truth_of(random_)) for _ in range(NUM_WORLDS))
 
 
 def case(truth: Truth) -> Case:
@@ -131,14 +131,16 @@ def covers(surface: Surface, batch: int, truth: Truth) -> bool:
 
 
 def test_the_chosen_batch_is_right_in_nine_of_ten_worlds_after_nine_runs_at_most() -> None:
-    """The whole grid of seven batches and five rates would be 35 runs."""
+    """The whole grid of seven batches and five rates would be 35 runs. Processors that round in other ways ask for other
+    runs: of so many worlds a share of 0.9 varies by its standard error."""
     assert max(one.num_runs for one in cases()) <= 9
-    assert statistics.fmean(one.is_right for one in cases()) >= 0.9
+    standard_error = math.sqrt(0.9 * 0.1 / NUM_WORLDS)
+    assert statistics.fmean(one.is_right for one in cases()) >= 0.9 - 2 * standard_error
 
 
 def test_the_claimed_probability_is_how_often_it_is_right() -> None:
     claimed = statistics.fmean(one.claimed for one in cases())
-    assert claimed == pytest.approx(statistics.fmean(one.is_right for one in cases()), abs=0.1)
+    assert claimed == pytest.approx(statistics.fmean(one.is_right for one in cases()), abs=0.06)
 
 
 def test_ninety_percent_intervals_of_the_best_rate_hold_it_almost_as_often() -> None:
