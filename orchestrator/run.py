@@ -21,7 +21,7 @@ from orchestrator.decisions.observer import Observers
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
-from orchestrator.execution.session import lane_environment, ray_cluster, wait_for_a_node
+from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_a_node
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
@@ -67,6 +67,8 @@ def run_study(
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
+            if address is not None:
+                refuse_unreachable_address(address)
             token, notices = _begin(config, journal, is_local=address is None)
             with Progress(config, journal.study, quiet) as progress:
                 for notice in notices:

@@ -113,7 +113,6 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
 
 
 def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:
-    refuse_unreachable_address(address)
     try:
         ray.init(address, runtime_env=environment | {"env_vars": RANK_ENVIRONMENT}, **options)
     except ConnectionError as error:

@@ -164,11 +164,10 @@ def gradient_in_one_graph(**changes: Any) -> Tensor:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("mode", ["none", "full"])
-def test_the_model_as_one_graph_gives_the_same_gradient_at_every_size(mode: str) -> None:
+def test_the_model_as_one_graph_gives_the_same_gradient_at_every_size() -> None:
     for size in (4, 8):
         expected = gradient_in_one_graph(compile=False, micro_batch_size=size)
-        found = gradient_in_one_graph(micro_batch_size=size, activation_checkpointing=mode, dynamic_micro_batch=True)
+        found = gradient_in_one_graph(micro_batch_size=size, activation_checkpointing="full", dynamic_micro_batch=True)
         assert relative_error(found, expected) <= 1e-5
 
 
@@ -187,7 +186,7 @@ def test_the_model_as_one_graph_gives_the_same_gradient_on_two_ranks(tmp_path: P
 def peaks_of_what_is_compiled() -> dict[str, float]:
     """Peak MiB of the second step with a large head."""
     peaks = {}
-    for compiled in (True, "whole"):
+    for compiled in (False, "whole"):
         data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
         run = cpu_run(config(model=ONE_BLOCK, compile=compiled, data=data, micro_batch_size=16))
         run.step()
@@ -204,7 +203,7 @@ def peaks_of_what_is_compiled() -> dict[str, float]:
 def test_head_and_loss_take_less_memory_in_one_graph_with_the_model() -> None:
     """16 x 128 x 4,096 logits in float32 are 32 MiB: eager code holds them, their logarithms and two gradients."""
     peaks = in_fresh_process(peaks_of_what_is_compiled)
-    assert peaks["whole"] < peaks["True"] - 30, peaks
+    assert peaks["whole"] < peaks["False"] - 30, peaks
 
 
 def names(mode: str | float, **changes: Any) -> list[str]:
