@@ -238,6 +238,11 @@ def test_missing_sections_are_named(tmp_path: Path) -> None:
         load_study(path, [])
 
 
+BILLION_SEEDS = "model: {target: gpt}\ndata:\n  target: text\n  kwargs:\n    a0: &a0 1\n" + "".join(
+    f"    a{i + 1}: &a{i + 1} [{', '.join(10 * [f'*a{i}'])}]\n" for i in range(9)
+)
+
+
 def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no study file .*nowhere.yaml; check the path"):
         load_study(tmp_path / "nowhere.yaml", [])
@@ -250,6 +255,10 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
         ),
         ("model: {target: a, kwargs: {b: 1,\n b: 2}}", "the key 'b' stands in line 1 already.*line 2"),
         ("name: &x [*x]", "s.yaml is nested without end, or too deeply; write out what it refers to"),
+        (
+            BILLION_SEEDS,
+            "s.yaml refers to its own parts so often that it holds 1,234,567,9.. values, .* at most 1,000,000; write",
+        ),
         ("", "holds no keys; a study file needs at least model and data"),
         ("- 1", "holds no keys"),
         ("1: 2\nmodel: {target: gpt}\ndata: {target: x}", "1: .*; change it"),
