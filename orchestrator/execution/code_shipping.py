@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -31,11 +32,16 @@ def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] =
 def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
     """Return the current directory as `working_dir`, without runs, data and hidden files.
 
-    Raises ValueError where it is too large.
+    Raises ValueError where it is too large, or has a file that cannot be read.
     """
     here = Path.cwd()
     left_out = _inside(here, [run_dir, *data_paths])
-    refuse_large_directory(here, left_out)
+    skipped, patterns = frozenset(left_out), (*((here, line) for line in LEFT_OUT), *_ignore_lines(here))
+    shipped = {child.name: list(shipped_files(child, skipped, patterns)) for child in here.iterdir()}
+    refuse_unreadable_files(here, itertools.chain(*shipped.values()))
+    refuse_large_directory(here, shipped)
+    # Ray would read a socket or a pipe, too: that fails, or waits for ever.
+    left_out += [path for path in itertools.chain(*shipped.values()) if not path.is_file()]
     return {"working_dir": str(here), "excludes": [*LEFT_OUT, *(_as_pattern(here, path) for path in left_out)]}
 
 
@@ -60,10 +66,22 @@ def refuse_hidden_packages() -> None:
                 )
 
 
-def refuse_large_directory(here: Path, left_out: Iterable[Path]) -> None:
-    """Raise ValueError, with the largest contents, where more would be shipped than LARGEST_UPLOAD_BYTES."""
-    skipped, patterns = frozenset(left_out), (*((here, line) for line in LEFT_OUT), *_ignore_lines(here))
-    sizes = {path.name: shipped_bytes(path, skipped, patterns) for path in here.iterdir()}
+def refuse_unreadable_files(here: Path, shipped: Iterable[Path]) -> None:
+    """Raise ValueError, with the first of them, where files would be shipped that this user may not read."""
+    unreadable = [path for path in shipped if path.exists() and not os.access(path, os.R_OK, effective_ids=True)]
+    if unreadable:
+        others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+        raise ValueError(
+            f"{here} is shipped to the cluster so that workers can import from it, but {unreadable[0]}{others} cannot be read; "
+            f"give yourself the right to, list it in {here / '.rayignore'} if it is a file (one pattern a line, as in "
+            ".gitignore), or run from another directory"
+        )
+
+
+def refuse_large_directory(here: Path, shipped: Mapping[str, Sequence[Path]]) -> None:
+    """Raise ValueError, with the largest contents, where more would be shipped than LARGEST_UPLOAD_BYTES. shipped: the
+    files, by the name of what lies in `here`."""
+    sizes = {name: sum(path.stat().st_size for path in paths if path.is_file()) for name, paths in shipped.items()}
     total = sum(sizes.values())
     if total <= LARGEST_UPLOAD_BYTES:
         return
@@ -75,17 +93,21 @@ def refuse_large_directory(here: Path, left_out: Iterable[Path]) -> None:
     )
 
 
-def shipped_bytes(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[Path, str], ...]) -> int:
-    """Return the bytes of a path that Ray would ship, following links as Ray does.
+def shipped_files(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[Path, str], ...]) -> Iterator[Path]:
+    """Yield what Ray would ship of a path but for directories, following links as Ray does; and directories that cannot be
+    entered, as Ray looks for a .gitignore in those, too, that are left out.
 
     patterns: lines of ignore files, each with the directory below which it holds.
     """
-    if path in left_out or any(_ignores(base, line, path) for base, line in patterns):
-        return 0
-    if not path.is_dir():
-        return path.stat().st_size if path.is_file() else 0
+    is_closed = path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+    if not is_closed and (path in left_out or any(_ignores(base, line, path) for base, line in patterns)):
+        return
+    if is_closed or not path.is_dir():
+        yield path
+        return
     inner = (*patterns, *_ignore_lines(path))
-    return sum(shipped_bytes(child, left_out, inner) for child in path.iterdir())
+    for child in path.iterdir():
+        yield from shipped_files(child, left_out, inner)
 
 
 def absolute_paths(value: object) -> Iterator[Path]:

@@ -6,7 +6,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import yaml
 from orchestrator.execution import code_shipping, local_cluster, session
 
 CLONE = Path(__file__).parents[2]
+NOBODY = 65534
 LOCAL_VARIANT = "# --- Machines that you already have"
 
 
@@ -73,6 +76,47 @@ def test_a_local_cluster_is_shipped_nothing(here: Path) -> None:
 def test_paths_elsewhere_and_the_directory_itself_leave_nothing_out(here: Path, tmp_path: Path) -> None:
     env = code_shipping.working_dir_env(here, [tmp_path, tmp_path / "data.bin"])
     assert shipped(env) == {"my_model.py"}
+
+
+def test_what_is_no_file_is_left_out(here: Path) -> None:
+    """Ray would wait for ever for somebody to write into the pipe."""
+    os.mkfifo(here / "pipe [1]")
+    (here / "gone").symlink_to("nowhere")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(here / "socket"))
+        assert shipped(code_shipping.runtime_env("auto", here / "runs")) == {"my_model.py"}
+
+
+@pytest.fixture
+def of_another() -> Iterator[Path]:
+    """A current directory of another user, which is who this process is meanwhile if it may choose: root reads all."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder, user = Path(name).resolve() / "research", os.geteuid()
+        if user == 0:
+            os.chown(folder.parent, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            folder.mkdir()
+            os.chdir(folder)
+            yield folder
+        finally:
+            os.seteuid(user)
+            os.chdir(before)
+
+
+def test_what_cannot_be_read_is_named(of_another: Path) -> None:
+    for name, right in (("key.pem", 0o000), ("secrets/key.pem", 0o600), ("model.py", 0o600)):
+        write(of_another / name).chmod(right)
+    (of_another / "secrets").chmod(0o000)
+    first = rf"{of_another}/(secrets|key.pem) and 1 more cannot be read; give yourself the right .*/.rayignore if it is a file"
+    with pytest.raises(ValueError, match=first):
+        code_shipping.runtime_env("auto", of_another / "runs")
+    write(of_another / ".rayignore", "secrets\n*.pem\n")
+    with pytest.raises(ValueError, match=rf"but {of_another}/secrets cannot be read; .* or run from another directory"):
+        code_shipping.runtime_env("auto", of_another / "runs")  # Ray itself would enter it
+    (of_another / "secrets").chmod(0o700)
+    assert shipped(code_shipping.runtime_env("auto", of_another / "runs")) == {"model.py"}
 
 
 def test_too_large_a_directory_is_refused_with_what_is_large_in_it(here: Path) -> None:
