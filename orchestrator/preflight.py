@@ -57,7 +57,32 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
         num_batch_norms=num_batch_norms(model),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
+        contents=_contents(trial, train_set, val_set),
     )
+
+
+def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[str, str]:
+    """Return a digest of each thing that the study file names and that may change under its name."""
+    from trainers.data.cache import hash_of_file
+
+    found = {}
+    sets = [getattr(samples, "content_hash", None) for samples in (train_set, val_set)]
+    if None not in sets:
+        found["data"] = " and ".join(map(str, sets))
+    if trial.initial_weights is not None:
+        found["initial_weights"] = hash_of_file(Path(trial.initial_weights)).hex()
+    return found
+
+
+def refuse_other_contents(before: Facts, now: Facts) -> None:
+    """Raise ValueError where something has changed since the study began, though it still has the same name."""
+    contents = now.contents or {}
+    for key, digest in (before.contents or {}).items():
+        if contents.get(key) != digest:
+            raise ValueError(
+                f"{key} changed after this study began (its digest was {digest}, and is {contents.get(key)} now), so its runs "
+                "could not be compared; put back what it began with, or choose another --dir"
+            )
 
 
 def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:

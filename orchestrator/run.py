@@ -95,7 +95,9 @@ def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[st
         facts = preflight.check(config, compiles=is_local and uses_compile(config))
     for notice in notices:
         journal.append(noticed(notice))
-    if not journal.study.trials:  # until then the study file may have been mended
+    if journal.study.trials:
+        preflight.refuse_other_contents(journal.study.facts, facts)
+    else:  # until then what the study file names may have been mended
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from orchestrator import preflight
 from orchestrator.cli import main
-from orchestrator.config.load import parse_study
+from orchestrator.config.load import load_study, parse_study
 from orchestrator.config.trial import base_trial
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.study.events import RunBegan, proposed
+from orchestrator.study.events import FactsRead, RunBegan, proposed
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
+from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
+from trainers.gpt import GPT
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -218,6 +221,39 @@ def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
     assert list(replay(home / "runs/mine/journal.jsonl", "mine").trials) == ["grid-m4k1"]
 
 
+def test_data_and_weights_that_changed_under_their_names_since_the_study_began_are_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save_weights(seed: int) -> None:
+        torch.manual_seed(seed)
+        torch.save(GPT(vocab_size=256, seq_len=8, **STUDY["model"]["kwargs"]).state_dict(), home / "weights.pt")
+
+    def digests() -> dict[str, str] | None:
+        return preflight.check(load_study(home / "study.yaml", []), compiles=False).contents
+
+    save_weights(0)
+    (home / "study.yaml").write_text(yaml.safe_dump(STUDY | {"initial_weights": "weights.pt"}))
+    config = load_study(home / "study.yaml", [])
+    with open_run_directory(config, home / "runs/mine") as journal:
+        journal.append(FactsRead(facts=preflight.check(config, compiles=False)))
+        journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
+    began_with = digests()
+    assert began_with is not None
+    save_weights(1)
+    changed = digests()
+    assert changed is not None
+    assert run(capsys, initial_weights="weights.pt") == (
+        2, f"batchscout: initial_weights changed after this study began (its digest was {began_with['initial_weights']}, and is "
+        f"{changed['initial_weights']} now), so its runs could not be compared; put back what it began with, or choose another "
+        "--dir\n"
+    )  # fmt: skip
+    save_weights(0)
+    assert digests() == began_with
+    (home / "train.txt").write_text("".join(f"another line {i}\n" for i in range(50)))
+    code, message = run(capsys, initial_weights="weights.pt")
+    assert (code, message.partition(" (")[0]) == (2, "batchscout: data changed after this study began")
+
+
 def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "thesis").mkdir()
     (home / "thesis/chapter1.txt").write_text("It was a dark and stormy night.")
@@ -245,8 +281,6 @@ def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest
 
 
 def test_the_facts_are_those_of_data_model_and_host() -> None:
-    from orchestrator.config.load import load_study
-
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 2}))
     facts = preflight.check(load_study(Path("study.yaml"), []), compiles=True)
     assert facts.num_train_samples

@@ -22,6 +22,8 @@ class Facts:
     """What the model takes of `dropout` and `label_smoothing`, as it is set."""
     predicted_memory: dict[str, PeakMemory] | None = None
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
+    contents: dict[str, str] | None = None
+    """Digests of what the study file names and does not hold, by its key: the data, and the weights that runs begin with."""
     memory_limit_bytes: int | None = None
     """What one rank may take of the host, where the study file names no limit."""
     device_peaks: dict[Precision, DevicePeak] | None = None
