@@ -11,7 +11,8 @@ from trainers.config import TrialConfig
 
 
 def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
-    """Build fused AdamW or SGD, with weight decay on tensors of two or more dimensions only."""
+    """Build fused AdamW or SGD, with weight decay on tensors of two or more dimensions only. Of shards torch has no fused
+    SGD."""
     settings = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -20,7 +21,8 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimi
     ]
     groups = [group for group in groups if group["params"]]
     if settings.type == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=True)
+        fused = config.parallel != "fsdp"
+        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=fused)
         if settings.betas[0]:
             for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
