@@ -134,7 +134,7 @@ class BranchPoint(Strict):
     """A checkpoint that another run has kept."""
 
     directory: str
-    """The directory of the other run, as the ranks see it."""
+    """The directory of the other run, as the ranks see it; a relative one begins at this run's own."""
     samples: PositiveInt
     """One of the other run's `kept_checkpoints`."""
 
@@ -260,8 +260,8 @@ class TrialConfig(Strict):
     """A number: the samples of each micro-batch come in another order, which the number decides. The gradient is then
     the same but for its rounding. null: they come in the order of the data."""
     reference_weights: str | None = None
-    """The file in which an equal run left its weights (`save_weights`). This run reports `rho`, its distance to that
-    one. null: it is compared with none."""
+    """The file in which an equal run left its weights (`save_weights`); a relative path begins at this run's directory.
+    This run reports `rho`, its distance to that one. null: it is compared with none."""
     save_weights: bool = False
     """true: the run leaves its initial and final weights in a file, for another run's `reference_weights`."""
     check_parts: bool = False

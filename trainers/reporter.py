@@ -148,9 +148,9 @@ class Reporter:
             return {}
         final = weights_of(self._run.module)
         if config.save_weights and self._is_main:
-            save_weights(self._directory / "weights.pt", self._run.initial_weights(), final)
+            save_weights(self._directory / "weights.pt", self._run.initial_weights(self._directory), final)
         if config.reference_weights and self._is_main:
-            return {"rho": rho_to_file(final, Path(config.reference_weights))}
+            return {"rho": rho_to_file(final, self._directory / config.reference_weights)}
         return {}
 
     def _parts(self) -> dict[str, float]:

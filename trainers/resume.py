@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,17 @@ def why_foreign(path: Path, state: dict[str, Any], made: MadeWith, token: str, k
     return None
 
 
-def branch_state(point: BranchPoint, config: TrialConfig) -> dict[str, Any]:
-    """Return the checkpoint from which a branch begins. Its batch, rate and schedule may be others than the branch's."""
-    state = load_kept(Path(point.directory) / "checkpoints", point.samples)
+def branch_state(point: BranchPoint, config: TrialConfig, directory: Path) -> dict[str, Any]:
+    """Return the checkpoint from which a branch begins. Its batch, rate and schedule may be others than the branch's.
+
+    directory: the branch's own, which need not be there yet.
+    """
+    source = Path(os.path.normpath(directory / point.directory))
+    state = load_kept(source / "checkpoints", point.samples)
     for key, difference in differences_before_0_3(state, made_with_before_0_3(config)).items():
         if key in ("parallel", "optimizer_type"):
             raise ValueError(
-                f"{point.directory}, from which this run branches at {point.samples} samples, was made with {difference}; "
+                f"{source}, from which this run branches at {point.samples} samples, was made with {difference}; "
                 "a branch must have the same"
             )
     return state

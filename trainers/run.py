@@ -216,7 +216,7 @@ class Run:
         state = newest_state(directory, made, self.rank, token, known)
         if state is None:
             if self.config.branch_from is not None:
-                self._load(branch_state(self.config.branch_from, self.config))
+                self._load(branch_state(self.config.branch_from, self.config, directory))
             return None
         self._load(state)
         self.evaluated_at = list(state.get("evaluated_at", ()))
@@ -243,11 +243,12 @@ class Run:
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
 
-    def initial_weights(self) -> Weights:
-        """Return the weights this run began with: made again from its seed, or those of its branch point."""
+    def initial_weights(self, directory: Path) -> Weights:
+        """Return the weights this run began with: made again from its seed, or those of its branch point. directory: the
+        run's own."""
         module, point = initial_module(self.config, self.train_set), self.config.branch_from
         if point is not None:
-            module.load_state_dict(branch_state(point, self.config)["model"])
+            module.load_state_dict(branch_state(point, self.config, directory)["model"])
         return weights_of(module)
 
 

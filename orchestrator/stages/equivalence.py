@@ -173,8 +173,7 @@ def _compared(
     context: StageContext[Equivalence], reference: Trial, name: str, role: str = "", **changes: object
 ) -> Proposal:
     """Return a run that differs from the reference in these fields alone, and is compared with it."""
-    weights = f"{context.run_dir}/trials/{reference.id}/weights.pt"
-    own = {"reference_weights": weights, "save_weights": False, "check_parts": False}
+    own = {"reference_weights": f"../{reference.id}/weights.pt", "save_weights": False, "check_parts": False}
     config = TrialConfig.model_validate(reference.config.model_dump() | own | changes)
     return Proposal(name, "equivalence", config, candidate=name, role=role, control=bool(role))
 

@@ -199,7 +199,7 @@ def test_branches_of_a_seed_begin_with_its_trunk_and_take_the_same_samples_at_th
         for point in POINTS:
             for multiple in (1, 2, 4, 8):
                 run = known.trials[f"branch-at{point}-x{multiple}-s{seed}"].config
-                assert run.branch_from == BranchPoint(directory=f"/run/trials/branch-trunk-s{seed}", samples=point)
+                assert run.branch_from == BranchPoint(directory=f"../branch-trunk-s{seed}", samples=point)
                 assert (run.sample_budget, run.schedule.type) == (point + SAMPLES, "constant")
                 assert run.effective_batch_size == multiple * BATCH
                 assert run.micro_batch_size == chosen.micro_batch_size

@@ -4,6 +4,7 @@ case."""
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,18 @@ def test_the_initial_weights_of_a_branch_are_those_it_began_with(tmp_path: Path,
     initial = torch.load(tmp_path / "weights.pt", weights_only=True)["initial"]
     kept = newest_state(sources["adamw"] / "checkpoints" / "kept")["model"]
     assert all(torch.equal(value, kept[name]) for name, value in initial.items())
+
+
+def test_a_branch_goes_on_after_its_study_was_moved(tmp_path: Path, sources: dict[str, Path]) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(sources["adamw"], before / "trunk")
+    trial, stop = branch(Path("../trunk"), rungs=(64,)), stop_at(64)
+    assert train(trial, stop, before / "branch") == Answer.STOP
+    before.rename(after)
+    train(trial, stop, after / "branch")
+    train(trial, lambda report: None, after / "another")
+    ended = [final_state(folder)["model"] for folder in (sources["adamw"], after / "branch", after / "another")]
+    assert all(torch.equal(value, state[name]) for state in ended[1:] for name, value in ended[0].items())
 
 
 def as_ranks(directory: str, of: str) -> Answer:

@@ -161,7 +161,7 @@ def distances(**changes: Any) -> tuple[float, float]:
             run.step()
         return weights_of(run.module)
 
-    reference, began = end(**REFERENCE), cpu_run(ten_steps(**changes, **REFERENCE)).initial_weights()
+    reference, began = end(**REFERENCE), cpu_run(ten_steps(**changes, **REFERENCE)).initial_weights(Path("/nowhere"))
     controls = [rho(end(**REFERENCE, sample_permutation=number), reference, began) for number in (1, 2, 3)]
     return rho(end(**SPLIT), reference, began), max(controls)
 

@@ -53,7 +53,7 @@ def _branches(context: StageContext[Branch], source: Source, point: int, trunks:
             context, source, branch_name(point, multiple), f"{multiple} x", multiple, end, {"evaluations": evaluations}
         )
     ]
-    return [_beginning(context, proposal, _trunk_of(trunks, proposal.config.seed), point) for proposal in proposals]
+    return [_beginning(proposal, _trunk_of(trunks, proposal.config.seed), point) for proposal in proposals]
 
 
 def branch_name(point: int, multiple: int) -> str:
@@ -61,8 +61,8 @@ def branch_name(point: int, multiple: int) -> str:
     return f"branch-at{point}-x{multiple}"
 
 
-def _beginning(context: StageContext[Branch], proposal: Proposal, trunk: Proposal, point: int) -> Proposal:
-    begin = BranchPoint(directory=f"{context.run_dir}/trials/{trunk.id}", samples=point)
+def _beginning(proposal: Proposal, trunk: Proposal, point: int) -> Proposal:
+    begin = BranchPoint(directory=f"../{trunk.id}", samples=point)  # so that a run directory may be moved
     return replace(proposal, config=proposal.config.model_copy(update={"branch_from": begin}))
 
 
