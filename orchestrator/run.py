@@ -69,8 +69,9 @@ def run_study(
         try:
             if address is not None:
                 refuse_unreachable_address(address)
-            token, notices = _begin(config, journal, is_local=address is None)
             with Progress(config, journal.study, quiet) as progress:
+                progress.say("reading the data, building the model and predicting its memory")
+                token, notices = _begin(config, journal, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
                 _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
