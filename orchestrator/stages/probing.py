@@ -4,13 +4,14 @@ no batch that they could not use."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import FEWEST_STEPS, PROBED_SHARE, Frontier, StageKeys, Throughput
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
 
 
 def num_full_runs(config: StudyConfig, study: Study) -> int:
@@ -25,6 +26,12 @@ def max_samples(context: StageContext[Frontier | Throughput]) -> int | None:
         return context.stage.max_samples
     training = num_full_runs(context.config, context.study) * context.config.sample_budget
     return int(PROBED_SHARE * training) or None
+
+
+def slowed_rounds(trials: Iterable[Trial]) -> frozenset[int]:
+    """Return the rounds of timings in which a GPU slowed itself down for its heat or power supply."""
+    slowed = [trial.proposal.round for trial in trials if trial.metric("gpu_slowed")]
+    return frozenset(number for number in slowed if number is not None)
 
 
 def largest_usable(context: StageContext[StageKeys], speedup: float) -> int | None:

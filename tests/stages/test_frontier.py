@@ -46,6 +46,7 @@ class World:
     rate: dict[str, float] = field(default_factory=lambda: {"none": 1000.0, "full": 500.0})
     half_rate_size: float = 20.0
     noise: Callable[[Proposal], float] = lambda proposal: 1.0
+    slowed: Callable[[Proposal], bool] = lambda proposal: False
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
@@ -79,6 +80,7 @@ class World:
             tokens_per_second=rate,
             step_seconds=2 * proposal.config.micro_batch_size / rate,
             peak_memory_bytes=peak * MIB,
+            gpu_slowed=float(self.slowed(proposal)),
         )
 
 
@@ -248,6 +250,12 @@ def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
     assert any("the machine was busy: the finalists' timings: they scatter by 1" in note for note in found.notes)
     timings = [name for name, trial in known.study.trials.items() if trial.proposal.round is not None]
     assert list(findings.disturbed) == timings
+
+
+def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:
+    known, _ = played(World(slowed=lambda proposal: proposal.round == 1))
+    assert rounds_timed(known) == 3 + 1
+    assert {rival.ratio.num_rounds for rival in known.found(FrontierFindings).rivals} == {3}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -255,6 +255,17 @@ def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     assert not ended(0.6, world_size=2).found(ThroughputFindings).busy, "the other rank may have half of them"
 
 
+def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:
+    known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN])
+    known.concluded(frontier(4, 8))
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        slowed = float(waiting[0].id.endswith("-round2"))
+        known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, gpu_slowed=slowed)
+    assert rounds_of(known) == 3 + 1
+    assert known.found(ThroughputFindings).busy
+    assert any("the GPU slowed itself down for its heat or power supply" in note for note in known.conclude().notes)
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_the_intervals_of_the_rates_cover_how_much_faster_one_batch_is(noise: float) -> None:
     held = []

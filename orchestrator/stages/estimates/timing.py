@@ -73,15 +73,18 @@ class Timings(Generic[Name]):
     one."""
 
     rates: Mapping[Name, Mapping[int, float]]
+    slowed: Collection[int] = ()
+    """The rounds in which a GPU slowed itself down."""
 
     @cached_property
     def disturbed(self) -> tuple[int, ...]:
-        """The rounds in which something took the machine from some of them and not from others: they do not count."""
+        """The rounds in which something took the machine from some of them and not from others, and those in which a GPU
+        slowed itself down: they do not count."""
         usual = {name: statistics.median(logs.values()) for name, logs in self._logs.items()}
         off = {number: [self._logs[name][number] - usual[name] for name in usual] for number in self._timed_rounds}
         residuals = [abs(one - statistics.median(round)) for round in off.values() for one in round]
         limit = max(math.log(DISAGREEMENT), OUTLYING * statistics.median(residuals) / _MAD_SHARE)
-        return tuple(number for number, round in off.items() if max(round) - min(round) > limit)
+        return tuple(n for n, round in off.items() if n in self.slowed or max(round) - min(round) > limit)
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from orchestrator.stages.estimates.timing import DISAGREEMENT, GPU_TIMING_SECOND
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import largest_usable, max_samples, rate_at
+from orchestrator.stages.probing import largest_usable, max_samples, rate_at, slowed_rounds
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -314,7 +314,7 @@ class FrontierProgress:
             done = {n: rate_of(trial) for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
             if len(done) == num_rounds and all(done.values()):
                 rates[point] = done
-        return Timings(rates) if num_rounds and len(rates) > 1 else None
+        return Timings(rates, slowed_rounds(self.trials())) if num_rounds and len(rates) > 1 else None
 
     # Verification
 
@@ -396,7 +396,7 @@ class FrontierProgress:
         held = {point: rounds for point, rounds in rates.items() if self.most_memory(point) <= capacity}
         if not held:
             return [] if self.num_rounds else self.finalists
-        timed = Timings(held)
+        timed = Timings(held, slowed_rounds(self.trials()))
         tied = sorted(timed.tied(), key=self.most_memory)
         return tied + [point for point in timed.fastest_first() if point not in tied]
 

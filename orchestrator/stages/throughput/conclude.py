@@ -43,11 +43,10 @@ def _fastest_forms(known: ThroughputProgress, timed: Timings[Form]) -> dict[int,
 
 
 def unrest_of(known: ThroughputProgress, timed: Timings[Form]) -> str | None:
-    """Return the sign that something else had the machine; None if there is none."""
-    if timed.busy:
-        return timed.unrest()
+    """Return the signs that something else had the machine, or that it slowed itself down; None if there is none."""
     found = ((trial, known.context.disturbance(trial)) for trial in known.context.trials())
-    return next((f"{trial.id}: {why}" for trial, why in found if why), None)
+    first = next((f"{trial.id}: {why}" for trial, why in found if why), None)
+    return "; ".join(filter(None, [timed.unrest() if timed.busy else None, first])) or None
 
 
 def _findings(
