@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -15,6 +16,8 @@ _NUMBERS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 Handler = Callable[[int, FrameType | None], object]
 
 _has_come = False
+_exit_code: int | None = None
+"""What the process is about to end with; None while it works."""
 
 
 def interrupt_has_come() -> bool:
@@ -97,7 +100,9 @@ def left_if_stuck(seconds: float, leave: Callable[[], None]) -> Iterator[None]:
 
 
 def all_are_ctrl_c_until_the_end() -> None:
-    """Do as `all_are_ctrl_c` for as long as the process lives."""
+    """Do as `all_are_ctrl_c` for as long as the process lives. To be called before a library registers what it does at
+    the end."""
+    atexit.register(_end)
     for number in _heard():
         signal.signal(number, _interrupt)
 
@@ -114,15 +119,31 @@ def leave_on_signals(code: int) -> None:
     All has been written and said by now. The interpreter joins threads, and Ray and torch let go of what they hold, before
     it is gone: that may take seconds.
     """
+    global _exit_code
+    _exit_code = code
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
     leave_dead_terminal()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # whoever read it is gone
-            stream.flush()
+    _flush()
     _call_at_once(lambda: os._exit(code))
     for number in _heard():
         signal.signal(number, lambda *_: os._exit(code))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end() -> None:
+    """End the process, when all that was registered later has been called.
+
+    What is left is the interpreter's own end, at which it gives the signals their default action again.
+    """
+    if _exit_code is not None:
+        _flush()
+        os._exit(_exit_code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            stream.flush()
 
 
 def _call_at_once(function: Callable[[], None]) -> None:

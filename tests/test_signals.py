@@ -102,12 +102,25 @@ def test_what_ends_in_time_after_a_signal_is_not_left() -> None:
     assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
 
 
+# Registers what it does at the end when the program has begun, as Ray and torch do.
+LIBRARY = f"""
+def wait(): {WAITS}
+class Stream:
+    def __getattr__(self, name): return getattr(sys.stdout, name)
+    def write(self, text):
+        atexit.unregister(wait)
+        atexit.register(wait)
+        return sys.stdout.write(text)
+sys.stderr = Stream()
+"""
+
+
 @pytest.mark.parametrize("number", ALL)
 @pytest.mark.parametrize(
     "leaving",
     [
-        f"def wait(): {WAITS}\natexit.register(wait)",
-        f"def wait(): threading.main_thread().join(); {WAITS}\nthreading.Thread(target=wait).start()",
+        LIBRARY,
+        f"sys.stderr = sys.stdout\ndef wait(): threading.main_thread().join(); {WAITS}\nthreading.Thread(target=wait).start()",
     ],
     ids=["libraries", "threads"],
 )
@@ -116,6 +129,20 @@ def test_one_that_comes_while_the_interpreter_shuts_down_changes_no_exit_code(
 ) -> None:
     """As Ray and torch take a while to leave, and threads are waited for even before them."""
     verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom orchestrator.cli import program\nprogram()"
-    code, output = stopped_by(number, f"import atexit, threading\n{leaving}\nsys.stderr = sys.stdout\n{verb}")
+    code, output = stopped_by(number, f"import atexit, threading\n{leaving}\n{verb}")
     assert (code, output.splitlines()[-1]) == (2, "ready")
     assert output.startswith("batchscout: "), "nothing that was said is lost"
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_one_that_comes_when_nothing_listens_any_more_changes_no_exit_code(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The interpreter gives signals their default action again before it destroys what is left."""
+    destroyed = (
+        f"class Last:\n  def __del__(self, kill=os.kill, own=os.getpid()): kill(own, {int(number)})\nlast = Last()"
+    )
+    verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom orchestrator.cli import program\nprogram()"
+    process = start(f"import os\n{destroyed}\n{verb}")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 2, output
