@@ -23,7 +23,7 @@ import ray
 from ray import train
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
 
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.placement import LaneShape
@@ -35,6 +35,7 @@ from orchestrator.execution.ray_private import (
     NO_ROOM,
     NODE_GONE,
     ON_THE_HEAD,
+    LaneTrainer,
     cause_of,
     end_train_runs,
     free_placement_groups,
@@ -193,9 +194,9 @@ class _LaneKeeper:
             return f"; what it left behind could not be removed: {error}"
         return ""
 
-    def _trainer(self, attempt: int) -> TorchTrainer:
+    def _trainer(self, attempt: int) -> LaneTrainer:
         shape = self.shape
-        return TorchTrainer(
+        return LaneTrainer(
             serve,
             train_loop_config={"dispatcher": self.dispatcher, "lane": self.lane},
             torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from orchestrator.execution.ray_private import LaneTrainer
 
 ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
 
@@ -49,6 +53,14 @@ def test_only_one_file_touches_what_is_private_of_ray() -> None:
         if file.parts[0] == "execution":
             private += private_attributes(file)
         assert private == [], file
+
+
+def test_a_lane_does_without_the_process_for_ray_data_and_nothing_else() -> None:
+    def callbacks(trainer: type[TorchTrainer]) -> set[str]:
+        made = trainer(print, scaling_config=ScalingConfig(num_workers=1))._create_default_callbacks()
+        return {type(one).__name__ for one in made}
+
+    assert callbacks(TorchTrainer) - callbacks(LaneTrainer) == {"DatasetsCallback"}
 
 
 def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> None:
