@@ -6,11 +6,13 @@ import fcntl
 import os
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 # linux/ext4.h: EXT4_IOC_SHUTDOWN, and its flag that nothing is written any more.
 SHUT_DOWN, WITHOUT_A_FLUSH = 0x8004587D, 2
 NUM_BYTES = 128 << 20
+SECONDS_TO_LET_GO = 20.0
 
 
 class NotHere(Exception):
@@ -47,7 +49,12 @@ class Disk:
             fcntl.ioctl(another.fileno(), SHUT_DOWN, struct.pack("I", WITHOUT_A_FLUSH))
 
     def unmount(self) -> None:
+        """Wait until nobody has a file open there: whoever mounts it before that gets it as it was, without power."""
         subprocess.run(["umount", "--lazy", self.root], check=True)
+        deadline = time.monotonic() + SECONDS_TO_LET_GO
+        while _said("losetup", "--associated", self.image):
+            assert time.monotonic() < deadline, f"a process still has a file open on {self.root}"
+            time.sleep(0.05)
 
 
 def _call(*command: str | Path) -> None:
@@ -57,3 +64,7 @@ def _call(*command: str | Path) -> None:
         raise NotHere(f"this machine has no {command[0]}") from error
     if done.returncode:
         raise NotHere(f"this machine lets nobody do {command[0]}: {done.stderr.strip()}")
+
+
+def _said(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
