@@ -115,7 +115,7 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
     assert found.returncode == 2
     assert found.stdout == ""
     assert found.stderr.startswith(
-        "batchscout: bad.yaml does not describe a study:\n  optimiser: no such key; the keys"
+        "batchscout: bad.yaml does not describe a study:\n  optimiser: no such key; did you mean "
     )
     assert len(found.stderr.splitlines()) == 2
     assert not (home / "runs").exists()

@@ -3,13 +3,15 @@ under its field; `model`, `data`, `optimizer` and `schedule` are also keys of a 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -43,6 +45,29 @@ class Strict(BaseModel):
     """A frozen value; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, values: object) -> object:
+        """Refuse what pydantic reads as 1 and 0."""
+        for name in _numbers(cls) if isinstance(values, dict) else ():
+            if isinstance(values.get(name), bool):
+                raise ValueError(f"{name} is {str(values[name]).lower()}, which is no number; write the number")
+        return values
+
+
+@functools.cache
+def _numbers(keys: type[Strict]) -> frozenset[str]:
+    """Return the keys whose value is a number, or null."""
+    return frozenset(name for name, field in keys.model_fields.items() if _is_number(field.annotation))
+
+
+def _is_number(annotation: object) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _is_number(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return all(part is NoneType or _is_number(part) for part in get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, int | float) and annotation is not bool
 
 
 def _fraction(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -46,8 +47,13 @@ def read_yaml(path: Path) -> Yaml:
     """Return what a YAML file holds. Raises ValueError, with the line, where it is not YAML."""
     try:
         with own_file(path, "read"):
-            return yaml.load(path.read_text(), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+            return yaml.load(path.read_text("utf-8"), _Loader)
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{quoted(path)} is not UTF-8 text: line {line} has the byte 0x{error.object[error.start]:02x}; save it as UTF-8"
+        ) from error
+    except yaml.YAMLError as error:
         raise ValueError(f"{quoted(path)} is not valid YAML: {error}; mend that line") from error
 
 
@@ -210,14 +216,21 @@ def _fault(item: ErrorDetails) -> str:
     """Return one line: where it is, what is wrong, and the remedy."""
     where = ".".join(str(part) for part in item["loc"]) or "the file"
     if item["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(item["loc"]))
-        return f"{where}: no such key; the keys here are: {known}" if known else f"{where}: no such key; remove it"
+        return f"{where}: no such key; {_instead(str(item['loc'][-1]), _known_keys(item['loc']))}"
     if item["type"] == "missing":
         return f"{where}: is missing; add it"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{where}: {message}" if item["loc"] else message
     return f"{where}: {message} (it is {item['input']!r}); change it"
+
+
+def _instead(word: str, known: Sequence[str]) -> str:
+    """Return what could stand in the place of a key that does not exist."""
+    if not known:
+        return "remove it"
+    near = difflib.get_close_matches(word, known, n=1)
+    return (f"did you mean {near[0]}? The" if near else "the") + f" keys here are: {', '.join(known)}"
 
 
 def _known_keys(place: Place) -> list[str]:

@@ -139,9 +139,12 @@ def test_set_changes_one_key(tmp_path: Path, override: str, place: str, value: o
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("optimiser: {lr: 1}", r"optimiser: no such key; the keys here are: name, model, .*optimizer, .*stages$"),
+    ("optimiser: {lr: 1}", r"optimiser: no such key; did you mean optimizer\? The keys here are: name, model, .*stages$"),
+    ("sample_budget: true", r"sample_budget is true, which is no number; write the number$"),
+    ("memory_limit: false", r"memory_limit is false, which is no number; write the number$"),
+    ("stages: [{type: train, max_runs: true}]", r"stages.0.train: max_runs is true, which is no number"),
     ("optimizer: {learning_rate: 1}", r"optimizer.learning_rate: no such key; the keys here are: .*\blr\b"),
-    ("stages: [{type: train, prune: 1}]", r"stages.0.train.prune: no such key; the keys here are: type, pruner"),
+    ("stages: [{type: train, prune: 1}]", r"stages.0.train.prune: no such key; did you mean pruner\? The keys here are: type, pruner"),
     ("stages: [{type: train, pruner: {type: asha, eta: 3}}]", r"eta: no such key; .*type, min_samples, reduction_factor"),
     ("stages: [{type: fronteer}]", r"'fronteer'.*'frontier', 'throughput', .*; change it$"),
     ("stages: [{type: frontier, activation_checkpointing: []}]", r"at least 1 item.*; change it$"),
@@ -267,14 +270,14 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=re.compile(said, re.DOTALL)):
             load_study(path, [])
     path.write_bytes(b"\xff\xfe\x00binary")
-    with pytest.raises(ValueError, match="is not valid YAML"):
+    with pytest.raises(ValueError, match=r"s.yaml is not UTF-8 text: line 1 has the byte 0xff; save it as UTF-8"):
         load_study(path, [])
 
 
 @pytest.mark.parametrize(("override", "said"), [
     ("lr", r"--set 'lr' is not of the form key=value; write --set optimizer.lr=3e-4$"),
     ("=3", r"--set '=3' is not of the form key=value"),
-    ("optimizer.lrr=3", r"optimizer.lrr: no such key; the keys here are: .*lr"),
+    ("optimizer.lrr=3", r"optimizer.lrr: no such key; did you mean lr\? The keys here are: .*lr"),
     ("seeds=[1, 2", r"--set 'seeds=\[1, 2': what follows the = is not valid YAML; .*close its brackets$"),
     ("stages.7.smallest=4", r"the list has 1 members, numbered from 0; '7' is none of them"),
     ("stages.grid.smallest=4", r"the list has 1 members, numbered from 0; 'grid' is none of them"),
