@@ -50,9 +50,10 @@ class Strict(BaseModel):
     @classmethod
     def _true_is_no_number(cls, values: object) -> object:
         """Refuse what pydantic reads as 1 and 0."""
-        for name in _numbers(cls) if isinstance(values, dict) else ():
-            if isinstance(values.get(name), bool):
-                raise ValueError(f"{name} is {str(values[name]).lower()}, which is no number; write the number")
+        if isinstance(values, dict):
+            for name in _numbers(cls) & values.keys():
+                if isinstance(values[name], bool):
+                    raise ValueError(f"{name} is {str(values[name]).lower()}, which is no number; write the number")
         return values
 
 

@@ -143,6 +143,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def seen_from(directory: Path, path: str) -> Path:
+    """Return where a path leads from a directory that need not be there yet; an absolute one leads where it says."""
+    return Path(os.path.normpath(directory / path))
+
+
 def quoted(path: Path | str) -> str:
     """Return the path as it can be pasted into a shell, without control characters; a plain path stays as it is."""
     text = str(path)

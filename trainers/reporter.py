@@ -18,6 +18,7 @@ from trainers.contract import loss_of_parts
 from trainers.device import pick_device
 from trainers.equivalence import rho_to_file, save_weights, weights_of
 from trainers.evaluation import evaluate, generalisation
+from trainers.files import seen_from
 from trainers.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
 from trainers.noise_snapshot import take_snapshot
 from trainers.notices import heard_by
@@ -150,7 +151,7 @@ class Reporter:
         if config.save_weights and self._is_main:
             save_weights(self._directory / "weights.pt", self._run.initial_weights(self._directory), final)
         if config.reference_weights and self._is_main:
-            return {"rho": rho_to_file(final, self._directory / config.reference_weights)}
+            return {"rho": rho_to_file(final, seen_from(self._directory, config.reference_weights))}
         return {}
 
     def _parts(self) -> dict[str, float]:

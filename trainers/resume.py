@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from trainers.checkpoint import WhyNot, load_kept, load_newest
 from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
+from trainers.files import seen_from
 from trainers.made_with import MadeWith, differences, differences_before_0_3, made_with_before_0_3
 from trainers.report import Known
 
@@ -47,7 +47,7 @@ def branch_state(point: BranchPoint, config: TrialConfig, directory: Path) -> di
 
     directory: the branch's own, which need not be there yet.
     """
-    source = Path(os.path.normpath(directory / point.directory))
+    source = seen_from(directory, point.directory)
     state = load_kept(source / "checkpoints", point.samples)
     for key, difference in differences_before_0_3(state, made_with_before_0_3(config)).items():
         if key in ("parallel", "optimizer_type"):
