@@ -3,20 +3,16 @@ under its field; `model`, `data`, `optimizer` and `schedule` are also keys of a 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -26,6 +22,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+
+from trainers.strict import Strict
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -39,36 +37,6 @@ def _blocks(value: object) -> object:
 
 Compile = Annotated[Literal["whole"] | bool, BeforeValidator(_blocks)]
 ActivationCheckpointing = Literal["none", "selective", "full"] | Annotated[float, Field(gt=0, lt=1)]
-
-
-class Strict(BaseModel):
-    """A frozen value; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _true_is_no_number(cls, values: object) -> object:
-        """Refuse what pydantic reads as 1 and 0."""
-        if isinstance(values, dict):
-            for name in _numbers(cls) & values.keys():
-                if isinstance(values[name], bool):
-                    raise ValueError(f"{name} is {str(values[name]).lower()}, which is no number; write the number")
-        return values
-
-
-@functools.cache
-def _numbers(keys: type[Strict]) -> frozenset[str]:
-    """Return the keys whose value is a number, or null."""
-    return frozenset(name for name, field in keys.model_fields.items() if _is_number(field.annotation))
-
-
-def _is_number(annotation: object) -> bool:
-    if get_origin(annotation) is Annotated:
-        return _is_number(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return all(part is NoneType or _is_number(part) for part in get_args(annotation))
-    return isinstance(annotation, type) and issubclass(annotation, int | float) and annotation is not bool
 
 
 def _fraction(value: object) -> object:
@@ -90,7 +58,7 @@ class ModelConfig(Strict):
     target: str
     """The model: `gpt` (built in), `hf` (a language model of the transformers library), or your own as
     `package.module:callable`, which is called with `kwargs` and returns an nn.Module."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target. Where it has `vocab_size` or `seq_len` and they are not given here, the data's are
     taken."""
     blocks: str | None = None
@@ -106,7 +74,7 @@ class DataConfig(Strict):
     with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
     in `__getitems__`, and lists them as `lengths`, so that the frontier measures the longest ones. One whose samples
     may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known to be of other samples."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
 
 
@@ -276,7 +244,7 @@ class TrialConfig(Strict):
     memory_limit_bytes: PositiveInt | None = None
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
     allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
-    device_peaks: dict[Precision, DevicePeak] = {}
+    device_peaks: dict[Precision, DevicePeak] = Field(default={})
     """What the device can compute at most, for each precision: `mfu` is told against it. A precision that is not here:
     the run looks its device up, and measures one that it does not know."""
     dropout: bool = True

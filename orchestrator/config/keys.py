@@ -35,11 +35,11 @@ from trainers.config import (
     Precision,
     Schedule,
     Split,
-    Strict,
     check_shards,
     check_whole,
     derive_accumulation,
 )
+from trainers.strict import Strict
 
 # Figures are floats, which count one by one up to here.
 LARGEST_COUNT = 2**53

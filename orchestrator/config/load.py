@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.stages import Pruner, StageConfig
-from trainers.config import Strict
 from trainers.files import own_file, quoted
+from trainers.strict import Strict
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""

@@ -14,8 +14,8 @@ from trainers.config import (
     CrossEntropy,
     Fraction,
     Precision,
-    Strict,
 )
+from trainers.strict import Strict
 
 Positive = Annotated[float, Field(gt=0)]
 

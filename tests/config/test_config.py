@@ -18,7 +18,8 @@ from orchestrator.config.load import load_stored_study, load_study, parse_study
 from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
 from orchestrator.config.trial import base_trial, evenly_spaced, precisions, scaled_learning_rate, warmup_samples
 from tests.support.lane_player import study_of
-from trainers.config import Split, Strict
+from trainers.config import Split
+from trainers.strict import Strict
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 MINIMAL = "model: {target: gpt}\ndata: {target: python_stdlib}\n"

@@ -25,7 +25,7 @@ from orchestrator.study.events import Concluded, Ended, StageBegan, proposed
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.example_study import example_config, tell
-from trainers.config import Strict
+from trainers.strict import Strict
 
 # What one writes to add a stage: its keys, for orchestrator/config/stages.py ...
 
