@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, ByteSize, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PositiveInt, model_validator
 
 from orchestrator.config.regimes import FINETUNE_RATE, HIGHEST_FINETUNE_RATE, with_defaults_of_regime
 from orchestrator.config.stages import (
@@ -43,10 +43,28 @@ from trainers.strict import Strict
 
 # Figures are floats, which count one by one up to here.
 LARGEST_COUNT = 2**53
+# Most file systems take 255, of which what stands beside a name must have some.
+LONGEST_NAME_BYTES = 200
 # torch's generators take numbers of 64 bits, and a seed is multiplied by the number of ranks.
 Seed = Annotated[int, Field(gt=-(2**32), lt=2**32)]
 
 AnyStage = TypeVar("AnyStage", bound=StageKeys)
+
+
+def _name_of_a_directory(name: str) -> str:
+    """Refuse what no directory below runs/ can be called, or only to the grief of whoever types it."""
+    faults = {
+        "it is empty": not name,
+        "it begins with a dot or a dash": name[:1] in (".", "-"),
+        "it has a slash in it": "/" in name,
+        "it begins or ends with a space, or has a character that cannot be printed": name.strip() != name
+        or not name.isprintable(),
+        f"it is longer than {LONGEST_NAME_BYTES} bytes": len(name.encode()) > LONGEST_NAME_BYTES,
+    }
+    found = next((fault for fault, is_so in faults.items() if is_so), None)
+    if found is not None:
+        raise ValueError(f"{name!r} can be no directory below runs/: {found}; choose a name such as gpt-small")
+    return name
 
 
 def _yaml_off(value: object) -> object:
@@ -153,8 +171,8 @@ class RealRun(Strict):
 class StudyConfig(Strict):
     """A whole study file. Only `model` and `data` must be given; `name` is the file's where it is left out."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """The study's name: letters, digits, dot, dash and underscore. Its run directory is runs/<name>."""
+    name: Annotated[str, AfterValidator(_name_of_a_directory)]
+    """The study's name. Its run directory is runs/<name>, so a name has no slash, and begins with neither a dot nor a dash."""
     model: ModelConfig
     """What is trained."""
     loss: str | None = None
