@@ -108,14 +108,14 @@ def run(num_trials: int, run_dir: Path) -> Course:
     with Journal(run_dir / "journal.jsonl", config.name) as journal, lanes() as dispatcher:
         journal.append(RunBegan(token="scale"))
         course.began, course.cpu_began = time.monotonic(), time.process_time()
-        director = _director(config, journal, run_dir, course)
+        director = _director(config, journal, course)
         director.advance()
         assert not director.is_finished()
         run_stage(director, dispatcher, run_dir, "scale")
     assert len(course.ends) == num_trials
     began = time.monotonic()
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
-        again = _director(config, journal, run_dir, Observer())
+        again = _director(config, journal, Observer())
         again.advance()
         assert again.is_finished()
         course.resume_seconds = time.monotonic() - began
@@ -123,8 +123,8 @@ def run(num_trials: int, run_dir: Path) -> Course:
     return course
 
 
-def _director(config: StudyConfig, journal: Journal, run_dir: Path, observer: Observer) -> Director:
-    context = StageContext(config.stages[0], config, journal.study, str(run_dir))
+def _director(config: StudyConfig, journal: Journal, observer: Observer) -> Director:
+    context = StageContext(config.stages[0], config, journal.study)
     return Director(context, journal, observer, NUM_LANES)
 
 

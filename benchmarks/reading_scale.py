@@ -96,7 +96,7 @@ def write_study(run_dir: Path, num_trials: int) -> None:
     rates = [1e-6 * (i + 1) for i in range(num_trials)]
     config = parse_study(STUDY | {"stages": [{"type": "grid", "learning_rate": rates}]}, "the benchmark's study")
     stage, study = stage_of(config.stages[0]), Study(config.name)
-    context = StageContext(config.stages[0], config, study, str(run_dir))
+    context = StageContext(config.stages[0], config, study)
     (run_dir / "study.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     with (run_dir / "journal.jsonl").open("wb") as file:
         _put(file, study, RunBegan(token="scale"), StageBegan(stage="grid"))

@@ -110,7 +110,7 @@ def _configs(
 ) -> Iterator[TrialConfig]:
     """Yield every run of the grid: each candidate at each rate, and the recommendation at its own."""
     keys = next(stage for stage in config.stages if stage.type == "train")
-    context = StageContext(keys, config.model_copy(update={"seeds": tuple(seeds)}), Study(config.name), run_dir="")
+    context = StageContext(keys, config.model_copy(update={"seeds": tuple(seeds)}), Study(config.name))
     context.study.conclusions.update(study.conclusions)
     context.study.facts = study.facts
     for candidate in lineup_of(context).candidates:

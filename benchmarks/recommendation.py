@@ -186,7 +186,7 @@ def replay(case: Case, seed: int, timing_noise: float) -> Answer:
         journal.append(RunBegan(token="replay"))
         journal.append(Concluded(**asdict(concluded(_timed(case, chance, timing_noise), ""))))
         for keys in config.stages:
-            player.play(Director(StageContext(keys, config, journal.study, folder), journal, Observer(), 1))
+            player.play(Director(StageContext(keys, config, journal.study), journal, Observer(), 1))
         return _answer(case, journal.study, player)
 
 

@@ -97,7 +97,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
         return facts
     from trainers.prediction import predict_in_own_process
 
-    context = StageContext(stage, config, Study(config.name, facts=facts), run_dir="")
+    context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
         prediction_key(mode): context.short_trial(context.split(2, 2), mode, steps=1)
         for mode in predicted_modes(context)

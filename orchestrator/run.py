@@ -129,7 +129,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
                     continue
                 known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
                 with interrupts_between_events() as is_stopping:
-                    context = StageContext(stage, config, journal.study, str(run_dir))
+                    context = StageContext(stage, config, journal.study)
                     director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
                     _run_trials(director, driver, lanes)
                 _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed

@@ -309,7 +309,7 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     assert predicted is not None
     names = {"none, float32", "none-T32, float32", "none-chunked, float32"}
     assert set(predicted) == names, "the text is too short for 10000"
-    probes = stage_of(config.stages[0]).propose(StageContext(config.stages[0], config, Study("mine", facts=facts), ""))
+    probes = stage_of(config.stages[0]).propose(StageContext(config.stages[0], config, Study("mine", facts=facts)))
     names = ("none", "none-eager", "none-T32", "none-eager-T32", "none-T10000", "none-eager-T10000")
     assert [probe.id for probe in probes] == [f"frontier-{name}-m1" for name in names]
     expected = [probe.expected.get("predicted_memory_bytes", math.nan) for probe in probes]

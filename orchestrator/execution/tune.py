@@ -23,6 +23,7 @@ from orchestrator.execution import ray_private
 from orchestrator.execution.relay import LaneTrainable
 from orchestrator.execution.session import environment_with
 from orchestrator.study.messages import Assignment, Message
+from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.trial import Trial, TrialState
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class _NotRestored:
 class StageSearch(_NotRestored, Searcher):
     """Suggests the trial that the Director wants to run now, if Tune does not hold it paused already."""
 
-    def __init__(self, director: Director, scheduler: StageScheduler, dispatcher: str, token: str) -> None:
+    def __init__(
+        self, director: Director, scheduler: StageScheduler, dispatcher: str, run_dir: Path, token: str
+    ) -> None:
         super().__init__()
         self._director, self._scheduler = director, scheduler
-        self._dispatcher, self._token = dispatcher, token
+        self._dispatcher, self._run_dir, self._token = dispatcher, run_dir, token
 
     def suggest(self, trial_id: str) -> Any:  # a dictionary, None or FINISHED, which Tune's own type leaves out
         trial = self._scheduler.next_trial()
@@ -63,14 +66,14 @@ class StageSearch(_NotRestored, Searcher):
         return {"dispatcher": self._dispatcher, "assignment": self._assignment(trial)}
 
     def _assignment(self, trial: Trial) -> Assignment:
-        context = self._director.context
+        config = self._director.context.config
         return Assignment(
             trial_id=trial.id,
             config_json=trial.config.model_dump_json(),
-            directory=f"{context.run_dir}/trials/{trial.id}",
+            directory=str(trial_directory(self._run_dir, trial.id)),
             token=self._token,
             known=self._director.study.known(trial),
-            recycle_after=context.config.isolation == "trial",
+            recycle_after=config.isolation == "trial",
             fresh_process=trial.proposal.fresh_process,
         )
 
@@ -171,7 +174,7 @@ def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str) ->
     tuner = tune.Tuner(
         tune.with_resources(LaneTrainable, RELAY_RESOURCES),
         tune_config=tune.TuneConfig(
-            search_alg=StageSearch(director, scheduler, dispatcher, token),
+            search_alg=StageSearch(director, scheduler, dispatcher, run_dir, token),
             scheduler=scheduler,
             num_samples=-1,
             reuse_actors=True,

@@ -24,17 +24,17 @@ from trainers.peak_memory import PeakMemory
 def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory."""
     console = Terminal(highlight=False)
-    study, run_dir = Study(config.name), f"runs/{config.name}"
+    study = Study(config.name)
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None
     if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed
         with console.status("predicting memory and time"):
-            memory = _memory(StageContext[Frontier](frontier, config, study, run_dir)) if frontier else None
+            memory = _memory(StageContext[Frontier](frontier, config, study)) if frontier else None
             estimate = _estimate(config, full_runs) if full_runs else None
     console.print(shown(f"{config.name}: {len(config.stages)} stages", style="bold"))
     for keys in config.stages:
         console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
-        for line in stage_of(keys).describe(StageContext(keys, config, study, run_dir)):
+        for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print(shown(f"  {line}"))
     if memory:
         console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
@@ -96,7 +96,7 @@ def _not_predictable(error: Exception) -> str:
 def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
     """Return what the probes may cost, in samples and as a share of the training; None without a full run."""
     stages = [keys for keys in config.stages if isinstance(keys, Frontier | Throughput)]
-    most = {keys.type: max_samples(StageContext(keys, config, study, run_dir="")) for keys in stages}
+    most = {keys.type: max_samples(StageContext(keys, config, study)) for keys in stages}
     known = {stage: samples for stage, samples in most.items() if samples is not None}
     if not known or not full_runs:
         return None

@@ -218,7 +218,7 @@ def _winner(config: StudyConfig, study: Study) -> Trial | None:
     """Return the full run that was chosen; if several stages have chosen one, that of the highest precedence."""
     by_precedence = sorted(config.stages, key=lambda keys: stage_of(keys).precedence, reverse=True)
     training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
-    chosen = [stage_of(keys).winner(StageContext(keys, config, study, run_dir="")) for keys in training]
+    chosen = [stage_of(keys).winner(StageContext(keys, config, study)) for keys in training]
     return next((study.trials[name] for name in chosen if name is not None), None)
 
 

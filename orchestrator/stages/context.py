@@ -23,7 +23,6 @@ class StageContext(Generic[Keys]):
     config: StudyConfig
     study: Study
     """Grows while the stage runs."""
-    run_dir: str
     num_lanes: int = 1
     """How many trials can run at once."""
 

@@ -16,7 +16,7 @@ from orchestrator.study.trial import Trial
 
 def num_full_runs(config: StudyConfig, study: Study) -> int:
     """Return how many full training runs the study takes at most, over all seeds."""
-    contexts = [StageContext(keys, config, study, run_dir="") for keys in config.stages]
+    contexts = [StageContext(keys, config, study) for keys in config.stages]
     return len(config.seeds) * sum(stage_of(context.stage).num_full_runs(context) for context in contexts)
 
 

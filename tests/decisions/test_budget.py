@@ -133,7 +133,7 @@ def test_a_branch_costs_what_it_trains_itself(begins_at: int, fits: bool) -> Non
     """At 10 samples/s a whole run takes 100 s, and its last tenth 10 s."""
     config = study_of(stages=[{"type": "train"}], budget={"device_hours": 20 / 3600})
     study = Study(config.name)
-    context = StageContext(config.stages[0], config, study, run_dir="")
+    context = StageContext(config.stages[0], config, study)
     begin = BranchPoint(directory="/run/trials/trunk", samples=begins_at) if begins_at else None
     run = context.trial(context.split(4, 1), None, sample_budget=1000, branch_from=begin)
     wanted = [Proposal("branch", "branch", run, candidate="branch", expected={PLANNED_RATE: 10.0})]

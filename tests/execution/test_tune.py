@@ -46,7 +46,7 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(tmp_path: Path, end
     before = relays()
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         counter = CountsTuneTrials(journal.study, TrialState(ending))
-        director = director_of(config, journal, "grid", num_lanes, run_dir=str(tmp_path), observer=counter)
+        director = director_of(config, journal, "grid", num_lanes, observer=counter)
         run_stage(director, ending, tmp_path, "token")
         assert journal.study.count("grid", TrialState(ending)) == num_trials
     ray.get(dispatcher.close.remote())

@@ -115,7 +115,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
 def study(config: StudyConfig) -> Study:
     """Its trials have ended, the second with the faster beat, and it has concluded."""
     study = Study(config.name)
-    context = StageContext(config.stages[0], config, study, "/run")
+    context = StageContext(config.stages[0], config, study)
     stage = stage_of(context.stage)
     tell(study, StageBegan(stage="pulse"))
     for number, wanted in enumerate(stage.propose(context), start=60):

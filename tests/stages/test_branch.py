@@ -59,7 +59,7 @@ def played(world: World, **changes: Any) -> tuple[StudyConfig, Study]:
     config = study(**changes)
     known = Study(config.name)
     for keys in config.stages:
-        context = StageContext(keys, config, known, "/run")
+        context = StageContext(keys, config, known)
         while new := [one for one in stage_of(keys).propose(context) if one.id not in known.trials]:
             for wanted in new:
                 _run(known, wanted, world)
@@ -99,7 +99,7 @@ def reason(known: Study) -> str:
 def context_of(config: StudyConfig, known: Study) -> StageContext[Branch]:
     keys = config.keys_of(Branch)
     assert keys is not None
-    return StageContext(keys, config, known, "/run")
+    return StageContext(keys, config, known)
 
 
 def runs(known: Study) -> dict[str, Trial]:

@@ -117,7 +117,7 @@ def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> t
     )
     with Journal(path, config.name) as journal:
         know(journal, facts=Facts(num_train_samples=1000))
-        context = StageContext(config.stages[0], config, journal.study, "/run")
+        context = StageContext(config.stages[0], config, journal.study)
         director = Director(context, journal, Observer(), 1, measurements=measurements)
         started = []
         while trial := next_trial(director):

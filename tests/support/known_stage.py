@@ -32,7 +32,7 @@ class Known:
         self.config = study_of(stages=[stage, *more_stages], **changes)
         self.study = study or Study("played", facts=facts or Facts())
         keys = self.config.stages[0]
-        self.context: StageContext[Any] = StageContext(keys, self.config, self.study, "/run")
+        self.context: StageContext[Any] = StageContext(keys, self.config, self.study)
         self.stage = stage_of(keys)
 
     def concluded(self, *found: Findings) -> Known:

@@ -127,12 +127,11 @@ def director_of(
     journal: Journal,
     stage: str,
     num_lanes: int = 1,
-    run_dir: str = "/run",
     observer: Observer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Director:
     keys = next(keys for keys in config.stages if keys.type == stage)
-    context = StageContext(keys, config, journal.study, run_dir)
+    context = StageContext(keys, config, journal.study)
     return Director(context, journal, observer or Observer(), num_lanes, clock=clock)
 
 

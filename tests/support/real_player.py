@@ -27,7 +27,7 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="local"))
         for stage in config.stages:
-            director = director_of(config, journal, stage.type, run_dir=str(run_dir))
+            director = director_of(config, journal, stage.type)
             while (trial := next_trial(director)) is not None:
                 director.on_started(trial.id)
                 _train(director, trial, run_dir / "trials" / trial.id)

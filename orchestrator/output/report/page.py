@@ -70,7 +70,7 @@ def _pieces(
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
         _answer(config, study, recommendation),
-        *[_stage_section(StageContext(keys, config, study, run_dir="")) for keys in config.stages],
+        *[_stage_section(StageContext(keys, config, study)) for keys in config.stages],
         training_section(curves),
         _notices_section(study),
         _time_section(config, study),
