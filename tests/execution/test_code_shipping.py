@@ -87,8 +87,7 @@ def test_what_is_no_file_is_left_out(here: Path) -> None:
         assert shipped(code_shipping.runtime_env("auto", here / "runs")) == {"my_model.py"}
 
 
-# Root may read everything, and this process must stay what it is: whose effective user changed and came back has oneDNN
-# create no primitive any more.
+# Root may read everything, and this process must stay what it is.
 AS_NOBODY = f"""
 import os
 from pathlib import Path

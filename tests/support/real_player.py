@@ -3,6 +3,7 @@ files where a lane would write them. Ray alone is missing."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
             director = director_of(config, journal, stage.type)
             while (trial := next_trial(director)) is not None:
                 director.on_started(trial.id)
-                _train(director, trial, run_dir / "trials" / trial.id)
+                with ThreadPoolExecutor(1) as thread:  # where memory ran out, oneDNN may make no kernels for a thread
+                    thread.submit(_train, director, trial, run_dir / "trials" / trial.id).result()
             director.conclude()
             discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
             if not journal.study.conclusions[stage.type].ok:
