@@ -1,6 +1,6 @@
 """How often the study's answer is right, replayed on recorded worlds: its decision code as it is, and what else there is.
 
-    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--show]
+    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--lanes 1]
 
 A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
 worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch; and with
@@ -16,6 +16,7 @@ worse half at each rung; Optuna's TPE proposes them, its successive halving stop
 from __future__ import annotations
 
 import argparse
+import heapq
 import itertools
 import json
 import math
@@ -85,6 +86,11 @@ class Case:
     def speed(self, batch: int) -> float:
         return 1000.0 * batch / (batch + self.hardware)
 
+    @property
+    def seconds(self) -> float:
+        """What every candidate's run takes."""
+        return self.budgets[self.reference] / self.speed(self.reference)
+
     def mean_loss(self, batch: int, rate: float) -> float:
         """Return the final loss at equal time, as the mean over the seeds; infinite where a seed diverged."""
         budget = self.budgets[batch]
@@ -152,6 +158,8 @@ class Answer:
     p_best: float | None
     cost: float
     """In full runs."""
+    wait: float
+    """How long people wait for it, in the time that a full run takes."""
     cut_best: bool
     """True if of all runs that it began it cut the one that would have ended best."""
     p_best_of: Mapping[int, float] = field(default_factory=dict)
@@ -176,17 +184,18 @@ def study_of(case: Case, rate: float, pruner: str = "asha") -> StudyConfig:
     )
 
 
-def replay(case: Case, seed: int, timing_noise: float) -> Answer:
-    """Return what a study answers in this case. seed: of the user's learning rate, the timing and the runs."""
+def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1) -> Answer:
+    """Return what a study on so many lanes answers in this case. seed: of the user's learning rate, the timing and the
+    runs."""
     chance = random.Random(f"{case.name} {seed}")
     best = min(rates_of(case, case.reference), key=lambda rate: case.mean_loss(case.reference, rate))
     config = study_of(case, best * 2 ** chance.uniform(-RATE_OFF, RATE_OFF))
-    player = Player(case, case.world.seeds()[seed % len(case.world.seeds())])
+    player = Player(case, case.world.seeds()[seed % len(case.world.seeds())], num_lanes)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="replay"))
         journal.append(Concluded(**asdict(concluded(_timed(case, chance, timing_noise), ""))))
         for keys in config.stages:
-            player.play(Director(StageContext(keys, config, journal.study), journal, Observer(), 1))
+            player.play(Director(StageContext(keys, config, journal.study), journal, Observer(), num_lanes))
         return _answer(case, journal.study, player)
 
 
@@ -204,35 +213,46 @@ def _timed(case: Case, chance: random.Random, timing_noise: float) -> Throughput
 
 
 class Player:
-    """Plays the runs that a Director wants, one at a time, from the world."""
+    """Plays the runs that a Director wants on some lanes, from the world, by a clock of its own."""
 
-    def __init__(self, case: Case, seed: int) -> None:
-        self.case, self.seed = case, seed
+    def __init__(self, case: Case, seed: int, num_lanes: int) -> None:
+        self.case, self.seed, self.num_lanes = case, seed, num_lanes
+        self.now = 0.0
+        """The seconds that the study took so far."""
         self.trained: dict[str, float] = {}
         """The share of its run that each trial has trained."""
         self.refused: list[str] = []
+        self._runs: dict[str, Iterator[Message]] = {}
+        self._coming: list[tuple[float, int, str, Message]] = []
+        """What is heard next of every busy lane: when, after how many others were begun, of which trial, what."""
+        self._num_heard = itertools.count()
 
     def play(self, director: Director) -> None:
-        running: dict[str, Iterator[Message]] = {}
         while True:
             director.advance()
-            trial = director.next_trial()
-            if trial is None:
+            while len(self._coming) < self.num_lanes and (trial := director.next_trial(self._num_held(director))):
+                director.on_started(trial.id)
+                self._runs.setdefault(trial.id, self._run(trial))
+                self._go_on(trial.id)
+            if not self._coming:
                 break
-            director.on_started(trial.id)
-            run = running.pop(trial.id, None) or self._run(trial)
-            if self._until_it_waits(director, trial.id, run):
-                running[trial.id] = run
+            self.now, _, trial_id, message = heapq.heappop(self._coming)
+            if director.on_message(trial_id, message).action is Action.GO_ON:
+                self._go_on(trial_id)
         assert director.is_finished()
         director.conclude()
 
-    def _until_it_waits(self, director: Director, trial_id: str, run: Iterator[Message]) -> bool:
-        """Return True if the trial paused, and may go on later."""
-        for message in run:
-            action = director.on_message(trial_id, message).action
-            if action is not Action.GO_ON:
-                return action is Action.PAUSE
-        return False
+    def _num_held(self, director: Director) -> int:
+        """Return how many lanes are busy with a trial that was cut meanwhile."""
+        trials = director.study.trials
+        return sum(trials[trial_id].state.ended for _, _, trial_id, _ in self._coming)
+
+    def _go_on(self, trial_id: str) -> None:
+        before = self.trained.get(trial_id, 0.0)
+        message = next(self._runs[trial_id], None)
+        if message is not None:
+            seconds = (self.trained.get(trial_id, 0.0) - before) * self.case.seconds
+            heapq.heappush(self._coming, (self.now + seconds, next(self._num_heard), trial_id, message))
 
     def _run(self, trial: Trial) -> Iterator[Message]:
         config, before = trial.config, 0
@@ -269,6 +289,7 @@ def _answer(case: Case, study: Study, player: Player) -> Answer:
         winner.config.learning_rate,
         p_best_of[winner.config.effective_batch_size],
         sum(player.trained.values()),
+        player.now / case.seconds,
         _cut_best(case, study, player),
         p_best_of,
         tuple(player.refused),
@@ -340,7 +361,7 @@ def of_peer(case: Case, search: Callable[[Space, random.Random], Chosen], answer
 
     space = Space({batch: tuple(rates_of(case, batch)) for batch in case.budgets}, loss, answer.cost)
     chosen = search(space, random.Random(f"{case.name} {seed}"))
-    return Answer(chosen[0], chosen[1], None, answer.cost, cut_best=False) if chosen else None
+    return Answer(chosen[0], chosen[1], None, answer.cost, answer.cost, cut_best=False) if chosen else None
 
 
 def main() -> None:
@@ -383,6 +404,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer draws: to see that it runs, not to quote it")
     parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
     parser.add_argument("--timing-noise", type=float, default=0.05, help="deviation of one timing, relative")
+    parser.add_argument("--lanes", type=int, default=1, help="how many runs train at a time")
     return parser.parse_args()
 
 
@@ -406,6 +428,7 @@ def summary(judged: Sequence[Judged]) -> dict[str, Any]:
         "p_winner_cut": _mean(one.answer.cut_best for one in judged),
         "regret": _mean(one.regret for one in judged),
         "cost_ratio": _mean(one.cost_ratio for one in judged),
+        "wait": _mean(one.answer.wait for one in judged),
         "calibration": round(abs(statistics.fmean(claimed) - statistics.fmean(batch_right)), 4),
         "calibration_error": calibration_error([claim for one in judged for claim in one.claims]),
     }

@@ -529,9 +529,9 @@ def winning_batch(study: Study) -> int:
     return study.trials[winner(study, "train") or ""].config.effective_batch_size
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize("num_lanes", [1, 5])
 def test_killed_after_any_journal_line_train_ends_with_the_same_batch(tmp_path: Path, num_lanes: int) -> None:
-    """On one lane it asks for the same runs, too, and ends with the same one. On two, what it asks for next depends on
+    """On one lane it asks for the same runs, too, and ends with the same one. On five, what it asks for next depends on
     which run ended first, which is the clock's business."""
     config = train_config(evaluations=1, max_runs=6, pruner={"min_samples": 128})
     whole, resumed = play_killed_after_any_line(tmp_path, config, "train", bowl, num_lanes, TIMED)

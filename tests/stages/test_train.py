@@ -18,7 +18,7 @@ from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
@@ -174,6 +174,31 @@ def test_with_several_lanes_as_many_runs_are_asked_for_at_a_time() -> None:
     wanted = [train.propose(replace(known.context, num_lanes=lanes)) for lanes in (1, 2, 4)]
     assert [len(proposals) - FIRST_RUNS for proposals in wanted] == [1, 2, 4]
     assert wanted[2][: FIRST_RUNS + 2] == wanted[1], "the same first"
+
+
+def settings_of(proposals: list[Proposal]) -> list[tuple[int, float]]:
+    return [(p.config.effective_batch_size, p.config.learning_rate) for p in proposals]
+
+
+def test_at_the_start_every_lane_has_a_run_at_the_rules_rates_first_and_then_beside_them() -> None:
+    known = Known({"type": "train", "max_runs": 15}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
+    at_rule = {batch: 1e-3 * (batch / 8) ** 0.5 for batch in BATCHES}
+    wanted = {lanes: train.propose(replace(known.context, num_lanes=lanes)) for lanes in (2, 5, 7, 16, 99)}
+    assert [len(proposals) for proposals in wanted.values()] == [FIRST_RUNS, 5, 7, 15, 15], "15 is max_runs"
+    for lanes, proposals in wanted.items():
+        assert proposals[: len(wanted[2])] == wanted[2], lanes
+        assert len({proposal.id for proposal in proposals}) == len(proposals)
+        for batch, rate in settings_of(proposals[: len(BATCHES)]):
+            assert rate == pytest.approx(at_rule[batch])
+    factors = [rate / at_rule[batch] for batch, rate in settings_of(wanted[16][len(BATCHES) :])]
+    assert factors == pytest.approx([2.0] * len(BATCHES) + [0.5])
+    known.end(wanted[2][0].id, val_loss=3.0)
+    assert len(train.propose(replace(known.context, num_lanes=7))) <= 8, "from now on the runs say what is next"
+
+
+def test_a_single_batch_has_one_run_however_many_lanes_there_are() -> None:
+    known = Known({"type": "train"}, sample_budget=BUDGET).concluded(IDEAL.rates([8]))
+    assert len(train.propose(replace(known.context, num_lanes=8))) == 1
 
 
 def test_the_same_world_leads_to_the_same_runs_and_findings(tmp_path: Path) -> None:

@@ -291,18 +291,24 @@ def _highest(coordinates: Coordinates, observations: Sequence[Observation]) -> d
     return highest
 
 
-def next_setting(surface: Surface, tried: Sequence[Setting], choice: int) -> Setting | None:
+def next_setting(
+    surface: Surface, tried: Sequence[Setting], choice: int, unheard: Sequence[Setting] = ()
+) -> Setting | None:
     """Return the run that is expected to tell most about whether another batch is better than `choice`.
 
     That is the run which lowers most the variance of the difference between the choice and its strongest rival, both
     at their best rates (as in optimal computing-budget allocation). None where no run would say anything new.
+
+    tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
+    count for another.
     """
     rival = _rival(surface, choice)
     if rival is None:
         return None
     difference = surface.best_loss(rival) - surface.best_loss(choice)
+    heard = _results(surface, unheard)
     options = [setting for batch in surface.coordinates.batches for setting in _options(surface, batch, tried)]
-    return max(options, key=lambda setting: _told(surface, setting, difference), default=None)
+    return max(options, key=lambda setting: _told(surface, setting, difference, heard), default=None)
 
 
 def _rival(surface: Surface, choice: int) -> int | None:
@@ -338,11 +344,34 @@ def _options(surface: Surface, batch: int, tried: Sequence[Setting]) -> list[Set
     ]
 
 
-def _told(surface: Surface, setting: Setting, difference: Array) -> float:
-    """Return by how much a run at the setting is expected to lower the variance of the difference."""
+def _told(surface: Surface, setting: Setting, difference: Array, heard: Array) -> float:
+    """Return by how much a run at the setting is expected to lower the variance of the difference, once others are
+    heard."""
+    loss, noise = _loss_at(surface, setting)
+    left, of_difference = _left(loss, heard), _left(difference, heard)
+    return float(np.mean(left * of_difference)) ** 2 / (float(left.var()) + noise**2)
+
+
+def _loss_at(surface: Surface, setting: Setting) -> tuple[Array, float]:
+    """Return what a run at the setting ends at, [draw], and the deviation of its loss from that."""
     u = surface.coordinates.u(setting.effective_batch_size, setting.learning_rate)
     loss = surface.loss(setting.effective_batch_size, u)
     excess = float((loss - surface.best_loss(setting.effective_batch_size)).mean())
-    noise = surface.seed_deviation**2 + (FAR * excess) ** 2
-    covariance = float(np.mean((loss - loss.mean()) * (difference - difference.mean())))
-    return covariance**2 / (float(loss.var()) + noise)
+    return loss, math.hypot(surface.seed_deviation, FAR * excess)
+
+
+def _results(surface: Surface, settings: Sequence[Setting]) -> Array:
+    """Return an orthonormal basis of what runs at these settings may be heard to end at: [draw, run]."""
+    random = np.random.default_rng(0)
+    results = []
+    for setting in settings:
+        loss, noise = _loss_at(surface, setting)
+        result = loss + noise * random.standard_normal(loss.size)
+        results.append(result - result.mean())
+    return np.linalg.qr(np.array(results).reshape(len(results), surface.curvature.size).T)[0]
+
+
+def _left(draws: Array, heard: Array) -> Array:
+    """Return what remains unknown of the draws, from their mean, once the results are heard."""
+    centred = draws - draws.mean()
+    return centred - heard @ (heard.T @ centred)

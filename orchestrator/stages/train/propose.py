@@ -16,44 +16,57 @@ from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import Proposal
 
 FIRST_RUNS = 3
+BESIDE_THE_RULE = (2.0, 0.5)
+"""Times the rule's rate."""
 SAME_RATE = 0.01
 SNAPSHOT_SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
 def propose(context: StageContext[Train]) -> list[Proposal]:
-    """Return the first runs, those proposed before, and the runs that would tell most now, one for each free lane."""
+    """Return the runs asked for before, and those that would tell most now, one for each free lane."""
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
-    proposals = [proposal for setting in asked for proposal in _runs_of(context, lineup, setting)]
-    trials = context.study.trials
-    if any(proposal.id not in trials for proposal in proposals):
-        return proposals
-    num_busy = len({t.candidate for t in context.trials() if not t.state.ended})
-    for _ in range(min(context.num_lanes - num_busy, context.stage.max_runs - len(asked))):
-        setting = _next(context, lineup, asked)
+    unheard = _unheard(context, asked)
+    for _ in range(min(context.num_lanes - len(unheard), context.stage.max_runs - len(asked))):
+        setting = _next(context, lineup, asked, unheard)
         if setting is None:
             break
         asked.append(setting)
-        proposals += _runs_of(context, lineup, setting)
-    return proposals
+        unheard.append(setting)
+    return [proposal for setting in asked for proposal in _runs_of(context, lineup, setting)]
 
 
 def _asked(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
-    """Return the first settings, and those that were asked for since."""
-    asked = [_at_rule(context, one) for one in _first(lineup)][: context.stage.max_runs]
-    for trial in context.trials():
-        setting = setting_of(trial)
+    """Return what was asked for so far, which is the first runs at least."""
+    asked = _first(context, lineup)
+    for setting in map(setting_of, context.trials()):
         if not any(_same(setting, other) for other in asked):
             asked.append(setting)
     return asked
 
 
-def _first(lineup: Lineup) -> list[Candidate]:
-    """Return the baseline and the batches furthest from each other."""
+def _unheard(context: StageContext[Train], asked: Sequence[Setting]) -> list[Setting]:
+    """Return those that have yet to end, with all their seeds."""
+    trials = context.trials()
+    busy = {trial.candidate for trial in trials if not trial.state.ended}
+    ended = [setting_of(trial) for trial in trials if trial.candidate not in busy]
+    return [setting for setting in asked if not any(_same(setting, one) for one in ended)]
+
+
+def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
+    """Return the baseline and the batches furthest from each other, at the rule's rates. As long as nothing has ended that
+    says what to run next, every lane has one: the other batches, and then rates beside the rule's."""
     ordered = list(lineup.candidates)
     picked = [lineup.baseline, ordered[0], ordered[-1], ordered[len(ordered) // 2], *ordered]
     distinct = list({one.split.effective_batch_size: one for one in picked}.values())
-    return distinct[:FIRST_RUNS]
+    at_rule = [_at_rule(context, one) for one in distinct]
+    first = at_rule[:FIRST_RUNS]
+    if len(at_rule) > 1 and not any(trial.state.ended for trial in context.trials()):
+        beside = [
+            replace(one, learning_rate=factor * one.learning_rate) for factor in BESIDE_THE_RULE for one in at_rule
+        ]
+        first = [*at_rule, *beside][: max(len(first), context.num_lanes)]
+    return first[: context.stage.max_runs]
 
 
 def _at_rule(context: StageContext[Train], candidate: Candidate) -> Setting:
@@ -86,7 +99,9 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
     return tuple(sorted(count for count in counts if count >= max(1, warm)))
 
 
-def _next(context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting]) -> Setting | None:
+def _next(
+    context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting]
+) -> Setting | None:
     """Return the run that would tell most about which batch is best; None where that is known well enough."""
     surface = surface_of(context, lineup)
     if surface is None:
@@ -94,5 +109,10 @@ def _next(context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting]
     choice = choice_of(context, surface)
     if surface.p_best[choice] >= ENOUGH:
         return None
-    tried = [setting for setting in asked if setting.effective_batch_size in surface.coordinates.rule]
-    return next_setting(surface, tried, choice)
+    on_surface = surface.coordinates.rule
+    return next_setting(
+        surface,
+        [one for one in asked if one.effective_batch_size in on_surface],
+        choice,
+        [one for one in unheard if one.effective_batch_size in on_surface],
+    )
