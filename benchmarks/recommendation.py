@@ -368,13 +368,15 @@ def main() -> None:
     arguments = _arguments()
     cases, refused = _cases([load(path) for path in arguments.tables])
     repeats = 2 if arguments.quick else 8
-    print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed")
+    print(
+        f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed; {arguments.lanes} lanes"
+    )
     every: list[Judged] = []
     peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
     recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
     for case in cases:
         surface.PRIOR = prior_of([world for world in recorded if world.name != case.world.name])
-        judged = [judge(case, replay(case, seed, arguments.timing_noise)) for seed in range(repeats)]
+        judged = [judge(case, replay(case, seed, arguments.timing_noise, arguments.lanes)) for seed in range(repeats)]
         _print_case(case, judged)
         every += judged
         for name, search in PEERS.items():

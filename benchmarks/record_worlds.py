@@ -11,10 +11,11 @@ schedule, and apart from one world its default optimizer:
     sequences         a transformer that sorts 2 to 8 digits; only the sorted ones are targets, so samples differ in length
     gpt_stdlib        a byte-level GPT on the source of Python's standard library
     gpt_wikitext2     a GPT over byte pairs on WikiText-2
+    gpt_finetuned     the byte-level GPT, trained on the library's source, goes on with a few samples of English
 
 All learning rates and seeds of a batch are trained at once (ensemble.py). A seed decides the initial weights and the order
-of the samples. The warm-up of a batch is 30 steps, or a fifth of its shortest budget: since it does not depend on the
-budget, all budgets share one trunk of which each anneals a copy. Where the best learning rate of a budget lies at the
+of the samples. The warm-up of a batch is 30 steps (10 in finetuning), or a fifth of its shortest budget: since it does not
+depend on the budget, all budgets share one trunk of which each anneals a copy. Where the best learning rate of a budget lies at the
 edge, two more are recorded beyond it.
 
 A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
@@ -43,6 +44,7 @@ from world_tasks import (
     Samples,
     Task,
     gpt_stdlib,
+    gpt_topics,
     gpt_wikitext2,
     initial_weights,
     noisy_regression,
@@ -105,6 +107,16 @@ ADAMW = AdamW()
 
 
 @dataclass(frozen=True)
+class Pretraining:
+    """The run whose last weights all runs of a world begin with."""
+
+    task: Callable[..., Task]
+    batch: int
+    learning_rate: float
+    sample_budget: int
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What a world is made of."""
 
@@ -117,6 +129,10 @@ class Recipe:
     num_horizons: int = 6
     num_seeds: int = 3
     num_rates: int = 7
+    warmup_steps: int = WARMUP_STEPS
+    passes: int = 1
+    """How often the longest run meets every sample."""
+    begins_with: Pretraining | None = None
     follow: Fixed = Fixed()
 
     def horizons(self, batch: int) -> list[int]:
@@ -152,6 +168,16 @@ RECIPES: dict[str, Recipe] = {
     "sequences": Recipe(sequences, by_base(0.001, {2: 0, 8: 2, 32: 3, 128: 4}), num_seeds=2),
     "gpt_stdlib": Recipe(gpt_stdlib, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
     "gpt_wikitext2": Recipe(gpt_wikitext2, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
+    "gpt_finetuned": Recipe(
+        gpt_topics,
+        by_base(0.001, {1: -2, 4: -1, 16: 0, 64: 1}),
+        weight_decay=0.01,
+        max_budget=8192,
+        num_seeds=2,
+        warmup_steps=10,
+        passes=4,
+        begins_with=Pretraining(gpt_stdlib, 16, 0.004, 131072),
+    ),
 }
 
 
@@ -186,7 +212,8 @@ class Members:
 
 def starting(recipe: Recipe, task: Task, batch: int, members: Members) -> Ensemble:
     """Return the ensemble before its first step."""
-    weights = torch.stack([initial_weights(task.shapes, seed) for seed in range(members.num_seeds)])
+    drawn = [initial_weights(task.shapes, seed) for seed in range(members.num_seeds)]
+    weights = torch.stack(drawn if task.start is None else [task.start] * members.num_seeds)
     optimizer = recipe.optimizer
     if isinstance(optimizer, AdamW):
         optimizer = replace(optimizer, betas=recipe.follow.betas(batch, optimizer.betas))
@@ -236,7 +263,7 @@ def recorded(recipe: Recipe, task: Task, batch: int, members: Members) -> Iterat
     """
     horizons = recipe.horizons(batch)
     trunk, data = starting(recipe, task, batch, members), Batches(task.train, batch, horizons[-1], members)
-    warmup_steps = min(WARMUP_STEPS, horizons[0] // batch // 5)
+    warmup_steps = min(recipe.warmup_steps, horizons[0] // batch // 5)
     evaluated = {place for budget in horizons for place in places(budget) if place <= DECAY_START * budget}
     leaves = {math.floor(DECAY_START * budget / batch): budget for budget in horizons}
     points: Points = []
@@ -308,9 +335,27 @@ def rates_to_add(recipe: Recipe, world: World | None, batch: int) -> list[float]
     return below + ([rates[-1] * STEP, rates[-1] * STEP**2] if rates[-1] in best else [])
 
 
+def task_of(recipe: Recipe) -> Task:
+    task = recipe.task(recipe.max_budget // recipe.passes)
+    return task if recipe.begins_with is None else replace(task, start=last_weights(recipe.begins_with))
+
+
+def last_weights(run: Pretraining) -> Tensor:
+    """Return (P)."""
+    task, alone = run.task(run.sample_budget), Members([run.learning_rate], num_seeds=1)
+    state, data = (
+        starting(Recipe(run.task, {}), task, run.batch, alone),
+        Batches(task.train, run.batch, run.sample_budget, alone),
+    )
+    schedule = schedule_of(run.batch, run.sample_budget, WARMUP_STEPS)
+    for step in range(1, run.sample_budget // run.batch + 1):
+        state = state.step(*data.of_step(step), learning_rate_of_step(schedule, (step - 1) * run.batch))
+    return state.weights[0]
+
+
 def record(name: str, recipe: Recipe, file: Path) -> None:
     """Append what the file still lacks, all horizons of a batch at a time, and say how it goes."""
-    task = recipe.task(recipe.max_budget)
+    task = task_of(recipe)
     file.parent.mkdir(parents=True, exist_ok=True)
     for batch in recipe.centres:
         while rates := rates_to_add(recipe, load(file) if file.exists() else None, batch):

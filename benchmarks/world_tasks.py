@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,8 @@ class Task:
     loss: Loss
     train: Samples
     val: Samples
+    start: Tensor | None = None
+    """(P): what every run begins with; None where each seed draws weights of its own."""
 
 
 def initial_weights(shapes: Shapes, seed: int) -> Tensor:
@@ -153,6 +156,20 @@ def gpt_stdlib(num_samples: int, seq_len: int = 24, num_layers: int = 1) -> Task
     )
 
 
+def gpt_topics(num_samples: int, seq_len: int = 24, num_layers: int = 1) -> Task:
+    """The same model on the English of Python's help topics, every tenth topic held out."""
+    texts = [topics[name].encode() for name in sorted(topics)]
+    train, val = (_byte_tokens(b"\n".join(part)) for part in (
+        [text for number, text in enumerate(texts) if number % 10],
+        texts[::10],
+    ))  # fmt: skip
+    return replace(
+        gpt_stdlib(num_samples, seq_len, num_layers),
+        train=windows(train, seq_len, num_samples),
+        val=windows(val, seq_len, NUM_VALIDATION),
+    )
+
+
 def _byte_tokens(text: bytes) -> Tensor:
     table = torch.full((256,), len(PRINTABLE) + 1)
     table[list(PRINTABLE)] = torch.arange(len(PRINTABLE))
@@ -188,9 +205,9 @@ SEPARATOR, PADDING = NUM_DIGITS, NUM_DIGITS + 1
 def sequences(num_samples: int, num_layers: int = 1) -> Task:
     """A causal transformer that sorts 2 to 8 digits: it reads them and a separator, and writes them in order."""
     generator = Generator().manual_seed(1)
-    drawn = [_sorting(num, generator) for num in (num_samples, 2 * NUM_VALIDATION)]
+    train, val = (_sorting(num, generator) for num in (num_samples, 2 * NUM_VALIDATION))
     shapes = transformer_shapes(num_layers, 2 * LONGEST, NUM_DIGITS + 2)
-    return Task(shapes, partial(language_loss, num_layers=num_layers), *drawn)
+    return Task(shapes, partial(language_loss, num_layers=num_layers), train, val)
 
 
 def _sorting(num_samples: int, generator: Generator) -> Samples:

@@ -15,6 +15,7 @@ from record_worlds import (
     Beta2InSamples,
     DecayInSamples,
     Members,
+    Pretraining,
     Recipe,
     followed,
     places,
@@ -23,6 +24,7 @@ from record_worlds import (
     recorded,
     schedule_of,
     starting,
+    task_of,
 )
 from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
@@ -64,6 +66,20 @@ def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file.write_text("".join(kept))
     record("tiny", recipe, file)
     assert file.read_text() == "".join(whole)
+
+
+def test_the_runs_of_finetuning_begin_with_what_a_run_on_other_samples_ended_with() -> None:
+    before = Pretraining(noisy_regression, batch=8, learning_rate=0.004, sample_budget=1280)
+    recipe = replace(TINY, begins_with=before, passes=4)
+    task, members = task_of(recipe), Members([0.004, 0.008], TINY.num_seeds)
+    assert len(task.train) == TINY.max_budget // 4
+    alone = starting(TINY, TINY.task(1280), 8, Members([0.004], num_seeds=1))
+    untrained = alone.losses(task.val.inputs, task.val.targets)
+    begun = starting(recipe, task, 16, members)
+    losses = begun.losses(task.val.inputs, task.val.targets)
+    assert torch.equal(begun.weights, begun.weights[:1].expand_as(begun.weights)), "whatever the rate and the seed"
+    assert len(losses) == 4
+    assert losses.max() < 0.9 * untrained.min()
 
 
 def world_with_best(rate: float) -> World:
