@@ -418,6 +418,7 @@ def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path:
     assert done.stdout == f"'{tmp_path}/Pr\\xfcfung/report.html'\n"
 
 
+@pytest.mark.slow
 def test_a_directory_whose_name_no_file_system_takes_is_named(home: Path) -> None:
     (home / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     done = batchscout("run", "tiny.yaml", "--dir", 300 * "x", cwd=home)

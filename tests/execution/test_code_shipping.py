@@ -176,6 +176,7 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
     code_shipping.refuse_hidden_packages()
 
 
+@pytest.mark.slow
 def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either

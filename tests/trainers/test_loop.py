@@ -321,6 +321,7 @@ def sharded_after_an_evaluation() -> bool:
     return all(isinstance(parameter, DTensor) for parameter in run.module.parameters())
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_the_shards_as_they_were(tmp_path: Path) -> None:
     assert on_two_ranks(sharded_after_an_evaluation, tmp_path) == [True, True]
 
