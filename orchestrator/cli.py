@@ -88,7 +88,11 @@ def _parser() -> argparse.ArgumentParser:
                 "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
             )
         if verb is plan:
-            command.add_argument("--no-memory", action="store_true", help="leave the memory prediction out")
+            command.add_argument(
+                "--no-memory",
+                action="store_true",
+                help="only read the study file: no prediction, and no look at model and data",
+            )
     command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--json", action="store_true", help="for programs")
     _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
@@ -117,11 +121,17 @@ def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argp
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    from orchestrator import preflight
+    from orchestrator.config.trial import uses_compile
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.output.plan import print_plan
 
     import_from_here()
-    print_plan(_config(arguments), predict_memory=not arguments.no_memory)
+    config = _config(arguments)
+    if not arguments.no_memory:
+        preflight.check_host(config)
+        preflight.check(config, compiles=uses_compile(config))
+    print_plan(config, predict_memory=not arguments.no_memory)
     return 0
 
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import Equivalence, Frontier
@@ -17,12 +18,15 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.units import exit_text, shortened
+from orchestrator.units import bytes_text, exit_text, shortened
 from trainers import cgroup
 from trainers.config import TrialConfig
 from trainers.errors import said_by
 from trainers.files import StorageLost
 from trainers.peak_memory import PeakMemory
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SHARE_OF_HOST = 0.9
 # The characters of what the user's code raised that are said.
@@ -49,6 +53,7 @@ def check(config: StudyConfig, *, compiles: bool) -> Facts:
     if trial.initial_weights is not None:
         load_weights(model, Path(trial.initial_weights))
     find_blocks(model, config.model.blocks)
+    _check_limit(config, model)
     check_shapes(trial, train_set)
     return Facts(
         num_train_samples=len(train_set),
@@ -172,6 +177,36 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
             f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "
             "add data, shorten seq_len, or lower the batch"
         )
+
+
+def _check_limit(config: StudyConfig, model: nn.Module) -> None:
+    """Raise ValueError if a memory limit holds no batch at all: each rank has weights and their gradients, or a share."""
+    if config.memory_limit is None:
+        return
+    held = sum(p.numel() * p.element_size() * (2 if p.requires_grad else 1) for p in model.parameters())
+    held //= config.world_size if config.parallel == "fsdp" else 1
+    if config.memory_limit < held:
+        raise ValueError(
+            f"memory_limit is {bytes_text(config.memory_limit)}, and the model's weights and their gradients alone take "
+            f"{bytes_text(held)} on each rank; raise memory_limit, or make the model smaller"
+        )
+
+
+def check_host(config: StudyConfig) -> None:
+    """Raise ValueError if the ranks of a study on this machine alone may take more memory than it has."""
+    if config.memory_limit is None or _has_cuda():
+        return
+    num_ranks, has = (config.placement.lanes or 1) * config.world_size, host_bytes()
+    if config.memory_limit * num_ranks > has:
+        raise ValueError(
+            f"memory_limit is {bytes_text(config.memory_limit)} for each of {num_ranks} rank(s), and this machine has "
+            f"{bytes_text(has)}; lower memory_limit, or leave it out, and each rank has an equal share"
+        )
+
+
+def host_bytes() -> int:
+    """Return how much memory this host has, whoever uses it now."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_memory_bytes() -> int:

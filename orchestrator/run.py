@@ -92,6 +92,8 @@ def _how_to_go_on(error: Halted | StorageLost) -> str:
 def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[str, list[Notice]]:
     """Check what can be checked before anything starts; return this process's token, and what it met."""
     notices: list[Notice] = []
+    if is_local:
+        preflight.check_host(config)
     with heard_by(notices.append):
         facts = preflight.check(config, compiles=is_local and uses_compile(config))
     for notice in notices:

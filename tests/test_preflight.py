@@ -121,6 +121,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:Logits"}}, r"the model's num_targets is int, not a scalar tensor; return \(loss_sum, num_targets\)"),
     ({"initial_weights": "no.pt"}, r"initial_weights: there is no file .*/no\.pt; check the path"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
+    ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),
+    ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 rank\(s\), and this machine has .* GiB; lower"),
     ({"loss": "mine"}, r"'mine' is not an import path; write it as package.module:callable"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
@@ -148,6 +150,14 @@ def test_bad_input_is_exit_code_2_and_one_message(
     after = files(home)
     assert {name: after[name] for name in before} == before
     assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
+
+
+@pytest.mark.parametrize("changes", [{"memory_limit": "900GiB"}, {"data": {"target": "mine:no_data"}}], ids=str)
+def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, **changes)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "study.yaml"])
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
 
 
 def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
