@@ -11,9 +11,11 @@ from orchestrator.stages.branch import BranchFindings
 from orchestrator.stages.estimates.generalisation import overfitting_of
 from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.findings import found
+from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.regularization import RegularizationFindings, Setting
+from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
@@ -144,16 +146,30 @@ FEW_PASSES = 4
 
 
 def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
-    """Return what speaks against the recommended run itself: it learns its samples by heart, or meets few of them often."""
-    overfitting = overfitting_of(winner)
-    found = [f"it overfits: {overfitting}; a shorter run or more regularization may end lower"] if overfitting else []
+    """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
+    meets few of them often."""
+    warnings: list[str] = []
+    if busy := _busy_stages(study):
+        warnings.append(
+            f"the machine was busy while speeds were timed ({', '.join(busy)}), and they say which batches took part and for "
+            "how long each trained; repeat the study when it is quiet"
+        )
+    if overfitting := overfitting_of(winner):
+        warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, winner.config.sample_budget
     if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
-        found.append(
+        warnings.append(
             f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
             f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
         )
-    return found
+    return warnings
+
+
+def _busy_stages(study: Study) -> list[str]:
+    """Return the stages whose timings something else on the machine disturbed."""
+    frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
+    busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
+    return [stage for stage, is_busy in busy.items() if is_busy]
 
 
 def kept_setting(study: Study, winner: Trial) -> Setting | None:

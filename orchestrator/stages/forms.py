@@ -100,11 +100,22 @@ def _form(split: Split, known: dict[Mode, dict[int, float]]) -> Form:
 def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
     """Return the samples/s of every micro-batch size, in every mode.
 
-    Where cross-entropy in chunks was faster it is taken for all sizes: it was timed at one of them.
+    What something else slowed down is at least as fast as the sizes beside it say. Where cross-entropy in chunks was
+    faster it is taken for all sizes: it was timed at one of them.
     """
+    sound, slowed = _fastest_by_mode(frontier, disturbed=False), _fastest_by_mode(frontier, disturbed=True)
+    known = {mode: dict(rates) for mode, rates in sound.items()}
+    for mode, rates in slowed.items():
+        for size, rate in rates.items():
+            expected = rate_at(sound[mode], size) if mode in sound else 0.0
+            known.setdefault(mode, {})[size] = max(rate, expected)
+    return known
+
+
+def _fastest_by_mode(frontier: FrontierFindings, *, disturbed: bool) -> dict[Mode, dict[int, float]]:
     known = dict[Mode, dict[int, float]]()
     for point in frontier.measured:
-        if point.samples_per_second is None:
+        if point.samples_per_second is None or point.disturbed != disturbed:
             continue
         chunked = frontier.chosen.mode.cross_entropy == "chunked"
         mode = replace(point.mode, cross_entropy="chunked") if chunked else point.mode

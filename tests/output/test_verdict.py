@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.verdict import Scope
+from orchestrator.stages.chosen import RankBatch
+from orchestrator.stages.findings import Findings
 from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.stages.train import BatchFindings, TrainFindings
 from orchestrator.study.events import Evaluated, FactsRead
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
+from tests.support.worlds import FRONTIER
 
 SCOPE = "Measured with one seed, 256 validation samples, 32.8k training samples, effective batches 8 to 32, no accumulation."
 
@@ -36,14 +40,17 @@ def recommended(
     seconds: float | None = 60.0,
     runs: tuple[Run, ...] = (SMALL, LARGE),
     tuned: Run | None = None,
+    earlier: tuple[Findings, ...] = (),
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
 
-    tuned: a run of the learning_rate stage, which it found the best.
+    tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
     config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
     study = Study(config.name)
+    for findings in earlier:
+        conclude(study, findings, "")
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
@@ -219,6 +226,20 @@ def test_the_scope_is_of_what_completed() -> None:
 
 
 # What speaks against the recommended run
+
+
+@pytest.mark.parametrize(("slowed", "busy"), [((), False), (("frontier-none-m4",), False), ((), True), (("a",), True)])
+def test_a_machine_that_was_busy_is_a_warning(slowed: tuple[str, ...], busy: bool) -> None:
+    timed = ThroughputFindings(None, None, None, {}, RankBatch(8, 1), RankBatch(8, 1), busy=busy)
+    found = recommended(
+        batch_findings(8, 3.5, 0.05),
+        batch_findings(32, 3.2, 0.95),
+        earlier=(replace(FRONTIER, disturbed=slowed), timed),
+    )
+    stages = ", ".join(["frontier"] * bool(slowed) + ["throughput"] * busy)
+    told = f" Warning: the machine was busy while speeds were timed ({stages}), and they say which batches took part"
+    assert (told in found.verdict) == bool(stages)
+    assert ("Warning" in found.verdict) == bool(stages)
 
 
 def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:

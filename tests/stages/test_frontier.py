@@ -47,6 +47,8 @@ class World:
     half_rate_size: float = 20.0
     noise: Callable[[Proposal], float] = lambda proposal: 1.0
     slowed: Callable[[Proposal], bool] = lambda proposal: False
+    others: Callable[[Proposal], float] = lambda proposal: 0.0
+    """What other processes take of the CPUs."""
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
@@ -81,6 +83,7 @@ class World:
             step_seconds=2 * proposal.config.micro_batch_size / rate,
             peak_memory_bytes=peak * MIB,
             gpu_slowed=float(self.slowed(proposal)),
+            other_cpu_share=self.others(proposal),
         )
 
 
@@ -156,6 +159,16 @@ def test_what_something_else_slowed_down_is_measured_again_by_the_next_study(tmp
     assert "busy" not in "".join(second.conclusions["frontier"].notes)
     assert sum("-round" in name for name in measured) == 15
     assert directed(tmp_path / "third.jsonl", known("third"))[1] == [], "and then it is known"
+
+
+def test_a_point_beside_whose_every_timing_something_else_was_at_work_is_marked() -> None:
+    """Of a finalist the rounds count, and not the probe before them."""
+    probes = {p.id for p in played(World())[0].study.trials.values() if p.proposal.round is None}
+    smallest, finalist = "frontier-none-m1", "frontier-none-m18"
+    assert {smallest, finalist} <= probes
+    known, _ = played(World(others=lambda proposal: 0.6 if proposal.id in (smallest, finalist) else 0.0))
+    marked = {str(one.point) for one in known.found(FrontierFindings).measured if one.disturbed}
+    assert marked == {"none-m1"}
 
 
 def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said() -> None:

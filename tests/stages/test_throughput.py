@@ -133,6 +133,32 @@ def test_one_of_which_the_baselines_time_holds_fewer_than_40_steps_is_left_out_w
     )
 
 
+def test_a_size_that_something_else_slowed_down_is_expected_to_be_as_fast_as_those_beside_it_say() -> None:
+    """A batch is not left out because of a speed that it does not have: it is timed."""
+    quiet_one = frontier(4, 8, 12)
+
+    def slowed(*sizes: int, by: float = 10.0) -> FrontierFindings:
+        points = [
+            replace(one, samples_per_second=(one.samples_per_second or 0) / by, disturbed=True)
+            if one.micro_batch_size in sizes
+            else one
+            for one in quiet_one.measured
+        ]
+        return replace(quiet_one, measured=tuple(points))
+
+    settings: dict[str, Any] = {"optimizer": {"reference_batch_size": 12}, "sample_budget": 768}
+    assert 4 in batches_of(played(quiet_one, **settings))
+    assert batches_of(played(slowed(4), **settings)) == batches_of(played(quiet_one, **settings))
+    (small,) = (form for form in forms(slowed(4), 4, 1) if form.split.micro_batch_size == 4)
+    assert small.predicted == pytest.approx(samples_per_second(8) / 2)
+    (middle,) = (form for form in forms(slowed(8), 8, 1) if form.split.micro_batch_size == 8)
+    assert middle.predicted == pytest.approx(samples_per_second(8)), "a micro-batch's seconds are linear in its size"
+    (hardly,) = (form for form in forms(slowed(8, by=0.99), 8, 1) if form.split.micro_batch_size == 8)
+    assert hardly.predicted > samples_per_second(8), "what it reached all the same counts"
+    everywhere = slowed(4, 8, 12)
+    assert batches_of(played(everywhere, **settings)) == batches_of(played(quiet_one, **settings)), "all as much"
+
+
 def test_at_equal_samples_a_faster_batch_has_no_more_steps() -> None:
     changes: dict[str, Any] = {"optimizer": {"reference_batch_size": 4}, "sample_budget": 640, "objective": "samples"}
     known = played(frontier(1, 2, 4, 8), **changes)

@@ -92,8 +92,15 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
         done = [trial for trial in known.trials_of(point) if trial.state is TrialState.COMPLETE]
         timed = known.timed if known.timed and point in known.timed.rates else None
         rate = timed.rate(point) if timed else rate_of(done[-1])
-        samples = _samples_per_second(done)
-        found[point] = MeasuredPoint(point.mode, point.micro_batch_size, rate, max(map(peak_of, done)), samples)
+        decisive = _decisive(done)
+        found[point] = MeasuredPoint(
+            point.mode,
+            point.micro_batch_size,
+            rate,
+            max(map(peak_of, done)),
+            _samples_per_second(decisive),
+            disturbed=all(known.context.disturbance(trial) for trial in decisive),
+        )
     return found
 
 
@@ -107,10 +114,13 @@ def _rivals(known: FrontierProgress, chosen: OperatingPoint) -> tuple[Rival, ...
     return tuple(Rival(point, ratio, ratio.order) for point, ratio in ratios.items())
 
 
-def _samples_per_second(done: list[Trial]) -> float | None:
-    """Return the point's samples/s: of its rounds, whose samples are ordinary ones, or else of its probe."""
-    rounds = [trial for trial in done if trial.proposal.round is not None]
-    seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in rounds or done[:1]]
+def _decisive(done: list[Trial]) -> list[Trial]:
+    """Return the trials that tell a point's samples/s: its rounds, whose samples are ordinary ones, or else its probe."""
+    return [trial for trial in done if trial.proposal.round is not None] or done[:1]
+
+
+def _samples_per_second(decisive: list[Trial]) -> float | None:
+    seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in decisive]
     rates = [batch / step for batch, step in seconds if step]
     return statistics.geometric_mean(rates) if rates else None
 

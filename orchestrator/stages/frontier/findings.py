@@ -31,6 +31,8 @@ class MeasuredPoint:
     peak_memory_bytes: float
     samples_per_second: float | None = None
     """Over all ranks; None in the findings of earlier versions."""
+    disturbed: bool = False
+    """True if something else was at work whenever it was timed: it is faster than that, nobody knows by how much."""
 
     @property
     def point(self) -> OperatingPoint:
