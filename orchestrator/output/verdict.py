@@ -151,8 +151,8 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
     warnings: list[str] = []
     if busy := _busy_stages(study):
         warnings.append(
-            f"the machine was busy while speeds were timed ({', '.join(busy)}), and they say which batches took part and for "
-            "how long each trained; repeat the study when it is quiet"
+            f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
+            "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
     if overfitting := overfitting_of(winner):
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")

@@ -237,7 +237,7 @@ def test_a_machine_that_was_busy_is_a_warning(slowed: tuple[str, ...], busy: boo
         earlier=(replace(FRONTIER, disturbed=slowed), timed),
     )
     stages = ", ".join(["frontier"] * bool(slowed) + ["throughput"] * busy)
-    told = f" Warning: the machine was busy while speeds were timed ({stages}), and they say which batches took part"
+    told = f" Warning: the machine was busy, or its speed uneven, while speeds were timed ({stages}), and they say which batches "
     assert (told in found.verdict) == bool(stages)
     assert ("Warning" in found.verdict) == bool(stages)
 
