@@ -9,7 +9,7 @@ control measures it: the reference once more, with the samples of each micro-bat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from orchestrator.config.stages import Equivalence, Frontier
 from orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -136,14 +136,17 @@ def _effective_batch_size(context: StageContext[Equivalence]) -> int:
 def _others(context: StageContext[Equivalence], reference: Trial) -> list[Proposal]:
     splits, _ = _splits(context)
     smaller = splits[splits.index(reference.config.split) + 1 :]
-    return [_compared(context, reference, _name(split), **_batch(split)) for split in smaller]
+    return [_of_split(context, reference, split) for split in smaller]
 
 
-def _batch(split: Split) -> dict[str, Any]:
-    return {
-        "micro_batch_size": split.micro_batch_size,
-        "gradient_accumulation_steps": split.gradient_accumulation_steps,
-    }
+def _of_split(context: StageContext[Equivalence], reference: Trial, split: Split) -> Proposal:
+    return _compared(
+        context,
+        reference,
+        _name(split),
+        micro_batch_size=split.micro_batch_size,
+        gradient_accumulation_steps=split.gradient_accumulation_steps,
+    )
 
 
 def _controls(context: StageContext[Equivalence], reference: Trial, others: list[Proposal]) -> list[Proposal]:
