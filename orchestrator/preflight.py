@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,25 +30,31 @@ if TYPE_CHECKING:
     from torch import nn
 
 SHARE_OF_HOST = 0.9
+MANY_SECONDS = 20.0
+"""Data and models that take longer are named."""
 # The characters of what the user's code raised that are said.
 MOST_OF_AN_ERROR = 300
 
 
-def check(config: StudyConfig, *, compiles: bool) -> Facts:
+def check(
+    config: StudyConfig, *, compiles: bool, say: Callable[[str], object] = lambda _: None, seconds: float = MANY_SECONDS
+) -> Facts:
     """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
-    compiles: True if this machine will compile; on a cluster other nodes than this one may do so. Raises
-    ValueError for bad input.
+    compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
+    that the data or the model have not come after so many seconds. Raises ValueError for bad input.
     """
     from trainers.contract import check_shapes
     from trainers.data.samples import load_data
     from trainers.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
 
     check_compiler(compiles)
-    with _in_the_users_words(f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"):
+    what = f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"
+    with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         train_set, val_set = load_data(config.data)
         check_size(config, len(train_set))
-    with _in_the_users_words(f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"):
+    what = f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"
+    with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = build_model(config.model, train_set)
     trial = base_trial(config, None)
     if trial.initial_weights is not None:
@@ -126,6 +133,18 @@ def _in_the_users_words(what: str) -> Iterator[None]:
             f"{what} {_what_it_did(error)} (in {frame.filename}, line {frame.lineno}); "
             "check the values, or debug it with batchscout trial"
         ) from error
+
+
+@contextlib.contextmanager
+def _told_if_slow(what: str, say: Callable[[str], object], seconds: float) -> Iterator[None]:
+    """Say once what has not returned: it may take its time, wait for something, or hang."""
+    timer = threading.Timer(seconds, say, [f"{what} has not returned for {seconds:g} s; Ctrl-C ends the study"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _what_it_did(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -71,7 +72,7 @@ def run_study(
                 refuse_unreachable_address(address)
             with Progress(config, journal.study, quiet) as progress:
                 progress.say("reading the data, building the model and predicting its memory")
-                token, notices = _begin(config, journal, is_local=address is None)
+                token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
                 _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
@@ -89,13 +90,15 @@ def _how_to_go_on(error: Halted | StorageLost) -> str:
     return f"{error}. Nothing is lost: mend that, and run the same command again"
 
 
-def _begin(config: StudyConfig, journal: Journal, *, is_local: bool) -> tuple[str, list[Notice]]:
+def _begin(
+    config: StudyConfig, journal: Journal, say: Callable[[str], None], *, is_local: bool
+) -> tuple[str, list[Notice]]:
     """Check what can be checked before anything starts; return this process's token, and what it met."""
     notices: list[Notice] = []
     if is_local:
         preflight.check_host(config)
     with heard_by(notices.append):
-        facts = preflight.check(config, compiles=is_local and uses_compile(config))
+        facts = preflight.check(config, compiles=is_local and uses_compile(config), say=say)
     for notice in notices:
         journal.append(noticed(notice))
     if journal.study.trials:

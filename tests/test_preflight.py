@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,33 @@ def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) ->
         "the study's own code exited with status 1 (sys.exit): no forward; mend what it gave up for, here:" in message
     )
     assert "in forward" in message
+
+
+named = threading.Event()
+
+
+def model_that_waits_until_it_is_named(vocab_size: int, seq_len: int, **sizes: Any) -> GPT:
+    assert named.wait(30)
+    return GPT(vocab_size=vocab_size, seq_len=seq_len, **sizes)
+
+
+def test_a_model_that_does_not_come_is_named_while_it_is_waited_for(home: Path) -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        named.set()
+
+    target = "tests.test_preflight:model_that_waits_until_it_is_named"
+    study = STUDY | {"model": {"target": target, "kwargs": STUDY["model"]["kwargs"]}}
+    preflight.check(parse_study(study, "study.yaml"), compiles=False, say=say, seconds=0.2)
+    assert any(
+        re.fullmatch(rf"model.target '{target}' .* has not returned for 0.2 s; Ctrl-C ends the study", one)
+        for one in said
+    )
+    said.clear()
+    preflight.check(parse_study(STUDY, "study.yaml"), compiles=False, say=say)
+    assert said == []
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(
