@@ -188,6 +188,19 @@ def test_status_keeps_every_word_and_the_width_of_the_terminal(
     assert all(len(line) <= columns for line in {*out.splitlines()} - (figures if columns == 60 else set()))
 
 
+@pytest.mark.parametrize("verb", ["status", "plan"])
+def test_no_sentence_is_broken_where_nothing_says_how_wide_it_may_be(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    given = [str(run_dir)] if verb == "status" else [str(run_dir / "study.yaml"), "--no-memory"]
+    narrow = call(capsys, verb, *given)[1]
+    monkeypatch.delenv("COLUMNS")
+    whole = call(capsys, verb, *given)[1]
+    assert len(whole.splitlines()) < len(narrow.splitlines())
+    assert whole.split() == narrow.split()
+
+
 def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from trainers.peak_memory import PeakMemory
 
 def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
     """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory."""
-    console = Terminal(highlight=False)
+    console = Terminal()
     study = Study(config.name)
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None

@@ -26,7 +26,7 @@ class Progress(Observer):
 
     def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
         self._config, self._study = config, study
-        self._console = Terminal(quiet=quiet, highlight=False)
+        self._console = Terminal(quiet=quiet)
         self._stage: StageKeys | None = None
         """The stage that is shown; None before the first has begun."""
         self._latest: dict[str, Metrics] = {}

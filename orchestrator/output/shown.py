@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from rich.console import Console
 from rich.text import Text
 
 from orchestrator.signals import leave_dead_terminal
 from orchestrator.terminal import printable
 
+WIDTH_OF_A_LOG = 160
+"""Of tables, where no terminal says how wide it is."""
+
 
 class Terminal(Console):
-    """A console whose reader may leave, as `head` does: rich would end the program, and a study with it."""
+    """A console whose reader may leave, as `head` does: rich would end the program, and a study with it. In a log or a
+    pipe no line is broken."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+        super().__init__(
+            quiet=quiet, highlight=False, width=None if has_width else WIDTH_OF_A_LOG, soft_wrap=not has_width
+        )
 
     def on_broken_pipe(self) -> None:
         leave_dead_terminal()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +18,6 @@ from orchestrator.study.trial import Trial
 from orchestrator.terminal import printable
 from orchestrator.units import seconds_text
 
-WIDTH_OF_A_LOG = 160
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
 _LEAST_ROOM = 30
@@ -66,9 +63,7 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
 
     is_driven: True if a process runs the study now.
     """
-    console = Terminal(
-        highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_LOG
-    )
+    console = Terminal()
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
