@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -96,24 +95,6 @@ def bytes_kept(device: torch.device) -> int | None:
     except RuntimeError:  # an earlier kernel's error: each call that touches the device raises it again
         return None
     return idle_bytes(device)
-
-
-_sizes_of_its_own = itertools.count(1)
-
-
-def makes_kernels(device: torch.device) -> bool:
-    """Return False on a CPU host where oneDNN makes no kernels in this thread any more, but for those it has.
-
-    Its code generator (Xbyak) keeps the first error of each thread for as long as the thread lives, and that a kernel's
-    code found no room is one. Whatever needs a new kernel would be said to run out of memory, too.
-    """
-    if device.type == "cuda" or not torch.backends.mkldnn.is_available():
-        return True
-    try:
-        torch.empty(1, next(_sizes_of_its_own)).to_mkldnn()  # oneDNN keeps its kernels: of a size that it never saw
-    except RuntimeError:
-        return False
-    return True
 
 
 class PeakMeter:

@@ -233,7 +233,6 @@ def _run_and_say(assignment: Assignment, place: Place) -> bool:
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
         clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
-        clean = clean and not (ran_out and not memory.makes_kernels(device))
     if last_word is not None:
         ray.get(place.dispatcher.say.remote(assignment.key, last_word))
     if place.rank == 0 or not clean:

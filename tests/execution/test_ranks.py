@@ -126,18 +126,6 @@ def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_n
     assert freed == ("freed", ("lane",))
 
 
-@pytest.mark.parametrize("makes_kernels", [True, False])
-def test_a_process_that_makes_no_kernels_since_memory_ran_out_takes_no_other_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_kernels: bool
-) -> None:
-    monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(loop, "warm_up", model_that_runs_out_of_memory)
-    monkeypatch.setattr(memory, "makes_kernels", lambda _: makes_kernels)
-    assignment = Assignment("a", tiny.config().model_dump_json(), str(tmp_path), token="t")
-    place = Place(dispatcher=NotedCalls(), lane="lane", rank=0)
-    assert ranks._run_and_say(assignment, place) == makes_kernels
-
-
 def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = rf"Ray has a GPU for this rank on \S+, and torch {re.escape(torch.__version__)} can use none there: install "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from trainers.memory import (
     free_bytes,
     give_back,
     held_to,
-    makes_kernels,
     settled,
     status_bytes,
 )
@@ -68,7 +66,6 @@ def what_small_laws_need() -> dict[str, Any]:
         "threads": growth_of_threads(),
         "mapped file": peak_of_reading_a_mapped_file(),
         "allocations": [measured(num_bytes) for num_bytes in KNOWN_ALLOCATIONS],
-        "kernels": kernels_made_after_one_found_no_room(),
     }
 
 
@@ -101,26 +98,6 @@ def test_after_running_out_of_memory_the_process_runs_what_fits() -> None:
     assert found["ended"] == ["go on", *["out of memory", "go on", "go on", "go on"] * 2]
     assert max(found["growth"]) <= 64, found["growth"]
     assert found["lifted"]
-
-
-def kernels_made_after_one_found_no_room() -> list[Any]:
-    """Whether kernels can be made: at first, once one found no room, and after that in another thread."""
-    torch.empty(1, 1).to_mkldnn()
-    found: list[Any] = [makes_kernels(CPU)]
-    with held_to(0, CPU):
-        try:
-            for size in range(2, 400):
-                torch.empty(size, size).to_mkldnn()
-        except RuntimeError as error:
-            found.append(is_out_of_memory(error))
-    found.append(makes_kernels(CPU))
-    with ThreadPoolExecutor(1) as thread:
-        found.append(thread.submit(makes_kernels, CPU).result())
-    return found
-
-
-def test_a_thread_in_which_a_kernel_found_no_room_makes_no_others(small_laws: dict[str, Any]) -> None:
-    assert small_laws["kernels"] == [True, True, False, True]
 
 
 def ends_under_rising_limits() -> list[str]:
