@@ -14,9 +14,13 @@ import gc
 import resource
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 SMALL_STACK_BYTES = 1 << 20
 
@@ -151,6 +155,24 @@ def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | Non
                 yield
             finally:
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def without_after_effects(device: torch.device, run: Callable[[], T]) -> T:
+    """Return run(); on a CPU host from a thread of its own, since running out of memory can spoil a thread for good.
+
+    oneDNN's code generator (Xbyak) keeps the first error of each thread for as long as the thread lives, and that there
+    was no room for a kernel is one: whatever needs a new kernel in this thread would be said to run out of memory, too.
+    """
+    if device.type == "cuda":
+        return run()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_with_its_helpers, run).result()
+
+
+def _with_its_helpers(run: Callable[[], T]) -> T:
+    """Start the threads with which this one computes before a limit counts their stacks: OpenMP's belong to one thread."""
+    torch.zeros(torch.get_num_threads() << 16).add_(1.0)
+    return run()
 
 
 @contextlib.contextmanager

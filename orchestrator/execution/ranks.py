@@ -229,7 +229,7 @@ def _run_and_say(assignment: Assignment, place: Place) -> bool:
 
     device = pick_device()
     idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
-    last_word, clean = last_word_of(assignment, place)
+    last_word, clean = memory.without_after_effects(device, lambda: last_word_of(assignment, place))
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
         clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")

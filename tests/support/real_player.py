@@ -3,7 +3,7 @@ files where a lane would write them. Ray alone is missing."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from orchestrator.study.run_directory import discard_what_nobody_needs
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from tests.support.lane_player import director_of, next_trial
+from trainers.device import pick_device
 from trainers.loop import train
+from trainers.memory import without_after_effects
 from trainers.out_of_memory import is_out_of_memory
 from trainers.report import Answer, Report
 
@@ -31,8 +33,8 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
             director = director_of(config, journal, stage.type)
             while (trial := next_trial(director)) is not None:
                 director.on_started(trial.id)
-                with ThreadPoolExecutor(1) as thread:  # where memory ran out, oneDNN may make no kernels for a thread
-                    thread.submit(_train, director, trial, run_dir / "trials" / trial.id).result()
+                directory = run_dir / "trials" / trial.id
+                without_after_effects(pick_device(), functools.partial(_train, director, trial, directory))
             director.conclude()
             discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
             if not journal.study.conclusions[stage.type].ok:

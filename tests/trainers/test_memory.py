@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from trainers.memory import (
     held_to,
     settled,
     status_bytes,
+    without_after_effects,
 )
 from trainers.meter import Meter
 from trainers.out_of_memory import is_out_of_memory
@@ -98,6 +100,34 @@ def test_after_running_out_of_memory_the_process_runs_what_fits() -> None:
     assert found["ended"] == ["go on", *["out of memory", "go on", "go on", "go on"] * 2]
     assert max(found["growth"]) <= 64, found["growth"]
     assert found["lifted"]
+
+
+def kernels_made_after_one_found_no_room() -> list[str]:
+    """How making kernels of new sizes ended: inside a limit of nothing, in the same thread after it, and in the next."""
+
+    def of_new_sizes() -> str:
+        try:
+            for _ in range(400):
+                torch.empty(1, next(sizes)).to_mkldnn()
+        except RuntimeError as error:
+            return "no room" if is_out_of_memory(error) else str(error)
+        return "made"
+
+    def inside_and_after() -> list[str]:
+        with held_to(0, CPU):
+            inside = of_new_sizes()
+        return [inside, of_new_sizes()]
+
+    sizes = itertools.count(1)
+    of_new_sizes()
+    return [*without_after_effects(CPU, inside_and_after), without_after_effects(CPU, of_new_sizes), of_new_sizes()]
+
+
+def test_a_kernel_that_found_no_room_leaves_no_harm_to_the_next_run() -> None:
+    found = in_fresh_process(kernels_made_after_one_found_no_room)
+    assert found == ["no room", "no room", "made", "made"], (
+        "the second is oneDNN's doing: without it this file can be simpler"
+    )
 
 
 def ends_under_rising_limits() -> list[str]:
