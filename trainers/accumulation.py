@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainers.contract import check_loss
 from trainers.gradient_noise import MicroGradientNorms
-from trainers.models import LossFunction
+from trainers.losses import LossFunction
 from trainers.parallel import gradients_meet, local, several_ranks, whole
 
 

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from trainers.criteria import Loss
 from trainers.strict import Strict
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -149,9 +150,9 @@ class TrialConfig(Strict):
 
     model: ModelConfig
     """What is trained."""
-    loss: str | None = None
-    """The user's own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
-    num_targets). null: the module itself returns the two."""
+    loss: Loss | None = None
+    """What the loss is: a criterion of torch's, a transformers model's own, or the user's. null: the module itself returns
+    (loss_sum, num_targets)."""
     data: DataConfig
     """What it is trained on."""
     initial_weights: str | None = None

@@ -14,22 +14,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
 from trainers.data.samples import SampleSet
-from trainers.models import LossFunction, build_model, loss_function
+from trainers.errors import LossFault
+from trainers.losses import LossFunction, loss_function
+from trainers.models import build_model
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
 SUM_OR_MEAN = 1.5
+# The losses of samples one by one add up to that of all in one batch, but for what else a loss may hold (balance terms). A
+# mean that was multiplied by the number of samples is off by percents where their targets differ in number and difficulty.
+ADDS_UP_WITHIN = 0.01
 
 
-class NoLossAndCount(ValueError):
+class NoLossAndCount(LossFault):
     """The model returned something else than (loss_sum, num_targets); the message says what."""
 
 
 def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
-    """Return (loss_sum, num_targets) as two scalar tensors. Raises NoLossAndCount."""
+    """Return (loss_sum, num_targets) as two scalar tensors; the count may be an int. Raises NoLossAndCount."""
     fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
     if not (isinstance(returned, tuple) and len(returned) == 2):
         what = "Tensor" if isinstance(returned, Tensor) else type(returned).__name__  # a fake one, too
         raise NoLossAndCount(f"the model returned a {what}; {fix}")
+    if type(returned[1]) is int:
+        returned = returned[0], torch.tensor(returned[1])
     for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
         if not isinstance(value, Tensor) or value.dim() != 0:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -66,10 +73,16 @@ def fake_batch(sample: Any, times: int) -> Any:
 
 # A sample may have no targets. So many samples are tried until one has some.
 SAMPLES_TO_CHECK = 8
+SAMPLES_THAT_ADD_UP = 4
+
+_TWO_LINES = """return the sum over the targets that count, and their number:
+    loss_sum = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return loss_sum, (targets != -100).sum()
+or leave the module as it is, and name the criterion in the study file: loss: cross_entropy"""
 
 
 def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
-    """Raise ValueError where the loss is a mean or the targets are not counted. It takes two small forward passes.
+    """Raise LossFault where the loss is a mean or the targets are not counted. It takes two small forward passes.
 
     With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
     """
@@ -93,15 +106,33 @@ def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> No
     """Compare (loss_sum, num_targets) of one sample with those of the same sample taken twice."""
     loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
     if loss_ratio < SUM_OR_MEAN:
-        raise ValueError(
+        raise LossFault(
             f"the model's loss_sum is {once[0]:.4g} for one sample and {twice[0]:.4g} for two equal ones: it is a mean, and "
-            "every split of a batch would train differently; return the sum over the targets (reduction='sum') and their number"
+            f"every split of a batch would train differently; {_TWO_LINES}"
         )
     if count_ratio < SUM_OR_MEAN:
-        raise ValueError(
+        raise LossFault(
             f"the model's num_targets is {once[1]:g} for one sample and {twice[1]:g} for two equal ones: it does not count "
             "what loss_sum sums over; return the number of targets in the batch"
         )
+
+
+def check_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
+    """Raise LossFault where the losses of the first samples do not add up to that of all in one batch.
+
+    A loss that draws random numbers proves nothing, and passes.
+    """
+    indices = range(min(SAMPLES_THAT_ADD_UP, len(train_set)))
+    together, again = (_evaluated(module, loss, move(fetch(train_set, indices), device)) for _ in range(2))
+    alone = [_evaluated(module, loss, move(fetch(train_set, [index]), device)) for index in indices]
+    if together != again or not all(map(math.isfinite, together)):
+        return
+    for name, whole, parts in zip(("loss_sum", "num_targets"), together, zip(*alone, strict=True), strict=True):
+        if not math.isclose(sum(parts), whole, rel_tol=ADDS_UP_WITHIN):
+            raise LossFault(
+                f"the model's {name} of the first {len(indices)} samples is {whole:.4g} in one batch, and {sum(parts):.4g} added "
+                f"up one by one: every split of a batch would train differently; {_TWO_LINES}"
+            )
 
 
 def check_first_loss(loss: float) -> None:

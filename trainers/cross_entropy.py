@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100
-"""A target that does not count."""
+from trainers.criteria import IGNORED_TARGET
+
 NUM_CHUNKS = 16
 """As many whatever the micro-batch, so that memory stays a line in it. With fewer, more logits are held at once; with more,
 products are too small for a GPU, and the head's gradient is passed over more often."""
@@ -26,11 +26,11 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float
     loss_sum = F.cross_entropy(
         logits.flatten(0, 1).float(),
         targets.flatten(),
-        ignore_index=IGNORED,
+        ignore_index=IGNORED_TARGET,
         reduction="sum",
         label_smoothing=label_smoothing,
     )
-    return loss_sum, (targets != IGNORED).sum()
+    return loss_sum, (targets != IGNORED_TARGET).sum()
 
 
 def chunked_cross_entropy(
@@ -41,7 +41,7 @@ def chunked_cross_entropy(
     go."""
     rows, wanted = hidden.flatten(0, 1), targets.flatten()
     loss_sum = _loss_sum(rows, weight, wanted, label_smoothing)  # pyright: ignore[reportCallIssue]  (torch's decorator)
-    return loss_sum, (wanted != IGNORED).sum()
+    return loss_sum, (wanted != IGNORED_TARGET).sum()
 
 
 @torch.compiler.disable  # in a graph of the whole model the loop would be unrolled, and its chunks planned as one
@@ -63,7 +63,7 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, dtype: torch.dtype
     ) -> Tensor:
-        factor, counted = weight.to(dtype), targets != IGNORED
+        factor, counted = weight.to(dtype), targets != IGNORED_TARGET
         gradients = _Gradients(hidden, weight) if any(ctx.needs_input_grad) else None
         loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows in _chunks(len(hidden)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 MOST_OF_A_LINE = 300
 
 
@@ -11,6 +13,18 @@ def said_by(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
+
+
+class LossFault(ValueError):
+    """What the model or its loss returns is not what a run can train on. The message is in the user's words."""
+
+
+def users_frame(error: BaseException) -> tuple[str, int]:
+    """Return the file and line in which an error was raised, or from which: the last one outside of installed libraries, where
+    there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    return frame.filename, frame.lineno or 0
 
 
 def first_line(error: BaseException) -> str:

@@ -28,7 +28,8 @@ from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet, load_data
 from trainers.errors import said_by
-from trainers.models import LossFunction, build_model, loss_function
+from trainers.losses import LossFunction, loss_function
+from trainers.models import build_model
 
 # BatchNorm refuses a batch in which a channel has one value.
 COUNTED_SAMPLES = 2

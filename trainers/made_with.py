@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainers.config import TrialConfig
+from trainers.criteria import import_path
 from trainers.data.cache import hash_of_file
 
 MadeWith = Mapping[str, Any]
@@ -38,7 +39,7 @@ def made_with_before_0_3(config: TrialConfig) -> dict[str, Any]:
 
 
 def _modules_of_the_user(config: TrialConfig) -> list[str]:
-    targets = (config.model.target, config.loss or "", config.data.target)
+    targets = (config.model.target, import_path(config.loss), config.data.target)
     return sorted({target.partition(":")[0] for target in targets if ":" in target})
 
 

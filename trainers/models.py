@@ -19,7 +19,6 @@ from trainers.gpt import GPT
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
 MOST_NAMES = 3
 """The tensors of a file that are named where they do not fit."""
-LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
@@ -171,15 +170,6 @@ def hf(
     else:
         inner = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     return CausalLanguageModel(inner, label_smoothing)
-
-
-def loss_function(path: str | None) -> LossFunction:
-    """Return loss(module, batch) -> (loss_sum, num_targets). Without a path the module's own forward is the loss."""
-    return resolve(path) if path else _own_loss
-
-
-def _own_loss(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    return module(batch)
 
 
 def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

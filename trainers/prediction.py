@@ -36,7 +36,8 @@ from trainers.data.order import longest
 from trainers.data.samples import load_data
 from trainers.errors import said_by
 from trainers.gradient_noise import MicroGradientNorms
-from trainers.models import build_model, loss_function
+from trainers.losses import loss_function
+from trainers.models import build_model
 from trainers.optim import build_optimizer
 from trainers.peak_memory import Line, PeakMemory, peak_of
 from trainers.run import autocasting

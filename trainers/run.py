@@ -23,13 +23,12 @@ from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
 from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
+from trainers.losses import LossFunction, loss_function
 from trainers.made_with import made_with
 from trainers.meter import Meter
 from trainers.models import (
-    LossFunction,
     build_model,
     load_weights,
-    loss_function,
     switch_off_dropout,
     with_synced_batch_norm,
 )

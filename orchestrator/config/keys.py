@@ -39,6 +39,7 @@ from trainers.config import (
     check_whole,
     derive_accumulation,
 )
+from trainers.criteria import Loss
 from trainers.strict import Strict
 
 # Figures are floats, which count one by one up to here.
@@ -175,9 +176,12 @@ class StudyConfig(Strict):
     """The study's name. Its run directory is runs/<name>, so a name has no slash, and begins with neither a dot nor a dash."""
     model: ModelConfig
     """What is trained."""
-    loss: str | None = None
-    """Your own loss, as `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum,
-    num_targets): the summed loss and the number of targets in that sum. null: the module itself returns the two."""
+    loss: Loss | None = None
+    """What the loss is, where the module returns outputs: `cross_entropy`, `mse` or `bce_with_logits` of them and the batch's
+    targets, or with keys of their own: `{type: cross_entropy, targets: label, ignore_index: 255}`; `transformers`, for a
+    model of that library and batches with `labels`; or your own as `package.module:callable`, which is called as
+    loss(module, batch) and returns (loss_sum, num_targets), the summed loss and the number of targets in that sum. null: the
+    module itself returns the two, scalar tensors."""
     data: DataConfig
     """What it is trained on."""
     regime: Literal["pretrain", "finetune"] = "pretrain"

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.stages import Pruner, StageConfig
+from trainers.criteria import LossByType
 from trainers.files import own_file, quoted
 from trainers.strict import Strict
 
@@ -255,4 +256,4 @@ def _members_by_type(choice: object) -> dict[str, type[Strict]]:
     return {member.model_fields["type"].default: member for member in get_args(union)}
 
 
-_BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner)
+_BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner) | _members_by_type(LossByType)

@@ -28,6 +28,7 @@ from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
+from trainers.criteria import spoken
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
 
@@ -136,7 +137,7 @@ def _own(context: StageContext[Regularization]) -> dict[Regularizer, float]:
 def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
     """Return why labels cannot be smoothed; None if they can."""
     if context.config.loss is not None:
-        return f"the loss is {context.config.loss}"
+        return f"the loss is {spoken(context.config.loss)}"
     if "label_smoothing" not in (context.study.facts.regularizers or {}):
         return f"the loss is that of {context.config.model.target}"
     return None

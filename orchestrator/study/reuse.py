@@ -29,6 +29,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.lines import body_of, line_of
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
+from trainers.criteria import import_path
 from trainers.files import make_private_directory, quoted
 from trainers.notices import NoticeKind, give_notice
 
@@ -200,7 +201,7 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration."""
     from importlib.metadata import version
 
-    targets = [config.model.target, config.loss or "", config.data.target]
+    targets = [config.model.target, import_path(config.loss), config.data.target]
     libraries = ["torch", *(["transformers"] if config.model.target == "hf" else [])]
     frontier = config.keys_of(Frontier)
     return {

@@ -28,12 +28,17 @@ REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targ
         ((torch.tensor(1.0),), "the model returned a tuple; "),
         ([torch.tensor(1.0), torch.tensor(1)], "the model returned a list; "),
         ((torch.ones(2, 3), torch.tensor(6)), "the model's loss_sum is (2, 3), not a scalar tensor; "),
-        ((torch.tensor(1.0), 6), "the model's num_targets is int, not a scalar tensor; "),
+        ((torch.tensor(1.0), 6.0), "the model's num_targets is float, not a scalar tensor; "),
     ],
 )
 def test_another_return_than_the_contracts_is_refused_with_the_contract(returned: object, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message + REMEDY)):
         check_loss(returned)
+
+
+def test_a_count_may_be_a_plain_number() -> None:
+    loss_sum, num_targets = check_loss((torch.tensor(1.0), 6))
+    assert (loss_sum.item(), num_targets.item()) == (1.0, 6)
 
 
 class Pair(NamedTuple):
@@ -95,7 +100,7 @@ def test_a_run_refuses_a_model_that_returns_one_value() -> None:
 
 @pytest.mark.parametrize("loss", ["mean_with_count", "mean_of_one"])
 def test_a_mean_is_told_from_a_sum_before_the_first_step(tmp_path: Path, loss: str) -> None:
-    with pytest.raises(ValueError, match=r"for two equal ones: it is a mean, .*\(reduction='sum'\)"):
+    with pytest.raises(ValueError, match=r"for two equal ones: it is a mean, .*\n.*reduction=.sum."):
         train(with_loss(loss, dropout=0.5), lambda report: None, tmp_path)
 
 

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from tests.support.tiny import config, cpu_run, data
 from trainers.config import ModelConfig
+from trainers.criteria import OwnLoss
 from trainers.data.batches import fetch
 from trainers.gpt import GPT, summed_cross_entropy
+from trainers.losses import loss_function
 from trainers.models import (
     build_model,
     find_blocks,
-    loss_function,
     num_batch_norms,
     regularizers,
     switch_off_dropout,
@@ -75,7 +76,7 @@ def test_a_users_module_takes_its_size_from_the_data() -> None:
 
 
 def test_a_users_loss_leaves_the_module_untouched(batch: dict[str, Tensor]) -> None:
-    loss = loss_function("tests.trainers.test_models:loss_of_logits")
+    loss = loss_function(OwnLoss(target="tests.trainers.test_models:loss_of_logits"))
     torch.manual_seed(0)
     foreign = loss(build("tests.trainers.test_models:LogitsOnly"), batch)
     torch.manual_seed(0)

@@ -1,0 +1,92 @@
+"""What the key `loss` may say: the user's own function, a criterion of torch's, or the loss that a transformers model
+returns. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from trainers.strict import Strict
+
+IGNORED_TARGET = -100
+"""A target that does not count, as torch and transformers have it."""
+
+
+class OwnLoss(Strict):
+    """Your own loss. `loss: package.module:callable` is short for it."""
+
+    type: Literal["own"] = "own"
+    """Your own."""
+    target: str
+    """The import path, `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum, num_targets): the
+    summed loss and the number of targets in that sum."""
+
+
+class _OfOutputs(Strict):
+    """A criterion of torch's, of what the module returns for the inputs and of the batch's targets."""
+
+    targets: str = "labels"
+    """Where a batch is a dictionary: the key of its targets. The module is called with all others by their names. Where it
+    is a tuple or list, the last member is the targets, and the module is called with the others in their order."""
+
+
+class CrossEntropyCriterion(_OfOutputs):
+    """`cross_entropy`, of logits. Each target that counts is one: classes, which come last (batch, tokens, classes) or second
+    (batch, classes, height, width)."""
+
+    type: Literal["cross_entropy"] = "cross_entropy"
+    """torch's cross-entropy."""
+    ignore_index: int = IGNORED_TARGET
+    """The target that does not count."""
+
+
+class SquaredErrorCriterion(_OfOutputs):
+    """`mse`, the squared error. Each number of the targets counts as one."""
+
+    type: Literal["mse"] = "mse"
+    """The squared error."""
+
+
+class BinaryCrossEntropyCriterion(_OfOutputs):
+    """`bce_with_logits`, of logits and targets between 0 and 1. Each number of the targets counts as one."""
+
+    type: Literal["bce_with_logits"] = "bce_with_logits"
+    """The binary cross-entropy of logits."""
+
+
+class TransformersLoss(Strict):
+    """`transformers`: the batch is a dictionary with `labels`, and the module, a model of that library, is called with it by
+    names and returns the mean loss over the labels that are not -100 as `outputs.loss`."""
+
+    type: Literal["transformers"] = "transformers"
+    """The model's own."""
+
+
+Criterion = CrossEntropyCriterion | SquaredErrorCriterion | BinaryCrossEntropyCriterion
+NAMES = ("cross_entropy", "mse", "bce_with_logits", "transformers")
+
+
+def _written_out(value: Any) -> Any:
+    """Read `cross_entropy` as {type: cross_entropy}, and an import path as {type: own, target: it}."""
+    if isinstance(value, str):
+        value = {"type": "own", "target": value} if ":" in value else {"type": value}
+    if isinstance(value, dict) and value.get("type") not in (*NAMES, "own"):
+        raise ValueError(
+            f"'{value.get('type')}' is no loss that is built in; use {', '.join(NAMES)}, or your own as package.module:callable"
+        )
+    return value
+
+
+LossByType = Annotated[OwnLoss | Criterion | TransformersLoss, Field(discriminator="type")]
+Loss = Annotated[LossByType, BeforeValidator(_written_out)]
+
+
+def spoken(loss: Loss) -> str:
+    """Return the loss as a study file's short form names it."""
+    return loss.target if isinstance(loss, OwnLoss) else loss.type
+
+
+def import_path(loss: Loss | None) -> str:
+    """Return where the user's own loss is imported from; empty for any other."""
+    return loss.target if isinstance(loss, OwnLoss) else ""

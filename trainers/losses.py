@@ -1,0 +1,130 @@
+"""From the key `loss` to loss(module, batch) -> (loss_sum, num_targets), the form that every split of a batch needs.
+
+A loss that is a mean over a micro-batch would weigh samples by how the batch was split. So criteria of torch's are summed,
+and the mean that a transformers model returns is multiplied by the number of targets that it is a mean over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainers.config import resolve
+from trainers.criteria import IGNORED_TARGET, Criterion, CrossEntropyCriterion, Loss, OwnLoss, TransformersLoss
+from trainers.errors import LossFault
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
+
+
+def loss_function(loss: Loss | None) -> LossFunction:
+    """Return loss(module, batch) -> (loss_sum, num_targets). None: the module's own forward is the loss."""
+    match loss:
+        case None:
+            return _own_return
+        case OwnLoss():
+            return resolve(loss.target)
+        case TransformersLoss():
+            return _of_transformers
+        case _:
+            return functools.partial(_of_outputs, loss)
+
+
+def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    return module(batch)
+
+
+def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    inputs, labels = dict(batch), _of_key(batch, "labels", "loss: transformers needs them there")
+    inner = getattr(module, "module", module)  # where several ranks train, DDP is around it
+    if getattr(inner.config, "use_cache", False):
+        inputs["use_cache"] = False  # keys and values for a next token, which training never asks for
+    outputs = module(**inputs)
+    if outputs.loss is None:
+        raise LossFault(
+            f"{type(inner).__name__} returned no loss; give a model whose forward takes labels, or name a criterion as `loss`"
+        )
+    num_targets = ((labels[..., 1:] if _predicts_the_next(inner) else labels) != IGNORED_TARGET).sum()
+    return torch.where(num_targets > 0, outputs.loss, 0.0) * num_targets, num_targets  # a mean over none is no number
+
+
+def _predicts_the_next(inner: nn.Module) -> bool:
+    """True of a model in whose loss the first label of a sample is no target: each position is held against the next one."""
+    of_the_library, settings = getattr(inner, "loss_function", None), inner.config
+    return getattr(of_the_library, "__name__", "") == "ForCausalLMLoss" and not getattr(
+        settings, "is_encoder_decoder", False
+    )
+
+
+def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, Mapping):
+        targets = _of_key(batch, criterion.targets, f"name its key: loss: {{type: {criterion.type}, targets: KEY}}")
+        outputs = module(**{key: value for key, value in batch.items() if key != criterion.targets})
+    elif isinstance(batch, list | tuple) and len(batch) > 1:
+        *inputs, targets = batch
+        outputs = module(*inputs)
+    else:
+        raise LossFault(
+            f"a batch is a {type(batch).__name__}, in which loss: {criterion.type} finds no targets; let samples be tuples "
+            "(input, target) or dictionaries, or write the loss yourself as package.module:callable"
+        )
+    outputs = _tensor_of(outputs, criterion)
+    if isinstance(criterion, CrossEntropyCriterion):
+        return _cross_entropy(outputs, targets, criterion.ignore_index)
+    return _elementwise(criterion, outputs, targets)
+
+
+def _of_key(batch: Any, key: str, remedy: str) -> Tensor:
+    if not isinstance(batch, Mapping) or key not in batch:
+        has = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else f"it is a {type(batch).__name__}"
+        raise LossFault(f"a batch has no '{key}' (it has: {has}); {remedy}")
+    return batch[key]
+
+
+def _tensor_of(outputs: Any, criterion: Criterion) -> Tensor:
+    """Return the tensor that a module returned, alone, as `logits`, or first in a tuple."""
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
+    elif isinstance(outputs, tuple) and not hasattr(outputs, "logits"):
+        outputs = next(iter(outputs), None)
+    else:
+        outputs = getattr(outputs, "logits", outputs)
+    if not isinstance(outputs, Tensor):
+        raise LossFault(
+            f"loss: {criterion.type} needs the module's outputs as a tensor, and it returned a {type(outputs).__name__}; return "
+            "the tensor, alone, first in a tuple, or as `logits`, or write the loss yourself as package.module:callable"
+        )
+    return outputs
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    last, second = logits.shape[:-1] == targets.shape, logits.shape[:1] + logits.shape[2:] == targets.shape
+    if last == second and logits.dim() > 2:
+        which = "and classes could be last or second" if last else "which are not one class for each target"
+        raise LossFault(
+            f"the logits are {_shape(logits)} and the targets {_shape(targets)}, {which}; return logits with the targets' "
+            "shape and the classes last, or write the loss yourself as package.module:callable"
+        )
+    if last:
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    loss_sum = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="sum")
+    return loss_sum, (targets != ignore_index).sum()
+
+
+def _elementwise(criterion: Criterion, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    if outputs.shape != targets.shape:
+        raise LossFault(
+            f"the outputs are {_shape(outputs)} and the targets {_shape(targets)}, and {criterion.type} would stretch one over "
+            "the other; return outputs of the targets' shape (outputs.squeeze(-1)?)"
+        )
+    summed = F.mse_loss if criterion.type == "mse" else F.binary_cross_entropy_with_logits
+    loss_sum = summed(outputs.float(), targets.float(), reduction="sum")
+    return loss_sum, torch.tensor(targets.numel())
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape))
