@@ -131,6 +131,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if not arguments.no_memory:
         preflight.check_host(config)
         preflight.check(config, compiles=uses_compile(config))
+        preflight.check_first_pass(config, is_local=True)
     print_plan(config, predict_memory=not arguments.no_memory)
     return 0
 

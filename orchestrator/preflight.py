@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,10 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, exit_text, shortened
+from orchestrator.units import bytes_text, ending_text, exit_text, shortened
 from trainers import cgroup
 from trainers.config import TrialConfig
-from trainers.errors import said_by
+from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost
 from trainers.peak_memory import PeakMemory
 
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
 """Data and models that take longer are named."""
+SECONDS_OF_A_PASS = 30.0
+_DEBUG = "check the values, or debug it with batchscout trial"
 # The characters of what the user's code raised that are said.
 MOST_OF_AN_ERROR = 300
 
@@ -44,24 +45,24 @@ def check(
     compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
     that the data or the model have not come after so many seconds. Raises ValueError for bad input.
     """
-    from trainers.contract import check_shapes
     from trainers.data.samples import load_data
+    from trainers.losses import loss_function
     from trainers.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
 
     check_compiler(compiles)
-    what = f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"
+    what = _data_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         train_set, val_set = load_data(config.data)
         check_size(config, len(train_set))
-    what = f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"
+    what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = build_model(config.model, train_set)
     trial = base_trial(config, None)
     if trial.initial_weights is not None:
         load_weights(model, Path(trial.initial_weights))
+    loss_function(config.loss)  # an import path may not resolve
     find_blocks(model, config.model.blocks)
     _check_limit(config, model)
-    check_shapes(trial, train_set)
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
@@ -71,6 +72,46 @@ def check(
         chunked_cross_entropy=config.model.target == "gpt",
         contents=_contents(trial, train_set, val_set),
     )
+
+
+def check_first_pass(
+    config: StudyConfig,
+    *,
+    is_local: bool,
+    say: Callable[[str], object] = lambda _: None,
+    seconds: float = SECONDS_OF_A_PASS,
+) -> None:
+    """Take a forward and a backward pass of the model in a process of its own. Raises ValueError where that shows a fault.
+
+    is_local: True if runs will be on this machine; what a pass raises here, another device might not.
+    """
+    from trainers.first_pass import first_pass
+
+    found, what = first_pass(base_trial(config, None), seconds), "the model's first forward and backward pass"
+    match found.outcome:
+        case "refused":
+            raise ValueError(found.said)
+        case "raised" | "ended":
+            how = f"raised {found.said}" if found.outcome == "raised" else _ended(found.exit_code)
+            if is_local:
+                raise ValueError(f"{what} {how}; {_DEBUG}")
+            say(f"{what} {how} on this machine; those of the cluster may do better")
+        case "slow":
+            say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
+        case "passed" | "too_large":
+            pass
+
+
+def _ended(exit_code: int) -> str:
+    return f"ended its process, which {ending_text(exit_code)}"
+
+
+def _data_of(config: StudyConfig) -> str:
+    return f"data.target '{config.data.target}' with data.kwargs {config.data.kwargs}"
+
+
+def _model_of(config: StudyConfig) -> str:
+    return f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"
 
 
 def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[str, str]:
@@ -127,12 +168,8 @@ def _in_the_users_words(what: str) -> Iterator[None]:
     except (ValueError, StorageLost):
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next(frame for frame in reversed(frames) if "site-packages" not in frame.filename)
-        raise ValueError(
-            f"{what} {_what_it_did(error)} (in {frame.filename}, line {frame.lineno}); "
-            "check the values, or debug it with batchscout trial"
-        ) from error
+        file, line = users_frame(error)
+        raise ValueError(f"{what} {_what_it_did(error)} (in {file}, line {line}); {_DEBUG}") from error
 
 
 @contextlib.contextmanager

@@ -104,6 +104,7 @@ def _begin(
     if journal.study.trials:
         preflight.refuse_other_contents(journal.study.facts, facts)
     else:  # until then what the study file names may have been mended
+        preflight.check_first_pass(config, is_local=is_local, say=say)
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))

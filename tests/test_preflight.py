@@ -66,7 +66,7 @@ class Logits(nn.Module):
         self.table = nn.Embedding(vocab_size, vocab_size)
 
     def forward(self, batch):
-        return self.table(batch["input_ids"]).sum(), batch["targets"].numel()
+        return self.table(batch["input_ids"]).mean(), batch["targets"].numel()
 
 number = 7
 '''
@@ -119,11 +119,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
+    ({"model": {"target": "mine:Logits"}}, r"loss_sum is \S+ for one sample and \S+ for two equal ones: it is a mean, .*\n    loss_sum = F"),
     ({"initial_weights": "no.pt"}, r"initial_weights: there is no file .*/no\.pt; check the path"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),
     ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 rank\(s\), and this machine has .* GiB; lower"),
     ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, transformers, or your own"),
+    ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.mse.ignore_index: no such key; the keys here are: targets, type"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
@@ -179,10 +181,8 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(capsys: pytes
 def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = run(capsys, model={"target": "mine:GivesUp"})
     assert code == 2
-    assert (
-        "the study's own code exited with status 1 (sys.exit): no forward; mend what it gave up for, here:" in message
-    )
-    assert "in forward" in message
+    assert "the model's first forward and backward pass raised SystemExit: no forward (in " in message
+    assert "mine.py, line " in message
 
 
 named = threading.Event()
