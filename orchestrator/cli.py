@@ -125,14 +125,16 @@ def plan(arguments: argparse.Namespace) -> int:
     from orchestrator.config.trial import uses_compile
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.output.plan import print_plan
+    from orchestrator.study.facts import Facts
 
     import_from_here()
     config = _config(arguments)
+    facts = Facts()
     if not arguments.no_memory:
         preflight.check_host(config)
-        preflight.check(config, compiles=uses_compile(config))
+        facts = preflight.check(config, compiles=uses_compile(config))
         preflight.check_first_pass(config, is_local=True)
-    print_plan(config, predict_memory=not arguments.no_memory)
+    print_plan(config, facts, predict_memory=not arguments.no_memory)
     return 0
 
 

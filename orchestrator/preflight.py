@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.config.keys import StudyConfig, given_batch
-from orchestrator.config.stages import Equivalence, Frontier
+from orchestrator.config.stages import Equivalence, Frontier, Grid
 from orchestrator.config.trial import base_trial
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
@@ -61,13 +61,15 @@ def check(
     if trial.initial_weights is not None:
         load_weights(model, Path(trial.initial_weights))
     loss_function(config.loss)  # an import path may not resolve
-    find_blocks(model, config.model.blocks)
+    num_blocks = len(find_blocks(model, config.model.blocks) or ())
+    _check_blocks(config, num_blocks)
     _check_limit(config, model)
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_batch_norms=num_batch_norms(model),
+        num_blocks=num_blocks,
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
         contents=_contents(trial, train_set, val_set),
@@ -233,6 +235,26 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
             f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "
             "add data, shorten seq_len, or lower the batch"
         )
+
+
+def _check_blocks(config: StudyConfig, num_blocks: int) -> None:
+    """Raise ValueError where a model without repeated blocks is to be checkpointed. The frontier leaves such modes out, if it has
+    another one."""
+    grid, frontier = config.keys_of(Grid), config.keys_of(Frontier)
+    asked = {
+        "activation_checkpointing": (config.activation_checkpointing,),
+        "stages.grid.activation_checkpointing": grid.activation_checkpointing if grid else (),
+        "stages.frontier.activation_checkpointing": frontier.activation_checkpointing if frontier else (),
+    }
+    if "none" in asked["stages.frontier.activation_checkpointing"]:
+        del asked["stages.frontier.activation_checkpointing"]
+    for key, modes in asked.items():
+        checkpointed = [str(mode) for mode in modes if mode != "none"]
+        if checkpointed and not num_blocks:
+            raise ValueError(
+                f"{key} is {', '.join(checkpointed)}, and the model has no ModuleList of repeated blocks to checkpoint; put its "
+                "layers in an nn.ModuleList and name it as model.blocks, or use none"
+            )
 
 
 def _check_limit(config: StudyConfig, model: nn.Module) -> None:

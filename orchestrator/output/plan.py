@@ -15,16 +15,18 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes
 from orchestrator.stages.probing import max_samples, num_full_runs
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, seconds_text
 from trainers.config import TrialConfig
 from trainers.peak_memory import PeakMemory
 
 
-def print_plan(config: StudyConfig, *, predict_memory: bool) -> None:
-    """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory."""
+def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> None:
+    """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory. facts: what is
+    known of model and data."""
     console = Terminal()
-    study = Study(config.name)
+    study = Study(config.name, facts=facts)
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
     memory, estimate = None, None
     if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from orchestrator.output.plan import print_plan
+from orchestrator.study.facts import Facts
 from tests.support.lane_player import study_of
 
 FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "train")]
 
 
 def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) -> str:
-    print_plan(study_of(stages=stages, sample_budget=10_000), predict_memory=False)
+    print_plan(study_of(stages=stages, sample_budget=10_000), Facts(), predict_memory=False)
     return " ".join(capsys.readouterr().out.split())
 
 

@@ -22,6 +22,7 @@ from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import concluded, winner_of
 from orchestrator.stages.stage import Stage
 from orchestrator.study.events import Concluded, Ended, StageBegan, proposed
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.example_study import example_config, tell
@@ -128,7 +129,7 @@ def study(config: StudyConfig) -> Study:
 
 
 def test_plan_describes_it_and_counts_its_runs(config: StudyConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    print_plan(config, predict_memory=False)
+    print_plan(config, Facts(), predict_memory=False)
     said = capsys.readouterr().out
     assert "pulse: How fast does it beat?" in said
     assert "2 kinds of beats" in said

@@ -477,6 +477,16 @@ def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pay
     assert not any("chunk" in note for note in played(world)[1].notes), "where torch has none, nothing is said"
 
 
+@pytest.mark.parametrize(("num_blocks", "left_out"), [(0, True), (2, False), (None, False)])
+def test_a_model_without_blocks_is_not_checkpointed_and_that_is_said(num_blocks: int | None, left_out: bool) -> None:
+    """None: a study of an earlier version, which did not look."""
+    known, found = played(World(), Facts(num_blocks=num_blocks))
+    kinds = {trial.config.activation_checkpointing for trial in known.study.trials.values()}
+    assert kinds == ({"none"} if left_out else {"none", "full"})
+    said = "left out, as the model has no ModuleList of repeated blocks to checkpoint: full (put its layers in an nn.ModuleList"
+    assert any(note.startswith(said) for note in found.notes) == left_out
+
+
 def test_the_same_journal_gives_the_same_proposals_at_every_point_of_the_stage() -> None:
     known, _ = played(World())
     order = list(known.study.trials)

@@ -10,6 +10,7 @@ from orchestrator.config.stages import Frontier, Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found, winner_of
 from orchestrator.stages.frontier.conclude import conclude
+from orchestrator.stages.frontier.doubts import on_blocks
 from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.frontier.propose import modes, propose
@@ -19,6 +20,7 @@ from orchestrator.stages.stage import Stage
 def describe(context: StageContext[Frontier]) -> list[str]:
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
+        *on_blocks(context),
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
         f"{context.stage.finalists} finalists in {context.stage.rounds} rounds; then, in a fresh process each, {_verified(context)}",
     ]

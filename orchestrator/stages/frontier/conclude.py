@@ -10,7 +10,7 @@ from orchestrator.config.stages import FEWEST_STEPS, Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import held_against
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.frontier.doubts import disturbed_trials, on_max_samples, on_the_machine
+from orchestrator.stages.frontier.doubts import disturbed_trials, on_blocks, on_max_samples, on_the_machine
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
@@ -32,7 +32,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     if chosen is None:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
-    notes = [_edge(known, mode) for mode in modes(context)]
+    notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
     notes += _on_verifications(known) + _on_the_front(findings) + _on_chunks(known, chosen)
     notes += _on_lengths(findings) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)

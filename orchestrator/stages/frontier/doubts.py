@@ -1,10 +1,23 @@
-"""What makes the frontier's answer less sure: samples that were not spent, and a machine that was busy."""
+"""What makes the frontier's answer less sure: modes and samples that were left out, and a machine that was busy."""
 
 from __future__ import annotations
 
-from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of
+from orchestrator.config.stages import Frontier
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of, without_blocks
 from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Trial
+
+
+def on_blocks(context: StageContext[Frontier]) -> list[str]:
+    """Return what was left out because the model has no blocks."""
+    left_out = ", ".join(map(str, without_blocks(context)))
+    remedy = "put its layers in an nn.ModuleList and name it as model.blocks"
+    return (
+        [f"left out, as the model has no ModuleList of repeated blocks to checkpoint: {left_out} ({remedy})"]
+        if left_out
+        else []
+    )
 
 
 def on_max_samples(known: FrontierProgress) -> list[str]:

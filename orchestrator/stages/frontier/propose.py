@@ -18,6 +18,7 @@ from orchestrator.stages.probing import largest_usable, max_samples, rate_at, sl
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
+from trainers.config import ActivationCheckpointing
 from trainers.peak_memory import PeakMemory
 
 # Optimizer steps of a timing, of which the first few are not timed.
@@ -47,8 +48,18 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
     precisions = stage.precision or (context.config.precision,)
     kinds = stage.cross_entropy or ("whole",)
     lengths = (None, *(length for length in stage.seq_len if length != context.config.data.kwargs.get("seq_len")))
-    axes = itertools.product(lengths, stage.activation_checkpointing, stage.compile, precisions, kinds)
+    left_out = without_blocks(context)
+    checkpointing: list[ActivationCheckpointing] = [
+        mode for mode in stage.activation_checkpointing if mode not in left_out
+    ]
+    axes = itertools.product(lengths, checkpointing, stage.compile, precisions, kinds)
     return [Mode(mode, compiled, precision, kind, length) for length, mode, compiled, precision, kind in axes]
+
+
+def without_blocks(context: StageContext[Frontier]) -> tuple[ActivationCheckpointing, ...]:
+    """Return the kinds of activation checkpointing that are left out, since the model has no blocks to checkpoint."""
+    has_none = context.study.facts.num_blocks == 0
+    return tuple(mode for mode in context.stage.activation_checkpointing if has_none and mode != "none")
 
 
 def ladder(smallest: int, largest: int) -> list[int]:
