@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import sys
 import textwrap
@@ -49,8 +50,8 @@ def _exit_code(argv: list[str] | None) -> int:
     try:
         return arguments.verb(arguments)
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
-        print(f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:", file=sys.stderr)
-        print("".join(traceback.format_tb(error.__traceback__)), file=sys.stderr)
+        said = f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:"
+        print(printable("\n".join([said, *traceback.format_tb(error.__traceback__)])), file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not leave_dead_terminal():  # then the pipe was the study's own
@@ -133,7 +134,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if not arguments.no_memory:
         preflight.check_host(config)
         facts = preflight.check(config, compiles=uses_compile(config))
-        preflight.check_first_pass(config, is_local=True)
+        preflight.check_new_study(config, facts, is_local=True, say=functools.partial(print, file=sys.stderr))
     print_plan(config, facts, predict_memory=not arguments.no_memory)
     return 0
 

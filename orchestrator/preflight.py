@@ -28,6 +28,8 @@ from trainers.peak_memory import PeakMemory
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainers.first_pass import FirstPass
+
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
 """Data and models that take longer are named."""
@@ -35,6 +37,8 @@ SECONDS_OF_A_PASS = 30.0
 _DEBUG = "check the values, or debug it with batchscout trial"
 # The characters of what the user's code raised that are said.
 MOST_OF_AN_ERROR = 300
+# The characters that are shown of what a crashed process wrote.
+MOST_OF_AN_ENDING = 1_500
 
 
 def check(
@@ -62,7 +66,6 @@ def check(
         load_weights(model, Path(trial.initial_weights))
     loss_function(config.loss)  # an import path may not resolve
     num_blocks = len(find_blocks(model, config.model.blocks) or ())
-    _check_blocks(config, num_blocks)
     _check_limit(config, model)
     return Facts(
         num_train_samples=len(train_set),
@@ -76,36 +79,50 @@ def check(
     )
 
 
-def check_first_pass(
+def check_new_study(
     config: StudyConfig,
+    facts: Facts,
     *,
     is_local: bool,
-    say: Callable[[str], object] = lambda _: None,
+    say: Callable[[str], object],
     seconds: float = SECONDS_OF_A_PASS,
 ) -> None:
-    """Take a forward and a backward pass of the model in a process of its own. Raises ValueError where that shows a fault.
+    """Look for what only a study that begins can be refused for: see that the model has what it is to be checkpointed by, and
+    take a forward and a backward pass of it in a process of its own. Raises ValueError where that shows a fault.
 
-    is_local: True if runs will be on this machine; what a pass raises here, another device might not.
+    is_local: True if runs will be on this machine; what a pass raises here, another device might not. say: what tells people of
+    what is no fault.
     """
     from trainers.first_pass import first_pass
 
-    found, what = first_pass(base_trial(config, None), seconds), "the model's first forward and backward pass"
+    _check_blocks(config, facts)
+    with _told_if_slow(
+        "the model's first forward and backward pass, for which data are loaded again,", say, MANY_SECONDS
+    ):
+        found = first_pass(base_trial(config, None), seconds)
+    what = {"data": _data_of(config), "model": _model_of(config)}.get(
+        found.part, "the model's first forward and backward pass"
+    )
     match found.outcome:
         case "refused":
             raise ValueError(found.said)
+        case "raised" | "ended" if is_local:
+            raise ValueError(f"{what} {_how_it_failed(found)}")
         case "raised" | "ended":
-            how = f"raised {found.said}" if found.outcome == "raised" else _ended(found.exit_code)
-            if is_local:
-                raise ValueError(f"{what} {how}; {_DEBUG}")
-            say(f"{what} {how} on this machine; those of the cluster may do better")
+            say(f"{what} {_how_it_failed(found)}; that was on this machine, and the cluster's devices may do better")
         case "slow":
             say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
-        case "passed" | "too_large":
+        case "passed" | "too_large" if found.said:
+            say(found.said)
+        case _:
             pass
 
 
-def _ended(exit_code: int) -> str:
-    return f"ended its process, which {ending_text(exit_code)}"
+def _how_it_failed(found: FirstPass) -> str:
+    if found.outcome == "raised":
+        return f"raised {found.said}; {_DEBUG}"
+    ended = f"ended its process, which {ending_text(found.exit_code)}; {_DEBUG}"
+    return f"{ended}. Its last words:\n{shortened(found.said, MOST_OF_AN_ENDING)}" if found.said else ended
 
 
 def _data_of(config: StudyConfig) -> str:
@@ -237,7 +254,7 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
         )
 
 
-def _check_blocks(config: StudyConfig, num_blocks: int) -> None:
+def _check_blocks(config: StudyConfig, facts: Facts) -> None:
     """Raise ValueError where a model without repeated blocks is to be checkpointed. The frontier leaves such modes out, if it has
     another one."""
     grid, frontier = config.keys_of(Grid), config.keys_of(Frontier)
@@ -250,7 +267,7 @@ def _check_blocks(config: StudyConfig, num_blocks: int) -> None:
         del asked["stages.frontier.activation_checkpointing"]
     for key, modes in asked.items():
         checkpointed = [str(mode) for mode in modes if mode != "none"]
-        if checkpointed and not num_blocks:
+        if checkpointed and facts.num_blocks == 0:
             raise ValueError(
                 f"{key} is {', '.join(checkpointed)}, and the model has no ModuleList of repeated blocks to checkpoint; put its "
                 "layers in an nn.ModuleList and name it as model.blocks, or use none"

@@ -37,6 +37,7 @@ from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import TrialState
+from orchestrator.terminal import printable
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
 from trainers.notices import Notice, heard_by
@@ -104,7 +105,7 @@ def _begin(
     if journal.study.trials:
         preflight.refuse_other_contents(journal.study.facts, facts)
     else:  # until then what the study file names may have been mended
-        preflight.check_first_pass(config, is_local=is_local, say=say)
+        preflight.check_new_study(config, facts, is_local=is_local, say=say)
         journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))
@@ -211,7 +212,7 @@ def _end_at_once(driver: Driver, exit_code: int, why: str) -> NoReturn:
     with contextlib.suppress(Exception):  # the main thread may change the study meanwhile
         why = _stopped(exit_code, why, driver.config, driver.run_dir, driver.journal).message
     driver.progress.__exit__()
-    print(f"\n{why}", file=sys.stderr, flush=True)
+    print(printable(f"\n{why}"), file=sys.stderr, flush=True)
     os._exit(exit_code)
 
 

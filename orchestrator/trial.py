@@ -10,7 +10,7 @@ from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import base_trial
 from orchestrator.output.progress import metrics_line
-from orchestrator.terminal import show_exception
+from orchestrator.terminal import printable, show_exception
 from trainers.files import make_private_directory
 
 if TYPE_CHECKING:
@@ -40,5 +40,5 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
 def print_report(report: Report) -> None:
     """Print the report in one line."""
     if report.notice is not None:
-        return print(report.notice.text, flush=True)
+        return print(printable(report.notice.text), flush=True)
     return print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics)}", flush=True)

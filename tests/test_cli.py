@@ -253,13 +253,18 @@ HOSTILE_MODEL = f"def model(**kwargs):\n    raise KeyError({HOSTILE!r}) from Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["run", "trial"])
-def test_control_characters_of_an_exception_reach_no_terminal_from_the_users_code(home: Path, verb: str) -> None:
-    """Neither in the sentence of `run`, nor in the traceback of `trial`."""
-    raising = HOSTILE_MODEL.replace("KeyError", "Loud") + "class Loud(Exception):\n    pass\n"
+@pytest.mark.parametrize(
+    ("verb", "raised", "code"),
+    [("run", "Loud", 2), ("trial", "Loud", 1), ("run", "SystemExit", 2), ("trial", "SystemExit", 2)],
+)
+def test_control_characters_of_an_exception_reach_no_terminal_from_the_users_code(
+    home: Path, verb: str, raised: str, code: int
+) -> None:
+    """Neither in the sentence of `run`, nor in the traceback of `trial`, nor in what the code has to say as it exits."""
+    raising = HOSTILE_MODEL.replace("KeyError", raised) + "class Loud(Exception):\n    pass\n"
     (home / "hostile.py").write_text(raising)
     done = batchscout(verb, "tiny.yaml", "--set", "model.target=hostile:model", "--set", "model.kwargs={}", cwd=home)
-    assert done.returncode == (2 if verb == "run" else 1)
+    assert done.returncode == code
     assert acting_on_a_terminal(done.stdout + done.stderr) == set()
     assert r"\x1b]0;owned\x07\x1b[2J" in done.stderr
 

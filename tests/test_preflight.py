@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
+from trainers.first_pass import FirstPass
 from trainers.gpt import GPT
 
 USERS_MODULE = '''
@@ -187,6 +189,40 @@ def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) ->
     assert code == 2
     assert "the model's first forward and backward pass raised SystemExit: no forward (in " in message
     assert "mine.py, line " in message
+
+
+LOCAL, CLUSTER = True, False
+
+
+@pytest.mark.parametrize(
+    ("found", "is_local", "refused", "told"),
+    [
+        (FirstPass("passed", "pass"), LOCAL, None, []),
+        (FirstPass("passed", "pass", "it does not add up"), LOCAL, None, ["it does not add up"]),
+        (FirstPass("too_large", "pass"), LOCAL, None, []),
+        (FirstPass("refused", "pass", "it is a mean"), CLUSTER, "it is a mean", []),
+        (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)"), LOCAL,
+         "the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); check the values, or debug it with "
+         "batchscout trial", []),
+        (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)"), CLUSTER, None,
+         ["the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); check the values, or debug it with "
+          "batchscout trial; that was on this machine, and the cluster's devices may do better"]),
+        (FirstPass("ended", "model", "Fatal Python error", -11), LOCAL,
+         "model.target 'gpt' with model.kwargs {'num_layers': 1, 'num_heads': 1, 'hidden_dim': 8} ended its process, which was "
+         "killed by SIGSEGV; check the values, or debug it with batchscout trial. Its last words:\nFatal Python error", []),
+        (FirstPass("slow", "pass"), LOCAL, None,
+         ["the model's first forward and backward pass takes more than 30 s on this machine, so nothing is known of it yet"]),
+    ],
+)  # fmt: skip
+def test_what_a_first_pass_shows_is_refused_or_told(
+    monkeypatch: pytest.MonkeyPatch, found: FirstPass, is_local: bool, refused: str | None, told: list[str]
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("trainers.first_pass.first_pass", lambda config, seconds: found)
+    raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
+    with raises:
+        preflight.check_new_study(parse_study(STUDY, "study.yaml"), Facts(), is_local=is_local, say=said.append)
+    assert said == told
 
 
 named = threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_serializer
 
 from trainers.strict import Strict
 
@@ -22,6 +22,10 @@ class OwnLoss(Strict):
     """The import path, `package.module:callable`. It is called as loss(module, batch) and returns (loss_sum, num_targets): the
     summed loss and the number of targets in that sum."""
 
+    @model_serializer
+    def _as_versions_before_0_3_wrote_it(self) -> str:
+        return self.target
+
 
 class _OfOutputs(Strict):
     """A criterion of torch's, of what the module returns for the inputs and of the batch's targets."""
@@ -32,8 +36,8 @@ class _OfOutputs(Strict):
 
 
 class CrossEntropyCriterion(_OfOutputs):
-    """`cross_entropy`, of logits. Each target that counts is one: classes, which come last (batch, tokens, classes) or second
-    (batch, classes, height, width)."""
+    """`cross_entropy` of logits and classes. The logits have a dimension of classes more than the targets have: the last (batch,
+    tokens, classes) or the second (batch, classes, height, width). Every target but the ignored ones counts."""
 
     type: Literal["cross_entropy"] = "cross_entropy"
     """torch's cross-entropy."""
@@ -42,14 +46,14 @@ class CrossEntropyCriterion(_OfOutputs):
 
 
 class SquaredErrorCriterion(_OfOutputs):
-    """`mse`, the squared error. Each number of the targets counts as one."""
+    """`mse`, the squared error of outputs and targets. Every number of the targets counts."""
 
     type: Literal["mse"] = "mse"
     """The squared error."""
 
 
 class BinaryCrossEntropyCriterion(_OfOutputs):
-    """`bce_with_logits`, of logits and targets between 0 and 1. Each number of the targets counts as one."""
+    """`bce_with_logits`, the binary cross-entropy of logits and targets between 0 and 1. Every number of the targets counts."""
 
     type: Literal["bce_with_logits"] = "bce_with_logits"
     """The binary cross-entropy of logits."""

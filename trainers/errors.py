@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 MOST_OF_A_LINE = 300
 
@@ -20,11 +21,24 @@ class LossFault(ValueError):
 
 
 def users_frame(error: BaseException) -> tuple[str, int]:
-    """Return the file and line in which an error was raised, or from which: the last one outside of installed libraries, where
-    there is one."""
+    """Return the file and line of the user's code in which an error was raised, or from which; where none of that was running,
+    those in which it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    frame = next((frame for frame in reversed(frames) if _is_the_users(frame.filename)), frames[-1])
     return frame.filename, frame.lineno or 0
+
+
+_OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("trainers", "orchestrator"))
+
+
+def _is_the_users(file: str) -> bool:
+    return "site-packages" not in file and not file.startswith((*_OURS, "<frozen "))
+
+
+def raised_text(error: BaseException) -> str:
+    """Return the exception's type, and its first line where it has one."""
+    said = first_line(error)
+    return said if said == type(error).__name__ else f"{type(error).__name__}: {said}"
 
 
 def first_line(error: BaseException) -> str:

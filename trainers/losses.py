@@ -39,16 +39,18 @@ def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    inputs, labels = dict(batch), _of_key(batch, "labels", "loss: transformers needs them there")
+    labels = _of_key(batch, "labels", "loss: transformers needs them there")
     inner = getattr(module, "module", module)  # where several ranks train, DDP is around it
-    if getattr(inner.config, "use_cache", False):
-        inputs["use_cache"] = False  # keys and values for a next token, which training never asks for
-    outputs = module(**inputs)
+    outputs = module(**batch)
     if outputs.loss is None:
         raise LossFault(
             f"{type(inner).__name__} returned no loss; give a model whose forward takes labels, or name a criterion as `loss`"
         )
-    num_targets = ((labels[..., 1:] if _predicts_the_next(inner) else labels) != IGNORED_TARGET).sum()
+    ignored = getattr(
+        inner.config, "semantic_loss_ignore_index", IGNORED_TARGET
+    )  # models of segmentation have their own
+    shifted = labels.dim() > 1 and _predicts_the_next(inner)
+    num_targets = ((labels[:, 1:] if shifted else labels) != ignored).sum()
     return torch.where(num_targets > 0, outputs.loss, 0.0) * num_targets, num_targets  # a mean over none is no number
 
 
@@ -78,17 +80,20 @@ def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Te
     return _elementwise(criterion, outputs, targets)
 
 
-def _of_key(batch: Any, key: str, remedy: str) -> Tensor:
-    if not isinstance(batch, Mapping) or key not in batch:
-        has = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else f"it is a {type(batch).__name__}"
-        raise LossFault(f"a batch has no '{key}' (it has: {has}); {remedy}")
-    return batch[key]
+def _of_key(mapping: Any, key: str, remedy: str, what: str = "a batch") -> Tensor:
+    if not isinstance(mapping, Mapping):
+        raise LossFault(f"{what} is a {type(mapping).__name__}, no dictionary with '{key}'; {remedy}")
+    if key not in mapping:
+        raise LossFault(f"{what} has no '{key}' (it has: {', '.join(map(str, mapping))}); {remedy}")
+    return mapping[key]
 
 
 def _tensor_of(outputs: Any, criterion: Criterion) -> Tensor:
     """Return the tensor that a module returned, alone, as `logits`, or first in a tuple."""
     if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
+        outputs = _of_key(
+            outputs, "logits", "return them under this name, or the tensor alone", what="what the module returned"
+        )
     elif isinstance(outputs, tuple) and not hasattr(outputs, "logits"):
         outputs = next(iter(outputs), None)
     else:
@@ -103,7 +108,7 @@ def _tensor_of(outputs: Any, criterion: Criterion) -> Tensor:
 
 def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     last, second = logits.shape[:-1] == targets.shape, logits.shape[:1] + logits.shape[2:] == targets.shape
-    if last == second and logits.dim() > 2:
+    if last == second and (not last or logits.dim() > 2):
         which = "and classes could be last or second" if last else "which are not one class for each target"
         raise LossFault(
             f"the logits are {_shape(logits)} and the targets {_shape(targets)}, {which}; return logits with the targets' "

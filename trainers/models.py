@@ -35,7 +35,18 @@ def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
         raise ValueError(
             f"model.target '{config.target}' returned a {type(model).__name__}, not an nn.Module; return the module itself"
         )
+    _keep_nothing_for_a_next_token(model)
     return model
+
+
+def _keep_nothing_for_a_next_token(model: nn.Module) -> None:
+    """Switch off the cache of keys and values that models of transformers fill in each forward, for text that is generated. A
+    checkpointed block's second forward would find it filled by the first."""
+    for module in model.modules():
+        is_of_transformers = any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
+        settings: Any = getattr(module, "config", None) if is_of_transformers else None
+        if getattr(settings, "use_cache", False):
+            settings.use_cache = False
 
 
 def _target(name: str) -> Callable[..., Any]:
@@ -137,7 +148,7 @@ class CausalLanguageModel(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        logits = self.inner(input_ids=batch["input_ids"], use_cache=False).logits
+        logits = self.inner(input_ids=batch["input_ids"]).logits
         return summed_cross_entropy(logits, batch["targets"], self.label_smoothing if self.training else 0.0)
 
 

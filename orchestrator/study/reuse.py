@@ -29,7 +29,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.lines import body_of, line_of
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
-from trainers.criteria import import_path
+from trainers.criteria import TransformersLoss, import_path
 from trainers.files import make_private_directory, quoted
 from trainers.notices import NoticeKind, give_notice
 
@@ -202,7 +202,8 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     from importlib.metadata import version
 
     targets = [config.model.target, import_path(config.loss), config.data.target]
-    libraries = ["torch", *(["transformers"] if config.model.target == "hf" else [])]
+    of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
+    libraries = ["torch", *(["transformers"] if of_transformers else [])]
     frontier = config.keys_of(Frontier)
     return {
         "device": device,

@@ -36,13 +36,18 @@ class Faulty(nn.Module):
             case "crash":
                 ctypes.string_at(0)
             case "exit":
+                print("a user's code may print", flush=True)
                 os._exit(3)
+            case "fork and exit":
+                if helper := os.fork():
+                    Path(os.environ["NOTE"]).write_text(str(helper))
+                    os._exit(3)
+                time.sleep(600)
             case "hang":
                 Path(os.environ.get("NOTE", os.devnull)).write_text(str(os.getpid()))
                 time.sleep(600)
             case "take all memory":
                 torch.empty(1 << 50)
-        print("a user's code may print")
         logits = self.table(batch["words"] if self.does == "look for words" else batch["input_ids"])
         return logits.mean() if self.does == "return a mean" else logits.sum(), torch.tensor(logits.shape[0])
 
@@ -56,8 +61,7 @@ def passed_by(does: str, seconds: float = 60.0, **changes: Any) -> FirstPass:
     ("does", "expected"),
     [
         ("nothing wrong", FirstPass("passed", "pass")),
-        ("crash", FirstPass("ended", "pass", exit_code=-signal.SIGSEGV)),
-        ("exit", FirstPass("ended", "pass", exit_code=3)),
+        ("exit", FirstPass("ended", "pass", "a user's code may print", 3)),
         ("take all memory", FirstPass("too_large", "pass")),
     ],
 )
@@ -66,7 +70,13 @@ def test_how_it_ended_is_told(does: str, expected: FirstPass) -> None:
 
 
 def test_a_pass_that_hangs_is_ended() -> None:
-    assert passed_by("hang", seconds=0.5) == FirstPass("slow", "pass", exit_code=-signal.SIGKILL)
+    assert passed_by("hang", seconds=0.5) == FirstPass("slow", "pass")
+
+
+def test_a_crash_is_told_with_its_stack() -> None:
+    found = passed_by("crash")
+    assert (found.outcome, found.exit_code) == ("ended", -signal.SIGSEGV)
+    assert re.search(rf'File "{ROOT}/tests/trainers/test_first_pass\.py", line \d+ in forward', found.said)
 
 
 def test_what_it_raised_is_told_with_its_file_and_line() -> None:
@@ -81,18 +91,27 @@ def test_a_mean_is_refused() -> None:
     assert "for two equal ones: it is a mean" in found.said
 
 
-def test_each_part_is_told_as_it_begins_and_data_that_do_not_load_end_it() -> None:
-    begun: list[str] = []
-    assert first_pass(config(), 60.0, begun.append).outcome == "passed"
-    assert begun == list(PARTS)
+def test_data_that_do_not_load_end_it() -> None:
     found = passed_by("nothing wrong", data={"target": "text", "kwargs": {"train": "no.txt"}})
     assert (found.outcome, found.part) == ("raised", "data")
 
 
+def test_a_helper_that_the_users_code_has_forked_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the pipe through which its parent spoke, too."""
+    monkeypatch.setenv("NOTE", str(note := tmp_path / "pid"))
+    assert passed_by("fork and exit") == FirstPass("ended", "pass", "", 3)
+    assert (
+        not Path(f"/proc/{note.read_text()}/cmdline").exists()
+        or not Path(f"/proc/{note.read_text()}/cmdline").read_bytes()
+    )
+
+
 def test_a_model_without_room_is_followed_without_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BYTES_PER_WEIGHT_BYTE", 1 << 60)
-    told = [one for one in module._parts(config()) if isinstance(one, FirstPass)]
-    assert told == [FirstPass("too_large", "pass")]
+    assert list(module.parts(config())) == [*PARTS, FirstPass("too_large", "pass")]
+    (*_, found) = module.parts(config(loss="mse"))
+    assert isinstance(found, FirstPass)
+    assert (found.outcome, "a batch has no 'labels'" in found.said) == ("refused", True)
 
 
 def test_it_does_not_outlive_whoever_asked(tmp_path: Path) -> None:
