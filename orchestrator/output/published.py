@@ -28,17 +28,19 @@ class StepLaw:
         return 0.58 * self.num_tokens**0.571
 
 
-def published_pick(facts: Facts, winner: Trial) -> str | None:
+def published_pick(facts: Facts, winner: Trial, real_samples: int | None = None) -> str | None:
     """Return what the Step Law picks for the winner's model and tokens; None where the winner is no language model that
-    AdamW trains, or was not timed."""
+    AdamW trains, or was not timed.
+
+    real_samples: how long the run will be that the recommendation is for; None: as long as the winner's.
+    """
     rate, seconds = winner.metric("tokens_per_second"), winner.metric("step_seconds")
     if facts.num_parameters is None or not rate or not seconds or winner.config.optimizer.type != "adamw":
         return None
     tokens_per_sample = rate * seconds / winner.config.last_effective_batch_size  # that of the last steps
     if tokens_per_sample < 2:  # one target for each sample: a classifier
         return None
-    law = StepLaw(facts.num_parameters, winner.config.sample_budget * tokens_per_sample)
+    law = StepLaw(facts.num_parameters, (real_samples or winner.config.sample_budget) * tokens_per_sample)
     batch = max(1, round(law.batch_tokens / tokens_per_sample))
-    return (
-        f"the Step Law (arXiv 2503.04715) would pick effective batch {batch} at learning rate {law.learning_rate:.2g}"
-    )
+    length = f" for {real_samples:,} samples" if real_samples else ""
+    return f"the Step Law (arXiv 2503.04715) would pick effective batch {batch} at learning rate {law.learning_rate:.2g}{length}"

@@ -30,9 +30,9 @@ class Scope:
     seeds: int
     validation_samples: int
     sample_budget: int
-    """Of the recommended run."""
+    """The samples that the recommended run was trained on."""
     effective_batch_sizes: tuple[int, ...]
-    """Those of which full runs completed."""
+    """The effective batches of which full runs completed."""
     largest_accumulation: int
     """The most accumulation steps of any full run."""
 
@@ -129,7 +129,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     scope = f" Measured with {scope_of(config, study, winner)}."
     real = study.conclusions.get(HorizonsFindings.STAGE)
     scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
-    published = published_pick(study.facts, winner)
+    published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
     beside = f" For comparison, {published}." if published else ""
     on_edge = _is_on_edge(study, _without_setting(study, winner))
     warnings = "".join(f" Warning: {warning}." for warning in _warnings(config, study, winner))

@@ -45,6 +45,14 @@ def test_it_is_told_in_samples_of_the_studys_own_length() -> None:
     )
 
 
+def test_for_a_longer_real_run_it_is_told_for_that() -> None:
+    law = StepLaw(10**9, 10**8 * 4000.0)
+    batch = round(law.batch_tokens / 4000)
+    said = published_pick(FACTS, trained(), real_samples=10**8)
+    assert said is not None
+    assert said.endswith(f"effective batch {batch} at learning rate {law.learning_rate:.2g} for 100,000,000 samples")
+
+
 def test_of_a_ramp_the_last_steps_are_as_large_as_its_last_batch() -> None:
     ramp = (Phase(from_samples=64, gradient_accumulation_steps=4, learning_rate=6e-4),)
     constant, config = trained(), trained().config.model_copy(update={"ramp": ramp})
