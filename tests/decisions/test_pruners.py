@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.config.stages import AshaPruner, NoPruner
 from orchestrator.decisions.decision import Action
-from orchestrator.decisions.kill_rules import judge_losses, judge_throughput
+from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
 
 RULES = {"spike_deviations": 6.0, "spike_steps": 3, "above_start": 1.1}
@@ -264,3 +264,13 @@ def test_throughput_is_held_against_the_best_equal_and_only_where_there_is_one()
     assert judge_throughput(1.0, None, 0.5).action == "go on"
     assert judge_throughput(1.0, 100.0, None).action == "go on"
     assert judge_throughput(49.0, 100.0, 0.5).reason.startswith("49 tokens/s is below 0.5 x 100 tokens/s")
+
+
+def test_a_run_that_takes_more_than_twice_its_time_is_stopped_with_both_speeds() -> None:
+    assert judge_plan(51, 100, 0.5).action == judge_plan(1, 100, None).action == "go on"
+    decision = judge_plan(40, 100, 0.5)
+    assert (decision.action, decision.cause) == ("stop", "low_throughput")
+    assert decision.reason == (
+        "40 samples/s is below 0.5 x the 100 samples/s that its sample budget was made for: it would take 2.5 x the training "
+        "time that every candidate has"
+    )

@@ -18,6 +18,7 @@ from orchestrator.execution.ranks import (
     GPU_TOLERANCE_BYTES,
     MEMORY_TOLERANCE_BYTES,
     MOST_OF_A_TRACEBACK,
+    LaneRecycled,
     Place,
     is_fit,
     last_word_of,
@@ -84,6 +85,35 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
     assert said is not None
     assert (said.outcome, said.reason) == ("out_of_memory", "2.50 GiB more did not fit into the device")
     assert may_go_on == (world_size == 1)
+
+
+NCCL_WITHOUT_ROOM = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for "
+    "details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+)
+NCCL_WITHOUT_PEER = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, remote process exited or there was a network error, "
+    "NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+)
+
+
+def test_a_collective_without_room_is_out_of_memory_and_one_without_a_peer_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL says both in an error of its own."""
+    assignment = Assignment("a", tiny.config(world_size=2).model_dump_json(), str(tmp_path), token="t")
+
+    def last_word_after(text: str) -> Any:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(loop, "warm_up", fails)
+        return last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+
+    said, may_go_on = last_word_after(NCCL_WITHOUT_ROOM)
+    assert (said.outcome, may_go_on) == ("out_of_memory", False)
+    with pytest.raises(LaneRecycled, match="a collective failed: NCCL error in"):
+        last_word_after(NCCL_WITHOUT_PEER)
 
 
 @pytest.mark.parametrize("error", [StorageLost("there is no room for the checkpoint"), OSError(errno.EIO, "of a disk")])

@@ -73,6 +73,27 @@ def at_equal_time(world: LossWorld, batch: int) -> float:
 # Worlds
 
 
+def test_a_batch_that_is_far_slower_than_it_was_timed_is_stopped_and_not_chosen(tmp_path: Path) -> None:
+    """Its samples were planned for that speed, so at their end it would be held against others at three times their cost."""
+
+    def slowed(config: TrialConfig, samples: int) -> dict[str, Any]:
+        found = IDEAL(config, samples)
+        factor = 3.0 if config.effective_batch_size == 64 else 1.0
+        return found | {"step_seconds": factor * found["step_seconds"]}
+
+    _, known = played(tmp_path, IDEAL, slowed)
+    stopped = [trial for trial in known.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+    assert {trial.config.effective_batch_size for trial in stopped} == {64}
+    assert {trial.state for trial in stopped} == {TrialState.PRUNED}
+    assert all(
+        trial.reason.endswith("it would take 3.0 x the training time that every candidate has") for trial in stopped
+    )
+    assert chosen(known) != 64
+    (as_timed := tmp_path / "as timed").mkdir()
+    _, undisturbed = played(as_timed, IDEAL)
+    assert not [trial for trial in undisturbed.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+
+
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1.5])
 @pytest.mark.parametrize("batches", [BATCHES, (4, 8, 16, 64, 256)], ids=str)
 def test_where_a_large_batch_is_faster_and_wastes_little_a_large_one_is_chosen(
