@@ -22,7 +22,7 @@ from trainers.files import naming_the_disk, written_whole
 _LAST_BYTES = b"\ncrc32 %08x\n"
 _NUM_LAST_BYTES = len(_LAST_BYTES % 0)
 _BYTES_AT_ONCE = 1 << 20
-# What reading a file raises that is no archive of torch's, or a damaged one.
+# Reading raises one of these where a file is no archive of torch's, or a damaged one.
 _NO_ARCHIVE = (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, struct.error)
 
 
@@ -81,7 +81,7 @@ def _crc32(file: IO[bytes], num_bytes: int) -> int:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the checksums of the archive's records: all that a file has that was written before 0.3.0, or cut short."""
+    """Check the checksums of the archive's records. A file that was written before 0.3.0, or was cut short, has no others."""
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()

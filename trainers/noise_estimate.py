@@ -40,7 +40,7 @@ class SquaredNorms(NamedTuple):
     square_of_mean: float
     """|gbar|^2."""
     num_targets: float = 1.0
-    """Of the whole step. Only their ratio between steps matters."""
+    """The targets of the whole step. Only their ratio between steps matters."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NoiseEstimate:
     noise_scale_low: float | None = None
     noise_scale_high: float | None = None
     gradient_snr: float | None = None
-    """Of the whole step's gradient: |G|^2 over the variance of its estimate, effective batch / noise scale."""
+    """The signal to noise of the whole step's gradient: |G|^2 over the variance of its estimate, effective batch / noise scale."""
     inverse_noise_scale: float | None = None
     """|G|^2 / S, negative by chance where there is much noise. Estimates of several runs are averaged on this scale."""
     inverse_noise_scale_error: float | None = None

@@ -41,7 +41,7 @@ class WeightAverage:
         move([local(value) for value in self._values], now, None)
 
     def _weight(self, samples: float) -> float:
-        """Return the weight of the last so many samples among endlessly many."""
+        """Return what share of an average over endlessly many samples the last `samples` of them have."""
         return -math.expm1(-math.log(2) * samples / self._half_life_samples)
 
     @contextlib.contextmanager

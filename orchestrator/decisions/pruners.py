@@ -79,7 +79,7 @@ def judge_rung(
 
 @dataclass(frozen=True)
 class _Lines:
-    """Where those at a rung part."""
+    """How many of those at a rung go on, and how many are cut."""
 
     places: int
     """How many go on from here in the end."""

@@ -19,7 +19,7 @@ from orchestrator.terminal import printable
 from trainers.files import own_file, quoted
 from trainers.notices import NoticeKind, give_notice
 
-# Of a damaged line, in the notice: enough for its kind and the trial that it tells of.
+# A notice quotes so much of a damaged line: enough for its kind and the trial that it tells of.
 NUM_QUOTED_BYTES = 100
 
 

@@ -30,7 +30,7 @@ _CONFIG_COLUMNS = {
 
 
 MOST_ROWS = 100
-"""Of a table of alternatives: all trials stand in their stage's own table."""
+"""A table of alternatives has at most so many: all trials stand in their stage's own table."""
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ class _Yardstick:
     """What an excess is held against."""
 
     seed_deviation: float
-    """Of a run's loss, from seed to seed."""
+    """How far a run's loss deviates from seed to seed."""
     error: float
-    """The deviation of an excess near 0, of one seed."""
+    """How far an excess near 0 deviates, with one seed."""
     reach: float
     """So many standard errors make a probability of 0.9."""
 

@@ -32,7 +32,7 @@ class Prior:
     """What is known before the first run, as shares of the late gain; spreads are of the logarithm."""
 
     seed_deviation: float
-    """Of a run's loss, from seed to seed."""
+    """How far a run's loss deviates from seed to seed."""
     seed_deviation_spread: float
     curvature: float
     """What a rate that is off by a factor of 2 costs."""
@@ -45,16 +45,16 @@ PRIOR = Prior(0.15, 0.6, 0.25, 0.4)
 OFFSET_SPREAD, SLOPE_SPREAD = 1.0, 0.25
 """How far, in factors of 2, the rule may be off at the reference batch; and how far its exponent may be off."""
 LEVEL_SPREADS = (10.0, 1.0, 0.2)
-"""Of the parabola's three coefficients."""
+"""How far the parabola's three coefficients may be off."""
 DEVIATION = 0.05
 """How far the levels of two batches a factor of 2 apart deviate from the parabola."""
 FAR = 0.3
-"""The parabola in u holds near the minimum only: a run that lies above its batch's best by so much counts as this share
-of that less exact."""
+"""The parabola in u holds near the minimum only: what a run lies above its batch's best is taken to be off by this share of
+itself."""
 BELOW_DIVERGED = 0.5
 """Rates within so many factors of 2 below one that diverged are not counted on."""
 
-# Of what is best, and what is run next.
+# These decide what is best, and what is run next.
 USEFUL = 0.004
 """A gain of a smaller share of the loss is not worth choosing another batch for, however small the seeds' deviation."""
 REACH = 1.0
@@ -200,7 +200,8 @@ def fit(coordinates: Coordinates, observations: Sequence[Observation], scale: Sc
 
 @dataclass(frozen=True)
 class _Posterior:
-    """Of the linear model that is left once curvature and noise are given: exact, for every cell of a grid of the two."""
+    """What is known of the linear model that is left once curvature and noise are given: exact, for every cell of a grid of the
+    two."""
 
     curvature: Array
     """[cell]"""

@@ -28,10 +28,10 @@ class Ended:
     """What a run of some length ended at."""
 
     length: float
-    """As a share of the study's own."""
+    """The run's length, as a share of the study's own."""
     loss: float
     deviation: float
-    """Of the loss, from seed to seed."""
+    """How far the loss deviates from seed to seed."""
 
 
 def losses_at(length: float, batches: Sequence[Sequence[Ended]], seed: int = 0) -> Array:

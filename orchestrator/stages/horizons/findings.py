@@ -24,7 +24,7 @@ class HorizonsFindings:
     STAGE: ClassVar[str] = "horizons"
 
     samples: int
-    """Of the real run: what the baseline would train on."""
+    """The samples of the real run: what the baseline would train on."""
     effective_batch_size: int
     """The batch that is likelier to end lower there."""
     learning_rate: float
