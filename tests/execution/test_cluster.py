@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.support.processes import descendants, read
+from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -130,10 +131,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
-    driver = cluster.batchscout(cluster.user("owner"), STUDY, **SHOWN)
+    """And no other secret of theirs reaches a file, on the cluster's nodes neither."""
+    secrets = {name: secret for name, secret in SECRETS.items() if name != "RAY_AUTH_TOKEN"}  # it would be the token
+    driver = cluster.batchscout(cluster.user("owner"), STUDY, **SHOWN, **secrets)
     said, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0, said
     assert "Train with micro-batch" in said
+    assert told_below(cluster.folder) == set()
 
 
 @pytest.mark.parametrize(

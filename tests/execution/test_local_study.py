@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.support.processes import descendants, listens_beyond_loopback, read
+from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -30,13 +31,6 @@ STUDY = TINY | {
     "sample_budget": 4096,
     "kill": {"min_relative_throughput": None},
     "stages": grid(learning_rate=[1e-3, 3e-3]),
-}
-SECRETS = {
-    "AWS_SECRET_ACCESS_KEY": "the-key-of-an-account",
-    "AWS_SESSION_TOKEN": "the-token-of-a-session",
-    "HF_TOKEN": "the-token-of-a-hub",
-    "WANDB_API_KEY": 4 * "the-key-of-",
-    "RAY_AUTH_TOKEN": 4 * "the-token-of-ray",
 }
 SECONDS_TO_BE_GONE = 5
 
@@ -130,12 +124,7 @@ def test_nobody_on_the_network_can_connect_to_a_local_study(hung_up: Stopped) ->
 
 
 def test_no_secret_of_the_environment_reaches_a_file(hung_up: Stopped) -> None:
-    files = [file for file in hung_up.folder.rglob("*") if file.is_file()]
-    assert any(file.name == "runtime_env_agent.log" for file in files), "Ray's logs are among them"
-    told = {
-        (file.name, name) for file in files for name, secret in SECRETS.items() if secret.encode() in file.read_bytes()
-    }
-    assert told == set()
+    assert told_below(hung_up.folder) == set()
 
 
 def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: Stopped) -> None:
@@ -165,3 +154,32 @@ def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folde
     assert len(output.splitlines()) < 12, output
     assert (folder / "run/report.html").exists()
     assert outlives(pids, SECONDS_TO_BE_GONE) == []
+
+
+def running_below(folder: Path) -> list[str]:
+    """The processes whose command names this folder, as all of Ray's do that belong to the study."""
+    titles = {file.parent.name: read(file).replace("\0", " ") for file in Path("/proc").glob("[0-9]*/cmdline")}
+    return [title for title in titles.values() if str(folder) in title]
+
+
+@pytest.mark.parametrize(("server", "number"), [("gcs_server", signal.SIGTERM), ("raylet", signal.SIGHUP)])
+def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
+    folder: Path, server: str, number: signal.Signals
+) -> None:
+    """Ray's own handlers would end the driver with 15, or abort it, and leave an agent for a minute."""
+    driver = start(folder, world_size=1)
+    try:
+        while not any(title.split(" ")[0].endswith(f"/{server}") for title in running_below(folder)):
+            assert driver.poll() is None, driver.communicate()[0]
+            time.sleep(0.02)
+        driver.send_signal(number)
+        output, _ = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert driver.returncode == 130, output
+    assert "To go on, run the same command again" in output
+    assert "Traceback" not in output
+    deadline = time.monotonic() + SECONDS_TO_BE_GONE
+    while running_below(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert running_below(folder) == []

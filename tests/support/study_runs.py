@@ -36,8 +36,9 @@ class Ran:
         return json.loads((self.run_dir / "recommendation.json").read_text())
 
     def lane_processes(self) -> list[str]:
-        """In the order in which they built models; the driver builds one, too, before anything starts."""
-        return [number for number in self.log.read_text().split() if number != str(os.getpid())]
+        """In the order in which they built models. Before anything starts the driver builds one, and the process of the first pass."""
+        _first_pass, *lanes = [number for number in self.log.read_text().split() if number != str(os.getpid())]
+        return lanes
 
 
 def run(folder: Path, *, remeasure: bool = True, **changes: Any) -> Ran:
