@@ -72,8 +72,8 @@ class Grid:
         return math.sqrt(statistics.fmean(statistics.variance(losses) for losses in best))
 
 
-def main() -> None:
-    arguments = _arguments()
+def main(argv: list[str] | None = None) -> None:
+    arguments = _arguments(argv)
     config, study = _study(arguments.run_dir)
     answer = recommend(config, study)
     if answer is None:
@@ -85,14 +85,14 @@ def main() -> None:
     print(json.dumps(_judged(grid, answer, study)))
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path, nargs="?", default=Path("runs/quickstart"))
     parser.add_argument("--exponents", type=float, nargs="+", default=[-1, 0, 1, 2, 3])
     parser.add_argument("--seeds", type=int, default=2, help="at least 2: the spread is measured from them")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="torch takes the one that it finds")
     parser.add_argument("--quick", action="store_true", help="two rates: to see that it runs, not to quote it")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.seeds < 2:
         parser.error(f"--seeds {arguments.seeds}: the spread from seed to seed takes at least 2")
     if arguments.quick:

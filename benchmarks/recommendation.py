@@ -1,6 +1,7 @@
 """How often the study's answer is right, replayed on recorded worlds: its decision code as it is, and what else there is.
 
     python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--lanes 1]
+    python benchmarks/recommendation.py --real [RUN_DIR]      instead: a study's answer against its own grid (real_grid.py)
 
 A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
 worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch; and with
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import real_grid
 from late_gain import prior_of
 from peer_searches import Chosen, Space, optuna_tpe, ray_asha
 from world_table import World, load
@@ -366,7 +368,11 @@ def of_peer(case: Case, search: Callable[[Space, random.Random], Chosen], answer
 
 def main() -> None:
     arguments = _arguments()
-    cases, refused = _cases([load(path) for path in arguments.tables])
+    if arguments.real:
+        return real_grid.main(
+            [str(arguments.real), "--device", arguments.device, *(["--quick"] if arguments.quick else [])]
+        )
+    cases, refused = cases_of([load(path) for path in arguments.tables])
     repeats = 2 if arguments.quick else 8
     print(
         f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed; {arguments.lanes} lanes"
@@ -375,8 +381,7 @@ def main() -> None:
     peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
     recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
     for case in cases:
-        surface.PRIOR = prior_of([world for world in recorded if world.name != case.world.name])
-        judged = [judge(case, replay(case, seed, arguments.timing_noise, arguments.lanes)) for seed in range(repeats)]
+        judged = judged_by_others(case, recorded, repeats, arguments.timing_noise, arguments.lanes)
         _print_case(case, judged)
         every += judged
         for name, search in PEERS.items():
@@ -386,6 +391,14 @@ def main() -> None:
     num_beyond = sum(len(one.answer.refused) for one in every)
     print(f"{num_beyond} runs were asked for at learning rates beyond those recorded, and failed")
     print(json.dumps(summary(every) | {name: _of_peer(found) for name, found in peers.items()}))
+
+
+def judged_by_others(
+    case: Case, recorded: Sequence[World], repeats: int, timing_noise: float = 0.05, lanes: int = 1
+) -> list[Judged]:
+    """Return how the study does in a case, with the prior that the recorded worlds but the case's own make."""
+    surface.PRIOR = prior_of([world for world in recorded if world.name != case.world.name])
+    return [judge(case, replay(case, seed, timing_noise, lanes)) for seed in range(repeats)]
 
 
 def _of_peer(judged: Sequence[Judged | None]) -> dict[str, float]:
@@ -407,10 +420,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
     parser.add_argument("--timing-noise", type=float, default=0.05, help="deviation of one timing, relative")
     parser.add_argument("--lanes", type=int, default=1, help="how many runs train at a time")
+    parser.add_argument("--real", type=Path, nargs="?", const=Path("runs/quickstart"), metavar="RUN_DIR")
     return parser.parse_args()
 
 
-def _cases(worlds: Sequence[World]) -> tuple[list[Case], list[str]]:
+def cases_of(worlds: Sequence[World]) -> tuple[list[Case], list[str]]:
     """Return the cases, and the names of those that cannot be made."""
     cases, refused = [], []
     for world, hardware, length in itertools.product(worlds, HARDWARE, LENGTHS):
