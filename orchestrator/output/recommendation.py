@@ -10,7 +10,16 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.output.verdict import Scope, kept_setting, p_best, scope_of, undecided_between, verdict, would_decide
+from orchestrator.output.verdict import (
+    Scope,
+    expected_regret,
+    kept_setting,
+    p_best,
+    scope_of,
+    undecided_between,
+    verdict,
+    would_decide,
+)
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found
@@ -122,6 +131,9 @@ class Recommendation:
     """For people: the configuration, and what it wins against the baseline."""
     p_best: float | None = None
     """The probability that no batch is better by more than the seeds' deviation or 0.4 %; None where only one was tried."""
+    expected_regret: float | None = None
+    """What the choice of the batch costs on average, should another one be the best: validation loss, or seconds to the target.
+    None, and not in the file, where only one was tried, and in studies of earlier versions."""
     scope: Scope | None = None
     """What the recommendation was measured on."""
     undecided_between: tuple[int, ...] = ()
@@ -191,6 +203,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         seed=trial.seed,
         verdict=verdict(config, study, winner, _mode_text(trial)),
         p_best=p_best(study, winner),
+        expected_regret=expected_regret(study, winner),
         scope=scope_of(config, study, winner),
         undecided_between=undecided_between(study, winner),
         would_decide=would_decide(config, study, winner),

@@ -68,6 +68,12 @@ def p_best(study: Study, winner: Trial) -> float | None:
     return compared.mine.p_best if compared else None
 
 
+def expected_regret(study: Study, winner: Trial) -> float | None:
+    """Return what the recommended batch costs on average, should another one be the best; None where only one was tried."""
+    compared = _compared(study, winner)
+    return compared.findings.expected_regret if compared else None
+
+
 def undecided_between(study: Study, winner: Trial) -> tuple[int, ...]:
     """Return the effective batches between which the study could not decide; none where it did."""
     compared = _compared(study, winner)
@@ -126,6 +132,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
+    end = _at_an_end(config, study, winner)
     scope = f" Measured with {scope_of(config, study, winner)}."
     real = study.conclusions.get(HorizonsFindings.STAGE)
     scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
@@ -133,7 +140,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     beside = f" For comparison, {published}." if published else ""
     on_edge = _is_on_edge(study, _without_setting(study, winner))
     warnings = "".join(f" Warning: {warning}." for warning in _warnings(config, study, winner))
-    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{warnings}{scope}{beside}"
+    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{end}{warnings}{scope}{beside}"
 
 
 def _times(accumulation: int) -> str:
@@ -206,6 +213,18 @@ def _growing(trial: TrialConfig) -> str:
     return f", and let the effective batch grow: {', '.join(told)}"
 
 
+def _at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that the batch is the smallest or the largest of those that were compared, where a further one is possible and
+    the study has decided."""
+    compared, batch = _compared(study, winner), winner.config.effective_batch_size
+    if compared is None or not compared.is_decided:
+        return ""
+    others = [one.effective_batch_size for one in compared.others]
+    if config.world_size < batch < min(others):
+        return " It is the smallest batch that was compared: a smaller one may be better."
+    return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
+
+
 def _is_on_edge(study: Study, winner: Trial) -> bool:
     findings = found(study, LearningRateFindings)
     return findings is not None and findings.on_edge and winner.stage == findings.STAGE
@@ -226,8 +245,8 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     theirs, compared = _standing(study, baseline, target), _compared(study, winner)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
-        return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared)}"
-    return f"{_against(ours, theirs, target)}{_cost(study, target)}{_sure(study, winner, compared)}"
+        return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared, target)}"
+    return f"{_against(ours, theirs, target)}{_cost(study, target)}{_sure(study, winner, compared, target)}"
 
 
 def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
@@ -306,12 +325,20 @@ def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float
     return f"no other batch {how_much} (95 %), so the batch is not your bottleneck"
 
 
-def _sure(study: Study, winner: Trial, compared: _Compared | None) -> str:
+def _if_wrong(regret: float | None, target_loss: float | None) -> str:
+    """Return what the choice costs on average, should another batch be the best; nothing in a study that does not know."""
+    if regret is None:
+        return ""
+    cost = f"{regret:.2g}" if target_loss is None else seconds_text(regret)
+    return f" (on average this choice costs {cost} more than the best one)"
+
+
+def _sure(study: Study, winner: Trial, compared: _Compared | None, target_loss: float | None) -> str:
     if compared is None:
         return ""
     p = f"{compared.mine.p_best:.2f}"
     if compared.is_decided:
-        return f"; the right batch with probability {p}"
+        return f"; the right batch with probability {p}{_if_wrong(compared.findings.expected_regret, target_loss)}"
     between = _listed(undecided_between(study, winner))
     return f"; undetermined between effective batches {between} (this one with probability {p})"
 

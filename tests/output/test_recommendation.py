@@ -79,11 +79,13 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     found, study = recommended(tmp_path / "journal.jsonl")
     baseline, winner = study.trials["train-m8k1"], study.trials[found.evidence.trial]
     assert found.p_best is not None
+    assert found.expected_regret is not None
     assert found.verdict == (
         f"Train with micro-batch 32, 2 accumulation steps (effective batch 64), activation checkpointing none and learning "
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against the baseline's "
         f"{baseline.measured('val_loss'):.3f} (effective batch 8) after the same training time (12 s); the right batch with "
-        f"probability {found.p_best:.2f}. Measured with {found.scope}."
+        f"probability {found.p_best:.2f} (on average this choice costs {found.expected_regret:.2g} more than the best one). It is "
+        f"the largest batch that was compared: a larger one may be better. Measured with {found.scope}."
     )
 
 

@@ -20,6 +20,8 @@ from orchestrator.study.state import Study
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.worlds import FRONTIER
 
+SMALLEST = "It is the smallest batch that was compared: a smaller one may be better."
+LARGEST = "It is the largest batch that was compared: a larger one may be better."
 SCOPE = "Measured with one seed, 256 validation samples, 32.8k training samples, effective batches 8 to 32, no accumulation."
 
 
@@ -41,6 +43,7 @@ def recommended(
     runs: tuple[Run, ...] = (SMALL, LARGE),
     tuned: Run | None = None,
     earlier: tuple[Findings, ...] = (),
+    regret: float | None = None,
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
@@ -54,7 +57,9 @@ def recommended(
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
-    conclude(study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds), "")
+    conclude(
+        study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, expected_regret=regret), ""
+    )
     if tuned is not None:
         add(study, config, "learning_rate-x2", tuned)
         conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}), "")
@@ -87,9 +92,22 @@ def test_a_batch_that_beats_the_baselines_says_by_how_much_after_what_and_how_su
     assert found.verdict == (
         "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
         "0.0006: val loss 3.200 against the baseline's 3.500 (effective batch 8) after the same training time (1 min 0 s); "
-        f"the right batch with probability 0.97. {SCOPE}"
+        f"the right batch with probability 0.97. {LARGEST} {SCOPE}"
     )
     assert (found.p_best, found.undecided_between, found.would_decide) == (0.97, (), None)
+
+
+def test_what_being_wrong_would_cost_is_told_where_it_is_known() -> None:
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    found = recommended(*batches, regret=0.00123)
+    assert (
+        "; the right batch with probability 0.97 (on average this choice costs 0.0012 more than the best one)."
+        in found.verdict
+    )
+    assert found.expected_regret == found.to_json()["expected_regret"] == 0.00123
+    timed = recommended(*batches, regret=90.0, objective="target", target_loss=3.3)
+    assert "(on average this choice costs 1 min 30 s more than the best one)" in timed.verdict
+    assert "expected_regret" not in recommended(*batches).to_json()
 
 
 def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
@@ -103,7 +121,7 @@ def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_cou
     found = recommended(*batches, winner=8)
     assert reason(found) == (
         "no other batch gains more than 0.020 over the baseline's after the same training time (1 min 0 s) (95 %), so the "
-        "batch is not your bottleneck; the right batch with probability 0.95."
+        f"batch is not your bottleneck; the right batch with probability 0.95. {SMALLEST}"
     )
     far = recommended(batches[0], batch_findings(32, 4.0, 0.0), winner=8)
     assert "no other batch gains more than 0.000 over" in far.verdict
@@ -115,7 +133,30 @@ def test_the_baseline_with_a_better_rate_says_what_the_rate_brings() -> None:
     batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.6, 0.1)
     found = recommended(*batches, winner=8, tuned=Run(8, ((30, 3.9), (60, 3.3))))
     assert "; this learning rate brings it from the baseline's 3.500 to 3.300; the right batch" in found.verdict
-    assert reason(found).endswith("The learning rate is the last one tried on its side: a further one may be better.")
+    assert "The learning rate is the last one tried on its side: a further one may be better." in reason(found)
+
+
+@pytest.mark.parametrize(
+    ("batches", "chosen", "p_best", "told"),
+    [
+        ((4, 8), 4, 0.95, "smallest"),
+        ((8, 32), 32, 0.95, "largest"),
+        ((4, 8, 32), 8, 0.95, None),
+        ((1, 8), 1, 0.95, None),
+        ((4, 8), 4, 0.6, None),
+    ],
+    ids=["at the lower end", "at the upper end", "between", "none is smaller", "undecided"],
+)
+def test_a_batch_at_an_end_of_what_was_compared_is_told_as_one(
+    batches: tuple[int, ...], chosen: int, p_best: float, told: str | None
+) -> None:
+    tried = [
+        batch_findings(batch, 3.2 if batch == chosen else 3.5, p_best if batch == chosen else 0.02) for batch in batches
+    ]
+    runs = tuple(Run(batch, ((30, 4.0), (60, 3.5))) for batch in batches)
+    found = recommended(*tried, winner=chosen, runs=runs)
+    assert ("that was compared" in found.verdict) == (told is not None)
+    assert told is None or f"It is the {told} batch that was compared" in found.verdict
 
 
 def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> None:
@@ -160,7 +201,7 @@ def test_a_single_batch_is_the_only_one_and_has_no_probability() -> None:
 
 def test_without_a_baseline_that_ended_it_is_the_best_of_what_was_run() -> None:
     found = recommended(batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0), runs=(LARGE,))
-    assert reason(found) == "it ends at val loss 3.200, the best of what was run."
+    assert reason(found) == f"it ends at val loss 3.200, the best of what was run. {LARGEST}"
 
 
 def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projection() -> None:
@@ -170,7 +211,7 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     projected = 60 * 2 ** (0.1 / 0.5)
     assert reason(found) == (
         "it reaches val loss 3.4 after 45 s of training, the baseline (effective batch 8) ends at val loss 3.500 and would "
-        f"reach 3.4 after about 1 min {round(projected) - 60} s; the right batch with probability 0.97."
+        f"reach 3.4 after about 1 min {round(projected) - 60} s; the right batch with probability 0.97. {LARGEST}"
     )
     stays = recommended(
         batch_findings(8, 45.0, 0.95), batch_findings(32, 60.0, 0.1, score_low=40.0), winner=8,
@@ -178,7 +219,7 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     )  # fmt: skip
     assert reason(stays) == (
         "no other batch is faster than the baseline's by more than 5 s (95 %), so the batch is not your bottleneck; the "
-        "right batch with probability 0.95."
+        f"right batch with probability 0.95. {SMALLEST}"
     )
 
 

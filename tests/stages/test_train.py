@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.stages import train
 from orchestrator.stages.findings import found
 from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
+from orchestrator.stages.train.conclude import WINNERS_CUT
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
@@ -24,7 +26,7 @@ from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
-from tests.support.tiny import newest_state
+from tests.support.tiny import ROOT, newest_state
 from tests.support.worlds import KNOWN
 from trainers.config import TrialConfig
 
@@ -312,7 +314,8 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
 
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
     _, known = played(tmp_path, SMALL_IS_RIGHT, sample_budget=2048)
-    assert [note.split(" was left out")[0] for note in known.conclusions["train"].notes] == [
+    notes = known.conclusions["train"].notes
+    assert [note.split(" was left out")[0] for note in notes if "was left out" in note] == [
         "effective batch 64", "effective batch 128", "effective batch 256"
     ]  # fmt: skip
 
@@ -423,3 +426,13 @@ def test_a_study_that_finetunes_begins_every_run_with_the_weights(tmp_path: Path
     trial = tuned.of_stage("train")[0]
     assert trial.config.warmup_samples == 40, "10 steps"
     assert all((point["val_loss"] or 9.9) < ended + 0.1 for point in (*trial.history, trial.metrics))
+
+
+def test_how_often_a_rung_cuts_the_best_run_is_told_as_it_was_recorded(tmp_path: Path) -> None:
+    recorded = json.loads((ROOT / "benchmarks/results/recommendation.json").read_text())["last_line"]["p_winner_cut"]
+    assert pytest.approx(recorded, abs=0.005) == WINNERS_CUT
+    _, known = played(tmp_path, IDEAL)
+    cut = [trial for trial in known.of_stage("train") if trial.cause is Cause.RUNG and trial.state is TrialState.PRUNED]
+    assert cut
+    said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; that cost the best run in 3% of the studies"
+    assert any(note.startswith(said) for note in known.conclusions["train"].notes)

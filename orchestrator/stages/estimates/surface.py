@@ -171,6 +171,12 @@ class Surface:
         good = losses <= losses.min(axis=1, keepdims=True) + self.useful_gain
         return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
+    def expected_regret(self, batch: int) -> float:
+        """Return what choosing this batch costs on average, against the one that ends lowest: 0 in the draws in which it is
+        that one."""
+        lowest = np.min([self.best_loss(each) for each in self.coordinates.batches], axis=0)
+        return float((self.best_loss(batch) - lowest).mean())
+
 
 def fit(coordinates: Coordinates, observations: Sequence[Observation], scale: Scale, seed: int = 0) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.

@@ -17,6 +17,7 @@ from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.train.choice import choice_of, surface_of
 from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings
 from orchestrator.stages.train.lineup import Lineup, lineup_of
+from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import TrialState
 from orchestrator.units import seconds_text
@@ -39,6 +40,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
+        expected_regret=surface.expected_regret(choice),
         generalisation=generalisation_of(ranking),
     )
     notes = (
@@ -48,6 +50,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         *_foretold(context, findings),
         *_widening(findings.generalisation),
         *_overfitting(winner),
+        *_cut(context),
     )
     return concluded(findings, _sentence(context, winner, findings), notes)
 
@@ -97,6 +100,20 @@ def _overfitting(winner: Standing) -> list[str]:
     """Return where the best run of the winning batch began to overfit, if it did."""
     found = overfitting_of(winner.trials[0])
     return [f"{winner.name} overfits: {found}"] if found else []
+
+
+WINNERS_CUT = 0.03
+"""The share of the studies on recorded worlds in which a rung stopped the run that would have been the best
+(benchmarks/recommendation.py)."""
+
+
+def _cut(context: StageContext[Train]) -> list[str]:
+    """Return how many runs the rungs stopped, and how often that is a mistake."""
+    num_cut = sum(trial.state is TrialState.PRUNED and trial.cause is Cause.RUNG for trial in context.trials())
+    if not num_cut:
+        return []
+    runs = "1 run was" if num_cut == 1 else f"{num_cut} runs were"
+    return [f"{runs} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the studies on recorded worlds"]
 
 
 def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:

@@ -57,6 +57,8 @@ class TrainFindings:
     """The deviation of a score from seed to seed."""
     seconds: float | None = None
     """The training time that each could take; None where all trained on the same samples."""
+    expected_regret: float | None = None
+    """What the choice costs on average against the batch that is the best, in units of the score. None in earlier studies."""
     generalisation: Generalisation | None = None
     """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
 

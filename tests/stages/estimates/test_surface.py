@@ -107,6 +107,9 @@ class Case:
     num_runs: int
     covered: int
     """Of how many batches the 90 % interval of the best rate holds the true one."""
+    claimed_regret: float
+    regret: float
+    """What the choice ends higher than the best batch, as a share of that one's loss: as it is claimed, and as it is."""
 
 
 @cache
@@ -119,7 +122,9 @@ def case(truth: Truth) -> Case:
     surface, choice, runs = searched(truth, most_runs=9)
     best = min(truth.best_loss(batch) for batch in BATCHES)
     is_right = truth.best_loss(choice) <= best * (1 + SEED_DEVIATION)
-    return Case(surface.p_best[choice], is_right, len(runs), sum(covers(surface, batch, truth) for batch in BATCHES))
+    covered = sum(covers(surface, batch, truth) for batch in BATCHES)
+    claimed_regret, regret = surface.expected_regret(choice) / best, truth.best_loss(choice) / best - 1
+    return Case(surface.p_best[choice], is_right, len(runs), covered, claimed_regret, regret)
 
 
 def covers(surface: Surface, batch: int, truth: Truth) -> bool:
@@ -141,6 +146,25 @@ def test_the_chosen_batch_is_right_in_nine_of_ten_worlds_after_nine_runs_at_most
 def test_the_claimed_probability_is_how_often_it_is_right() -> None:
     claimed = statistics.fmean(one.claimed for one in cases())
     assert claimed == pytest.approx(statistics.fmean(one.is_right for one in cases()), abs=0.06)
+
+
+def test_the_claimed_regret_is_what_the_choice_costs_within_a_factor_of_two() -> None:
+    claimed, came_out = (
+        statistics.fmean(values) for values in zip(*((c.claimed_regret, c.regret) for c in cases()), strict=True)
+    )
+    assert came_out > 0
+    assert came_out / 2 < claimed < came_out * 2
+
+
+def test_another_choice_costs_what_it_ends_higher_and_a_single_batch_nothing() -> None:
+    truth = Truth(0, 30, 0.02, offset=0.0, slope=0.0)
+    surface = fit_to([truth.run(at_rule(batch)) for batch in BATCHES])
+    best, worst = BATCHES[0], BATCHES[-1]
+    assert 0 <= surface.expected_regret(best) < 0.1 * surface.expected_regret(worst)
+    more = surface.expected_regret(worst) - surface.expected_regret(best)
+    assert more == pytest.approx(float((surface.best_loss(worst) - surface.best_loss(best)).mean()), rel=1e-6)
+    alone = fit(Coordinates({32: 1e-3}), [Observation(32, 1e-3, 3.0)], Scale(0.3, 0.01))
+    assert alone.expected_regret(32) == 0
 
 
 def test_ninety_percent_intervals_of_the_best_rate_hold_it_almost_as_often() -> None:
