@@ -260,7 +260,7 @@ class Player:
         config, before = trial.config, 0
         for samples in sorted({*config.rungs, *config.evaluations, config.sample_budget}):
             try:
-                loss = self._loss(config, samples)
+                loss = self.loss(config, samples)
             except ValueError as refused:
                 self.refused.append(str(refused))
                 yield Message({}, outcome="failed", reason=str(refused))
@@ -275,7 +275,7 @@ class Player:
             else:
                 yield Message(metrics, rungs, evaluated=True)
 
-    def _loss(self, config: TrialConfig, samples: int) -> float | None:
+    def loss(self, config: TrialConfig, samples: int) -> float | None:
         budgets = self.case.world.budgets(config.effective_batch_size)
         budget = min(max(config.sample_budget, budgets[0]), budgets[-1])  # the timing's noise may lead just beyond
         seen = budget * samples / config.sample_budget
@@ -310,7 +310,7 @@ def _cut_best(case: Case, study: Study, player: Player) -> bool:
     """True if the run that would have ended best of all that began was cut at a rung."""
     ends = {}
     for trial in study.trials.values():
-        loss = player._loss(trial.config, trial.config.sample_budget) if trial.id in player.trained else None
+        loss = player.loss(trial.config, trial.config.sample_budget) if trial.id in player.trained else None
         if loss is not None:
             ends[trial.id] = loss
     best = study.trials[min(ends, key=lambda name: ends[name])]

@@ -137,12 +137,29 @@ def test_an_import_of_a_test_module_is_seen_however_it_is_written(line: str) -> 
 OURS = [file for place in ("orchestrator", "trainers", "tests", "benchmarks") for file in (ROOT / place).rglob("*.py")]
 
 
-def test_no_private_name_is_imported_from_another_file() -> None:
+PLACES = ("orchestrator", "trainers", "tests")
+
+
+def private_names_of_others(source: str) -> list[str]:
+    """Those that a file imports, and those that it takes from a module that it imports."""
+    ours = {name for name in imports(source) if name.startswith(PLACES)}
+    modules = {name.rpartition(".")[2] for name in ours}
+    taken = [
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    ]
+    return [name for name in (*ours, *taken) if "._" in name.replace(".__", "")]
+
+
+def test_no_private_name_is_used_from_another_file() -> None:
     """Of a name with an underscore one knows that nobody else uses it."""
-    places = ("orchestrator", "trainers", "tests")
     found = {
-        str(file.relative_to(ROOT)): private
-        for file in OURS
-        if (private := [n for n in imports(file.read_text()) if n.startswith(places) and "._" in n.replace(".__", "")])
+        str(file.relative_to(ROOT)): names for file in OURS if (names := private_names_of_others(file.read_text()))
     }
     assert found == {}
+
+
+def test_a_private_name_is_seen_however_it_is_taken() -> None:
+    source = "from trainers import loop\nfrom trainers.loop import _train\nloop._warm()\nloop.__name__\nother._own"
+    assert sorted(private_names_of_others(source)) == ["loop._warm", "trainers.loop._train"]

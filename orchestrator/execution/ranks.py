@@ -139,7 +139,7 @@ def serve(told: dict[str, Any]) -> None:
 
 def _run(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and report how it ended; False if this process must not run another one."""
-    clean = _run_and_say(assignment, place)
+    clean = run_and_say(assignment, place)
     leaving = _is_leaving()
     if leaving:  # said before the group ends: rank 0 may have taken another trial by then
         place.outlook(leaving=True)
@@ -222,7 +222,7 @@ def _common_name() -> str:
     return names[0]
 
 
-def _run_and_say(assignment: Assignment, place: Place) -> bool:
+def run_and_say(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and send its last word; False if this process is not fit for another one."""
     from trainers import memory
     from trainers.device import pick_device

@@ -150,7 +150,7 @@ def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_n
     monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
     monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
     assignment = Assignment("a", tiny.config(sample_budget=4).model_dump_json(), str(tmp_path), token="t")
-    assert ranks._run_and_say(assignment, Place(dispatcher=dispatcher, lane="lane", rank=0)) == goes_on
+    assert ranks.run_and_say(assignment, Place(dispatcher=dispatcher, lane="lane", rank=0)) == goes_on
     (last, (_, said)), freed = dispatcher.noted[-2:]
     assert (last, said.outcome) == ("say", "complete")
     assert freed == ("freed", ("lane",))
