@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainers.checkpoint import load_newest
 from trainers.config import TrialConfig
@@ -28,6 +28,17 @@ torch.set_num_threads(1)  # for tensors this small a second thread only waits, a
 class Samples(list[dict[str, Tensor]]):
     vocab_size: int
     seq_len: int
+
+
+class LogitsOnly(nn.Module):
+    """A user's module that knows nothing of this project."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.table(input_ids)
 
 
 def data(

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import config, cpu_run, data, gradient_of_step, relative_error
+from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_step, relative_error
 from trainers.config import TrialConfig
 from trainers.contract import check_sum, told_if_not_adding_up
 from trainers.criteria import Loss, import_path, spoken
@@ -128,17 +128,6 @@ def test_a_loss_is_written_in_short_or_in_full() -> None:
     assert (import_path(read("mse")), spoken(read("mse"))) == ("", "mse")
 
 
-class Scored(nn.Module):
-    """A user's module that returns logits."""
-
-    def __init__(self, *, vocab_size: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, vocab_size)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.table(input_ids)
-
-
 def by_hand(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     logits, targets = module(batch["input_ids"]), batch["targets"]
     loss_sum = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -146,7 +135,7 @@ def by_hand(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor
 
 
 def test_a_run_with_a_criterion_is_that_of_the_same_loss_written_by_hand() -> None:
-    model, by_hand = {"target": "tests.trainers.test_losses:Scored"}, "tests.trainers.test_losses:by_hand"
+    model, by_hand = {"target": "tests.support.tiny:LogitsOnly"}, "tests.trainers.test_losses:by_hand"
     losses = []
     for told in ({"type": "cross_entropy", "targets": "targets"}, by_hand):
         run = cpu_run(config(model=model, loss=told, padded=True, gradient_accumulation_steps=2))
@@ -298,10 +287,10 @@ def random_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Te
 def test_a_mean_times_the_samples_is_told_where_they_have_unequal_numbers_of_targets() -> None:
     said = r"the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and [\d.]+ added up one by one: a batch trains"
     padded, _ = data(padded=True)
-    module = Scored(vocab_size=24)
+    module = LogitsOnly(vocab_size=24)
     assert re.match(said, told_if_not_adding_up(module, mean_times_samples, padded, CPU) or "")
     assert told_if_not_adding_up(module, mean_times_samples, data()[0], CPU) is None
 
 
 def test_of_a_loss_that_draws_random_numbers_nothing_is_said() -> None:
-    assert told_if_not_adding_up(Scored(vocab_size=24), random_loss, data()[0], CPU) is None
+    assert told_if_not_adding_up(LogitsOnly(vocab_size=24), random_loss, data()[0], CPU) is None

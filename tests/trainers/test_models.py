@@ -38,17 +38,6 @@ class Bigram(nn.Module):
         return summed_cross_entropy(self.scale * self.table(batch["input_ids"]), batch["targets"])
 
 
-class LogitsOnly(nn.Module):
-    """A user's module that knows nothing of this project."""
-
-    def __init__(self, *, vocab_size: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, vocab_size)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.table(input_ids)
-
-
 def loss_of_logits(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return summed_cross_entropy(module(batch["input_ids"]), batch["targets"])
 
@@ -78,13 +67,11 @@ def test_a_users_module_takes_its_size_from_the_data() -> None:
 def test_a_users_loss_leaves_the_module_untouched(batch: dict[str, Tensor]) -> None:
     loss = loss_function(OwnLoss(target="tests.trainers.test_models:loss_of_logits"))
     torch.manual_seed(0)
-    foreign = loss(build("tests.trainers.test_models:LogitsOnly"), batch)
+    foreign = loss(build("tests.support.tiny:LogitsOnly"), batch)
     torch.manual_seed(0)
     own = loss_function(None)(build("tests.trainers.test_models:Bigram"), batch)
     assert [value.item() for value in foreign] == [value.item() for value in own]
-    trial = config(
-        model={"target": "tests.trainers.test_models:LogitsOnly"}, loss="tests.trainers.test_models:loss_of_logits"
-    )
+    trial = config(model={"target": "tests.support.tiny:LogitsOnly"}, loss="tests.trainers.test_models:loss_of_logits")
     run = cpu_run(trial)
     run.step()
     assert run.read()[0].loss > 0
