@@ -127,12 +127,14 @@ def kernels_made_after_one_found_no_room() -> list[str]:
 
 
 def test_a_kernel_that_found_no_room_leaves_no_harm_to_the_next_run() -> None:
-    """Where an object of oneDNN's own finds no room it may end the process (docs/reliability.md), in about one of forty."""
+    """Where an object of oneDNN's own finds no room it may end the process (docs/reliability.md): that proves nothing, and the
+    process is tried again; what it finds is judged once."""
+    found: list[str] = []
     for attempt in range(3):
         with contextlib.suppress(AssertionError) if attempt < 2 else contextlib.nullcontext():
             found = in_fresh_process(kernels_made_after_one_found_no_room, MALLOC_TRIM_THRESHOLD_=str(1 << 30))
-            assert found == ["no room", "no room", "made", "made"], "the second is oneDNN's doing"
             break
+    assert found == ["no room", "no room", "made", "made"], "the second is oneDNN's doing"
 
 
 def ends_under_rising_limits() -> list[str]:
