@@ -382,8 +382,8 @@ def lightning_module(case: Case, search: Search) -> Any:
 
     from trainers.activation_checkpointing import apply_to_blocks
     from trainers.data.samples import load_data
+    from trainers.models import initial_module
     from trainers.optim import build_optimizer
-    from trainers.run import initial_module
 
     trial = config(case, 2)
 

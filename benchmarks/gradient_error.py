@@ -80,8 +80,8 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     import torch
     from torch.utils.data import DataLoader
 
+    from trainers.models import initial_module
     from trainers.optim import build_optimizer
-    from trainers.run import initial_module
 
     samples, _ = padded()
     model = initial_module(config(gpt), None).to(torch.device(device))

@@ -209,8 +209,8 @@ def parts(device: str, gpt: dict[str, Any], *, whole: bool = False) -> tuple[Any
 
     from trainers.activation_checkpointing import apply_to_blocks
     from trainers.data.samples import load_data
+    from trainers.models import initial_module
     from trainers.optim import build_optimizer
-    from trainers.run import initial_module
 
     trial = config(device, gpt, whole=whole)
     train_set, _ = load_data(trial.data)

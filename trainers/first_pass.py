@@ -32,10 +32,10 @@ from trainers.data.samples import SampleSet, load_data
 from trainers.determinism import deterministic
 from trainers.device import pick_device
 from trainers.errors import LossFault, raised_text, users_frame
-from trainers.losses import loss_function
+from trainers.losses import autocasting, loss_function
 from trainers.memory import free_bytes
+from trainers.models import initial_module
 from trainers.out_of_memory import is_out_of_memory
-from trainers.run import autocasting, initial_module
 from trainers.tensor_float import tensor_float_32
 
 NUM_SAMPLES = 2

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainers.config import resolve
+from trainers.config import TrialConfig, resolve
 from trainers.criteria import IGNORED_TARGET, Criterion, CrossEntropyCriterion, Loss, OwnLoss, TransformersLoss
 from trainers.errors import LossFault
 
@@ -32,6 +32,18 @@ def loss_function(loss: Loss | None) -> LossFunction:
             return _of_transformers
         case _:
             return functools.partial(_of_outputs, loss)
+
+
+def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
+    """Return the loss in the trial's precision. Backward passes stay outside of autocast, as torch asks."""
+    if config.precision == "float32":
+        return loss_function
+
+    def cast(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, getattr(torch, config.precision)):
+            return loss_function(module, batch)
+
+    return cast
 
 
 def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

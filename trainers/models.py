@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.config import ModelConfig, call_target, resolve
+from trainers.config import ModelConfig, TrialConfig, call_target, resolve
 from trainers.cross_entropy import summed_cross_entropy
 from trainers.files import quoted
 from trainers.gpt import GPT
@@ -37,6 +37,16 @@ def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
         )
     _keep_nothing_for_a_next_token(model)
     return model
+
+
+def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
+    """Build the model as its seed makes it, or with the weights that it is to begin with. It is drawn on the host, so it is
+    the same for every rank and device."""
+    torch.manual_seed(config.seed)
+    module = build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+    if config.initial_weights is not None:
+        load_weights(module, Path(config.initial_weights))
+    return module
 
 
 def _keep_nothing_for_a_next_token(model: nn.Module) -> None:

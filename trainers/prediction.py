@@ -36,11 +36,10 @@ from trainers.data.order import longest
 from trainers.data.samples import load_data
 from trainers.errors import said_by
 from trainers.gradient_noise import MicroGradientNorms
-from trainers.losses import loss_function
+from trainers.losses import autocasting, loss_function
 from trainers.models import build_model
 from trainers.optim import build_optimizer
 from trainers.peak_memory import Line, PeakMemory, peak_of
-from trainers.run import autocasting
 from trainers.step_statistics import parameters_moved, sums_of_step
 from trainers.weight_average import WeightAverage
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.activation_checkpointing import apply_to_blocks
@@ -23,15 +23,10 @@ from trainers.data.samples import SampleSet, load_data
 from trainers.equivalence import Weights, weights_of
 from trainers.flops import work_of
 from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
-from trainers.losses import LossFunction, loss_function
+from trainers.losses import autocasting, loss_function
 from trainers.made_with import made_with
 from trainers.meter import Meter
-from trainers.models import (
-    build_model,
-    load_weights,
-    switch_off_dropout,
-    with_synced_batch_norm,
-)
+from trainers.models import initial_module, switch_off_dropout, with_synced_batch_norm
 from trainers.optim import build_optimizer, learning_rate_of_step
 from trainers.parallel import distribute, leaves_of, load_state, state_of
 from trainers.report import Known
@@ -256,25 +251,3 @@ def open_data(config: str) -> tuple[SampleSet, SampleSet]:
     """Open the data, and keep it open for the next trial: to find and check the files is most of what a short trial
     costs."""
     return load_data(DataConfig.model_validate_json(config))
-
-
-def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
-    """Build the model as its seed makes it, or with the weights that it is to begin with. It is drawn on the host, so it is
-    the same for every rank and device."""
-    torch.manual_seed(config.seed)
-    module = build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
-    if config.initial_weights is not None:
-        load_weights(module, Path(config.initial_weights))
-    return module
-
-
-def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
-    """Return the loss in the trial's precision. Backward passes stay outside of autocast, as torch asks."""
-    if config.precision == "float32":
-        return loss_function
-
-    def cast(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device.type, getattr(torch, config.precision)):
-            return loss_function(module, batch)
-
-    return cast

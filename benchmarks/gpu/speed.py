@@ -133,8 +133,8 @@ def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
     from trainers.device_peak import device_peak
     from trainers.flops import work_of
     from trainers.memory import PeakMeter, device_metrics
+    from trainers.models import initial_module
     from trainers.optim import build_optimizer
-    from trainers.run import initial_module
     from trainers.throughput import StepClock, utilisation
 
     place = torch.device(device)

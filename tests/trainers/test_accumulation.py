@@ -18,7 +18,7 @@ from tests.support.tiny import config, cpu_run, gradient_of_step, relative_error
 from trainers.accumulation import normalise_and_clip
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
-from trainers.run import initial_module
+from trainers.models import initial_module
 
 BATCH = 16
 ONE_RANK = [(16, 1), (8, 2), (4, 4), (2, 8), (1, 16)]

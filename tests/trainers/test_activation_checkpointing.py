@@ -15,7 +15,7 @@ from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
 from trainers.activation_checkpointing import apply_to_blocks, selective_policy
 from trainers.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
-from trainers.run import initial_module
+from trainers.models import initial_module
 
 pytestmark = [
     # torch's own: its compiler imports torch.utils.mkldnn, which still uses torch.jit.
