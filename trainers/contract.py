@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,10 +100,16 @@ def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, devic
 @torch.no_grad()
 def _evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
     module.train(training)
-    with torch.random.fork_rng(_cuda_devices(module)), torch.compiler.set_stance("force_eager"):
+    with torch.random.fork_rng(_cuda_devices(module)), _eager():
         loss_sum, num_targets = check_loss(loss(module, batch))
     module.train()
     return loss_sum.item(), num_targets.item()
+
+
+def _eager() -> contextlib.AbstractContextManager[object]:
+    """Let compiled modules run as they are written. Where the compiler was never imported none are, and to import it takes a
+    second."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:

@@ -40,12 +40,16 @@ def chunked_cross_entropy(
     logits of all targets never exist at once: the gradient of a chunk is taken in the forward pass, and its logits are let
     go."""
     rows, wanted = hidden.flatten(0, 1), targets.flatten()
-    loss_sum = _loss_sum(rows, weight, wanted, label_smoothing)  # pyright: ignore[reportCallIssue]  (torch's decorator)
+    if torch.compiler.is_compiling():
+        from trainers.uncompiled_loss import loss_outside_graphs  # imports the compiler, which is loaded here
+
+        loss_sum = loss_outside_graphs(rows, weight, wanted, label_smoothing)  # pyright: ignore[reportCallIssue]  (torch's)
+    else:
+        loss_sum = loss_in_chunks(rows, weight, wanted, label_smoothing)
     return loss_sum, (wanted != IGNORED_TARGET).sum()
 
 
-@torch.compiler.disable  # in a graph of the whole model the loop would be unrolled, and its chunks planned as one
-def _loss_sum(hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+def loss_in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
     device = hidden.device.type
     low = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if low else hidden.dtype

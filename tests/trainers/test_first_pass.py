@@ -114,6 +114,25 @@ def test_a_model_without_room_is_followed_without_its_values(monkeypatch: pytest
     assert (found.outcome, "a batch has no 'labels'" in found.said) == ("refused", True)
 
 
+LOADED = """
+import sys
+from trainers.config import TrialConfig
+from trainers.first_pass import parts
+print(list(parts(TrialConfig.model_validate_json(sys.argv[1])))[-1].outcome)
+print(*(name for name in ("torch._dynamo", "sympy", "torch.distributed.tensor") if name in sys.modules))
+"""
+
+
+def test_it_waits_for_no_library_that_a_pass_does_not_need(tmp_path: Path) -> None:
+    """The compiler and sharding take longer to import than torch itself, and every new study waits for the pass."""
+    (text := tmp_path / "words.txt").write_text("all the words of a text\n" * 50)
+    kwargs = {"train": str(text), "tokenizer": "bytes", "seq_len": 8}
+    trial = config(data={"target": "text", "kwargs": kwargs}, model={"target": "gpt", "kwargs": {"num_layers": 1}})
+    code = [sys.executable, "-c", LOADED, trial.model_dump_json()]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["passed", "", ""]
+
+
 def test_it_does_not_outlive_whoever_asked(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = "from tests.trainers.test_first_pass import passed_by; passed_by('hang')"
