@@ -53,6 +53,8 @@ from world_tasks import (
     vit_images,
 )
 
+from orchestrator.config.keys import StudyOptimizer
+from orchestrator.config.trial import optimizer_at
 from trainers.config import TrialConfig
 from trainers.optim import learning_rate_of_step
 
@@ -68,39 +70,6 @@ STEP = 2.0
 """The ratio of neighbouring learning rates."""
 EXTENSIONS = 3
 """How often a grid is made wider where a best rate lies at its edge."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """AdamW's settings are the same at every batch."""
-
-    def betas(self, batch: int, betas: tuple[float, float]) -> tuple[float, float]:
-        return betas
-
-    def decay(self, batch: int, rate: float, decay: float) -> float:
-        return decay
-
-
-@dataclass(frozen=True)
-class Beta2InSamples(Fixed):
-    """The second moment's half-life is held in samples: beta2 ** (B / B_ref), within 0.9 (the first moment's) and 0.9999."""
-
-    reference_batch: int
-
-    def betas(self, batch: int, betas: tuple[float, float]) -> tuple[float, float]:
-        return betas[0], min(max(betas[1] ** (batch / self.reference_batch), 0.9), 0.9999)
-
-
-@dataclass(frozen=True)
-class DecayInSamples(Fixed):
-    """The timescale of weight decay, B / (rate x decay), is held in samples at that of the reference, within 0.001 and 1."""
-
-    reference_batch: int
-    reference_rate: float
-
-    def decay(self, batch: int, rate: float, decay: float) -> float:
-        scaled = decay * batch / self.reference_batch * self.reference_rate / rate
-        return min(max(scaled, 0.001), 1.0)
 
 
 ADAMW = AdamW()
@@ -133,7 +102,8 @@ class Recipe:
     passes: int = 1
     """How often the longest run meets every sample."""
     begins_with: Pretraining | None = None
-    follow: Fixed = Fixed()
+    follow: StudyOptimizer | None = None
+    """What AdamW's settings do where they follow the batch and the rate, as the study file would say it."""
 
     def horizons(self, batch: int) -> list[int]:
         """Return the sample budgets that hold enough steps of a batch, each twice the one before."""
@@ -181,18 +151,29 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+def following(name: str, reference: int, rate: float) -> dict[str, Recipe]:
+    """Return the world's grid with a setting of AdamW that follows the batch, for each that can. reference: the batch at which it
+    stays as it is, which would be the same run again, so that is left out. rate: the best one there at the longest budget."""
+    world = RECIPES[name]
+    at = {"lr": rate, "reference_batch_size": reference, "weight_decay": world.weight_decay}
+    options = {
+        "beta2_samples": StudyOptimizer.model_validate({**at, "beta2_scaling": "samples"}),
+        "decay_samples": StudyOptimizer.model_validate({**at, "weight_decay_scaling": "samples"}),
+    }
+    return {
+        f"{name}.{option}": replace(world, follow=follow, num_rates=5, centres=without(world.centres, reference))
+        for option, follow in options.items()
+    }
+
+
 OPTIONS: dict[str, Recipe] = {
-    f"{name}.{option}": replace(
-        RECIPES[name], follow=follow, num_rates=5, centres=without(RECIPES[name].centres, reference)
-    )
-    for name, reference, rate in (("noisy_regression", 16, 0.002), ("gpt_stdlib", 4, 0.002))
-    for option, follow in (
-        ("beta2_samples", Beta2InSamples(reference)),
-        ("decay_samples", DecayInSamples(reference, rate)),
-    )
+    **following("noisy_regression", 16, 0.002),
+    **following("gpt_stdlib", 4, 0.002),
+    **following("gpt_wikitext2", 4, 0.002),
+    **following("gpt_finetuned", 16, 0.002),
+    **following("vit_images", 16, 0.004),
+    **following("sequences", 8, 0.002),
 }
-"""The same grids with a setting that follows the batch. At the reference batch it would be the same run again, so that is
-left out; the reference rate is the best one there at the longest budget."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +195,11 @@ def starting(recipe: Recipe, task: Task, batch: int, members: Members) -> Ensemb
     """Return the ensemble before its first step."""
     drawn = [initial_weights(task.shapes, seed) for seed in range(members.num_seeds)]
     weights = torch.stack(drawn if task.start is None else [task.start] * members.num_seeds)
-    optimizer = recipe.optimizer
-    if isinstance(optimizer, AdamW):
-        optimizer = replace(optimizer, betas=recipe.follow.betas(batch, optimizer.betas))
-    rates = torch.tensor([rate for rate, _ in members])
-    decays = torch.tensor([recipe.follow.decay(batch, rate, recipe.weight_decay) for rate, _ in members])
+    optimizer, rates = recipe.optimizer, torch.tensor([rate for rate, _ in members])
+    decays = torch.full_like(rates, recipe.weight_decay)
+    if recipe.follow is not None:
+        settings = [optimizer_at(recipe.follow, batch, rate) for rate, _ in members]
+        optimizer, decays = AdamW(settings[0].betas), torch.tensor([one.weight_decay for one in settings])
     return ensemble(task.shapes, task.loss, optimizer, members.spread(weights), rates, decays)
 
 
@@ -309,13 +290,10 @@ def lines(recipe: Recipe, batch: int, members: Members, budget: int, points: Poi
 
 def followed(recipe: Recipe, batch: int, rate: float) -> dict[str, Any]:
     """Return what follows the batch, where anything does."""
-    if recipe.follow == Fixed() or not isinstance(recipe.optimizer, AdamW):
+    if recipe.follow is None:
         return {}
-    betas, decay = (
-        recipe.follow.betas(batch, recipe.optimizer.betas),
-        recipe.follow.decay(batch, rate, recipe.weight_decay),
-    )
-    return {"betas": [round(beta, 6) for beta in betas], "weight_decay": round(decay, 6)}
+    settings = optimizer_at(recipe.follow, batch, rate)
+    return {"betas": [round(beta, 6) for beta in settings.betas], "weight_decay": round(settings.weight_decay, 6)}
 
 
 def rounded(loss: float) -> float | None:

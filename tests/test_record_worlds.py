@@ -12,8 +12,6 @@ from record_worlds import (
     DECAY_START,
     RECIPES,
     Batches,
-    Beta2InSamples,
-    DecayInSamples,
     Members,
     Pretraining,
     Recipe,
@@ -29,6 +27,7 @@ from record_worlds import (
 from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
 
+from orchestrator.config.keys import StudyOptimizer
 from trainers.optim import learning_rate_of_step
 
 WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
@@ -94,18 +93,13 @@ def test_a_grid_grows_beyond_the_edge_that_is_best() -> None:
     assert rates_to_add(TINY, world_with_best(0.016), BATCH) == [0.016, 0.032]
 
 
-@pytest.mark.parametrize(("batch", "beta2"), [(4, 0.95**0.5), (8, 0.95), (16, 0.95**2), (128, 0.9)])
-def test_the_second_moments_half_life_is_held_in_samples(batch: int, beta2: float) -> None:
-    betas = followed(replace(TINY, follow=Beta2InSamples(8)), batch, 0.004)["betas"]
-    assert betas == [0.9, pytest.approx(beta2, abs=1e-6)]
-
-
-@pytest.mark.parametrize(
-    ("batch", "rate", "decay"), [(8, 0.004, 0.1), (32, 0.008, 0.2), (8, 0.001, 0.4), (128, 0.001, 1.0)]
-)
-def test_the_timescale_of_weight_decay_is_held_in_samples(batch: int, rate: float, decay: float) -> None:
-    found = followed(replace(TINY, follow=DecayInSamples(8, 0.004)), batch, rate)
-    assert found["weight_decay"] == pytest.approx(decay)
+def test_what_follows_the_batch_is_written_beside_the_run() -> None:
+    both = StudyOptimizer(
+        lr=0.004, reference_batch_size=8, beta2_scaling="samples", weight_decay_scaling="samples", weight_decay=0.1
+    )
+    assert followed(TINY, 16, 0.008) == {}
+    found = followed(replace(TINY, follow=both), 16, 0.004)
+    assert found == {"betas": [0.9, pytest.approx(0.9025)], "weight_decay": pytest.approx(0.2)}
 
 
 def test_sequences_ask_for_their_digits_in_order() -> None:

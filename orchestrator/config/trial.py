@@ -14,6 +14,9 @@ WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
 SHORT_WARMUP_SHARE, SHORT_WARMUP_STEPS = 0.06, 10
 """The same of a short one. The share is that with which RoBERTa was finetuned (Liu et al. 2019, arXiv 1907.11692)."""
+LARGEST_BETA2 = 0.9999
+LEAST_DECAY, MOST_DECAY = 0.01, 10.0
+"""By what the weight decay is multiplied where it follows the batch."""
 
 
 def uses_compile(config: StudyConfig) -> bool:
@@ -40,7 +43,7 @@ def base_trial(
 ) -> TrialConfig:
     """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
     split = given_batch(config.batch, config.world_size)
-    shared = StudyOptimizer.model_fields.keys() - OptimizerConfig.model_fields.keys()
+    learning_rate = scaled_learning_rate(config.optimizer, split.effective_batch_size)
     return TrialConfig(
         model=config.model,
         loss=config.loss,
@@ -58,8 +61,8 @@ def base_trial(
         precision=config.precision,
         allow_tf32=config.allow_tf32,
         deterministic=config.deterministic,
-        optimizer=OptimizerConfig(**config.optimizer.model_dump(exclude=set(shared))),
-        learning_rate=scaled_learning_rate(config.optimizer, split.effective_batch_size),
+        optimizer=optimizer_at(config.optimizer, split.effective_batch_size, learning_rate),
+        learning_rate=learning_rate,
         warmup_samples=warmup_samples(config.optimizer, split.effective_batch_size, config.sample_budget),
         schedule=config.schedule,
         sample_budget=config.sample_budget,
@@ -87,6 +90,18 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
     """Return the learning rate that the scaling rule gives for an effective batch."""
     ratio = effective_batch_size / optimizer.reference_batch_size
     return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[optimizer.lr_scaling]
+
+
+def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_rate: float) -> OptimizerConfig:
+    """Return the optimizer of a run at this batch and rate: what the study file lets follow them does."""
+    own = {name: getattr(optimizer, name) for name in OptimizerConfig.model_fields}
+    ratio, (beta1, beta2) = effective_batch_size / optimizer.reference_batch_size, optimizer.betas
+    if optimizer.beta2_scaling == "samples":
+        own["betas"] = beta1, min(max(beta2**ratio, beta1), LARGEST_BETA2)
+    if optimizer.weight_decay_scaling == "samples":
+        factor = ratio * optimizer.lr / learning_rate
+        own["weight_decay"] = optimizer.weight_decay * min(max(factor, LEAST_DECAY), MOST_DECAY)
+    return OptimizerConfig(**own)
 
 
 def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:

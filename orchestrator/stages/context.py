@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import StageKeys
-from orchestrator.config.trial import base_trial, evenly_spaced, scaled_learning_rate, warmup_samples
+from orchestrator.config.trial import base_trial, evenly_spaced, optimizer_at, scaled_learning_rate, warmup_samples
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
@@ -70,10 +70,13 @@ class StageContext(Generic[Keys]):
                 f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
             )
         base = base_trial(self.config, self.limit_bytes(), self.study.facts.device_peaks)
+        rate = changes.get("learning_rate", scaled_learning_rate(self.config.optimizer, effective))
+        assert isinstance(rate, float)
         batch = {
             "micro_batch_size": split.micro_batch_size,
             "gradient_accumulation_steps": split.gradient_accumulation_steps,
-            "learning_rate": scaled_learning_rate(self.config.optimizer, effective),
+            "learning_rate": rate,
+            "optimizer": optimizer_at(self.config.optimizer, effective, rate),
             "warmup_samples": warmup_samples(self.config.optimizer, effective, budget),
             "sample_budget": budget,
             "evaluations": evenly_spaced(budget, self.config.evaluations),

@@ -16,9 +16,16 @@ import yaml
 from orchestrator.config.keys import Batch, StudyConfig, given_batch
 from orchestrator.config.load import load_stored_study, load_study, parse_study
 from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
-from orchestrator.config.trial import base_trial, evenly_spaced, precisions, scaled_learning_rate, warmup_samples
+from orchestrator.config.trial import (
+    base_trial,
+    evenly_spaced,
+    optimizer_at,
+    precisions,
+    scaled_learning_rate,
+    warmup_samples,
+)
 from tests.support.lane_player import study_of
-from trainers.config import Split
+from trainers.config import OptimizerConfig, Split
 from trainers.strict import Strict
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -393,6 +400,35 @@ def test_warm_up_is_in_samples_and_lasts_30_steps_but_no_more_than_a_fifth_of_th
     assert warmup_samples(optimizer, 8, 100_000) == 1000, "1 % of a long run is more than 30 steps"
     given = study_of(optimizer={"warmup": 7}).optimizer
     assert [warmup_samples(given, batch, 10_000) for batch in (1, 128)] == [7, 7]
+
+
+@pytest.mark.parametrize(("batch", "beta2"), [(4, 0.95**0.5), (8, 0.95), (16, 0.95**2), (128, 0.9)])
+def test_the_half_life_of_the_second_moment_is_held_in_samples(batch: int, beta2: float) -> None:
+    optimizer = study_of(optimizer={"reference_batch_size": 8, "beta2_scaling": "samples"}).optimizer
+    assert optimizer_at(optimizer, batch, 0.1).betas == (0.9, pytest.approx(beta2))
+    at_one = study_of(optimizer={"reference_batch_size": 4096, "beta2_scaling": "samples"}).optimizer
+    assert optimizer_at(at_one, 1, 0.1).betas == (0.9, 0.9999)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "decay"), [(8, 0.004, 0.3), (32, 0.008, 0.6), (8, 0.001, 1.2), (128, 0.001, 3.0), (1, 0.1, 0.003)]
+)
+def test_the_timescale_of_weight_decay_is_held_in_samples(batch: int, rate: float, decay: float) -> None:
+    keys = {"lr": 0.004, "reference_batch_size": 8, "weight_decay": 0.3, "weight_decay_scaling": "samples"}
+    found = optimizer_at(study_of(optimizer=keys).optimizer, batch, rate)
+    assert (found.weight_decay, found.betas) == (pytest.approx(decay), (0.9, 0.95))
+
+
+def test_what_does_not_follow_the_batch_stays() -> None:
+    optimizer = study_of(optimizer={"betas": [0.8, 0.99], "weight_decay": 0.3}).optimizer
+    assert optimizer_at(optimizer, 512, 0.1) == OptimizerConfig(betas=(0.8, 0.99), weight_decay=0.3)
+
+
+def test_sgd_has_no_second_moment_to_follow_the_batch() -> None:
+    with pytest.raises(
+        ValueError, match="beta2_scaling is samples, and sgd has no second moment; leave it out, or use type: adamw"
+    ):
+        study_of(optimizer={"type": "sgd", "beta2_scaling": "samples"})
 
 
 @pytest.mark.parametrize("budget", [512, 10_000, 1_000_003])

@@ -6,9 +6,11 @@ import itertools
 import math
 import os
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +19,7 @@ import yaml
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import apply_override, parse_study
 from orchestrator.config.stages import Grid
-from orchestrator.config.trial import base_trial
+from orchestrator.config.trial import base_trial, optimizer_at
 from orchestrator.output.plots import plot, spread
 from orchestrator.output.report.page import paste_text, render_report, write_report
 from orchestrator.output.status import MOST_NOTICES, print_status
@@ -214,25 +216,38 @@ def test_time_adds_up(html: str, study: Study) -> None:
     assert f"{seconds // 60} min {seconds % 60} s of lane time" in text
 
 
-def test_what_is_pasted_into_the_study_file_is_the_recommendation(config: StudyConfig) -> None:
+@pytest.mark.parametrize("rules", [{}, {"beta2_scaling": "samples", "weight_decay_scaling": "samples"}])
+@pytest.mark.parametrize("changes", [{}, {"model_changes": {"dropout": 0.1}}])
+def test_what_is_pasted_into_the_study_file_is_the_recommendation(
+    rules: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    config = example_config(optimizer={"lr": 1e-4, **rules})
+    settings = optimizer_at(config.optimizer, 64, 5e-5)
     twice_the_reference_batch = {"gradient_accumulation_steps": 4, "effective_batch_size": 64}
-    recommendation = example_recommendation(learning_rate=5e-5, **twice_the_reference_batch)
-    keys, _, command = paste_text(recommendation).partition("\n\n")
-    tree = config.model_dump(mode="json", exclude={"stages", "optimizer", "batch"}) | yaml.safe_load(keys)
+    recommendation = example_recommendation(learning_rate=5e-5, **twice_the_reference_batch, **changes)
+    recommendation = replace(recommendation, optimizer=settings)
+    keys, _, command = paste_text(recommendation, config.optimizer).partition("\n\n")
+    file, written = config.model_dump(mode="json", exclude={"stages", "batch"}), yaml.safe_load(keys)
+    for key in ("optimizer", "model"):
+        written[key] = file[key] | written.get(key, {})
+    tree = file | written
     pasted = parse_study(tree, "pasted")
     points = pasted.keys_of(Grid)
     assert points is not None
     assert points.activation_checkpointing == ("selective",)
     assert points.effective_batch_size == (64,)
     overridden = config.model_dump(mode="json")
-    for setting in re.findall(r"--set (\S+)", command):
-        apply_override(overridden, setting)
+    for setting in shlex.split(command.replace("\\\n", " "), comments=True)[3:]:
+        if setting != "--set":
+            apply_override(overridden, setting)
     for parsed in (pasted, parse_study(overridden, "set")):
         trial = base_trial(parsed, None)
         for key in ("micro_batch_size", "gradient_accumulation_steps", "world_size", "precision", "warmup_samples"):
             assert getattr(trial, key) == getattr(recommendation, key)
         assert trial.learning_rate == pytest.approx(5e-5)
         assert trial.effective_batch_size == recommendation.effective_batch_size
+        assert trial.optimizer == settings
+        assert trial.model.kwargs.items() >= (recommendation.model_changes or {}).items()
 
 
 def test_text_that_is_no_unicode_is_still_written(tmp_path: Path, config: StudyConfig) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.trial import optimizer_at
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.stages import train
 from orchestrator.stages.findings import found
@@ -231,6 +232,16 @@ def test_the_same_world_leads_to_the_same_runs_and_findings(tmp_path: Path) -> N
         studies.append(played(tmp_path / run, IDEAL)[1])
     assert list(studies[0].trials) == list(studies[1].trials)
     assert findings_of(studies[0]) == findings_of(studies[1])
+
+
+def test_what_follows_batch_and_rate_is_a_part_of_every_run(tmp_path: Path) -> None:
+    rules = {"beta2_scaling": "samples", "weight_decay_scaling": "samples"}
+    config, known = played(tmp_path, IDEAL, optimizer=rules)
+    runs = [trial.config for trial in known.trials.values()]
+    for run in runs:
+        assert run.optimizer == optimizer_at(config.optimizer, run.effective_batch_size, run.learning_rate)
+    assert len({run.optimizer.betas for run in runs}) > 1
+    assert len({run.optimizer.weight_decay for run in runs}) > len({run.effective_batch_size for run in runs})
 
 
 def test_every_seed_of_a_run_is_trained_and_a_run_counts_once(tmp_path: Path) -> None:

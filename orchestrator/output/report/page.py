@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -31,6 +32,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from orchestrator.units import seconds_text
+from trainers.config import OptimizerConfig
 from trainers.files import written_whole
 
 _RECOMMENDED = (
@@ -94,7 +96,7 @@ def _answer(config: StudyConfig, study: Study, recommendation: Recommendation | 
     values = recommendation.to_json()
     unfinished = ", ".join(_open_stages(config, study))
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "ramp") if key in values}
-    snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation))]
+    snippet = [element("h3", "To type in"), element("pre", paste_text(recommendation, config.optimizer))]
     details = (
         element("div", element("h3", title), value_element(key, values[key]))
         for key, title in (("evidence", "Evidence"), ("alternatives", "Alternatives"), ("ruled_out", "Ruled out"))
@@ -129,9 +131,9 @@ def _known_so_far(config: StudyConfig, study: Study) -> list[Element]:
     return [element("p", verdict, class_="verdict"), *known]
 
 
-def paste_text(recommendation: Recommendation) -> str:
-    """Return the recommendation as keys of a study file, and as one training run."""
-    r = recommendation
+def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> str:
+    """Return the recommendation as keys of a study file, and as one training run. optimizer: the study file's."""
+    r, optimizer_keys = recommendation, _optimizer_keys(recommendation, optimizer)
     varied = {
         "micro_batch_size": r.micro_batch_size,
         "effective_batch_size": r.effective_batch_size,
@@ -141,19 +143,32 @@ def paste_text(recommendation: Recommendation) -> str:
     keys = {
         "precision": r.precision,
         "world_size": r.world_size,
-        "optimizer": _optimizer_keys(r),
+        "optimizer": optimizer_keys,
         "batch": _batch_keys(r),
-        **({"model": {"kwargs": {"cross_entropy": r.cross_entropy}}} if r.cross_entropy else {}),
+        **({"model": {"kwargs": _model_keys(r)}} if _model_keys(r) else {}),
         "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
     grows = "# the batch is to grow (ramp), which a study file cannot say: this is how it begins\n" if r.ramp else ""
-    return f"# keys of the study file; what else it says stays\n{grows}{text}\n{_trial_command(r)}"
+    return f"# keys of the study file; what else it says stays\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
 
 
-def _optimizer_keys(r: Recommendation) -> dict[str, JsonValue]:
-    """Return the keys that make the study file's rule give this rate and this warm-up."""
-    return {"lr": r.learning_rate, "lr_scaling": "none", "warmup": r.warmup_samples}
+def _optimizer_keys(r: Recommendation, optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    """Return the keys with which the study file gives this optimizer. At the reference batch no rule changes anything."""
+    keys: dict[str, JsonValue] = {
+        "lr": r.learning_rate,
+        "reference_batch_size": r.effective_batch_size,
+        "warmup": r.warmup_samples,
+    }
+    if r.optimizer.betas != optimizer.betas:
+        keys["betas"] = list(r.optimizer.betas)
+    if r.optimizer.weight_decay != optimizer.weight_decay:
+        keys["weight_decay"] = r.optimizer.weight_decay
+    return keys
+
+
+def _model_keys(r: Recommendation) -> dict[str, JsonValue]:
+    return {**({"cross_entropy": r.cross_entropy} if r.cross_entropy else {}), **(r.model_changes or {})}
 
 
 def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
@@ -163,17 +178,17 @@ def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
     }
 
 
-def _trial_command(r: Recommendation) -> str:
+def _trial_command(r: Recommendation, optimizer_keys: dict[str, JsonValue]) -> str:
     overrides = {f"batch.{key}": value for key, value in _batch_keys(r).items()}
-    overrides |= {f"optimizer.{key}": value for key, value in _optimizer_keys(r).items()}
+    overrides |= {f"optimizer.{key}": value for key, value in optimizer_keys.items()}
     overrides |= {
         "activation_checkpointing": config_text(r.activation_checkpointing),
         "compile": config_text(r.compile),
         "precision": r.precision,
         "world_size": r.world_size,
     }
-    overrides |= {"model.kwargs.cross_entropy": r.cross_entropy} if r.cross_entropy else {}
-    flags = "".join(f" \\\n  --set {key}={value}" for key, value in overrides.items())
+    overrides |= {f"model.kwargs.{key}": value for key, value in _model_keys(r).items()}
+    flags = "".join(f" \\\n  --set {shlex.quote(f'{key}={value}')}" for key, value in overrides.items())
     return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"
 
 
