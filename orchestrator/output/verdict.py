@@ -88,6 +88,8 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     compared = _compared(study, winner)
     if compared is None or compared.is_decided:
         return None
+    if compared.mine.num_runs_to_decide is None:
+        return "no further runs: how fast the batches are is not known well enough; time them again where nothing else runs"
     runs = max(1, round(compared.mine.num_runs_to_decide)) * len(config.seeds)
     seconds = compared.findings.seconds or winner.metric("train_seconds") or 0.0
     hours = runs * seconds * config.world_size / 3600

@@ -7,6 +7,7 @@ step of the frontier accumulates already, so its rate holds a part of the optimi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,9 @@ WORTH_TIMING = 0.1
 # Paired timings on two shared cores lay between 0.86 and 1.05 of each other, and a point's accumulation is not the
 # form's.
 SINGLE_TIMING_FACTOR = 1.2
+
+# Of the standard normal distribution, with 95 % between it and its negative.
+NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Rate:
     """The ends of its 95 % interval. What moves all forms of a round alike is left out: rates are only compared."""
     num_rounds: int
     """How often it was timed."""
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of its logarithm."""
+        return math.log(self.high / self.low) / (2 * NORMAL_QUANTILE)
 
 
 def rate_of(form: Form, rate: float, interval: tuple[float, float] | None, num_rounds: int) -> Rate:

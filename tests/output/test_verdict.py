@@ -175,6 +175,13 @@ def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> Non
     assert twice.would_decide.startswith("about 6 more runs of 1 min 0 s each, 0.1 device-hours"), "each with 2 seeds"
 
 
+def test_where_the_speeds_leave_it_open_no_run_is_said_to_decide() -> None:
+    batches = batch_findings(32, 3.2, 0.55, num_runs_to_decide=None), batch_findings(16, 3.22, 0.5)
+    assert recommended(*batches).would_decide == (
+        "no further runs: how fast the batches are is not known well enough; time them again where nothing else runs"
+    )
+
+
 def test_it_is_never_undetermined_between_one_batch() -> None:
     """Where many share what is left of the probability, the likeliest of them is named."""
     others = [batch_findings(batch, 3.4, p) for batch, p in ((2, 0.05), (4, 0.06), (8, 0.04))]

@@ -111,7 +111,7 @@ def throughput_of(samples_per_second: dict[int, float], largest_micro_batch: int
     found = []
     for batch, rate in sorted(samples_per_second.items()):
         size = min(batch, largest_micro_batch)
-        found.append(Rate(size, batch // size, batch, NONE, rate, 0.95 * rate, 1.05 * rate, num_rounds=5))
+        found.append(Rate(size, batch // size, batch, NONE, rate, 0.99 * rate, 1.01 * rate, num_rounds=5))
     return replace(THROUGHPUT, rates=tuple(found))
 
 

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.estimates.ranking import Standing, by_candidate, scale_of, standings
-from orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
+from orchestrator.stages.estimates.surface import Coordinates, Observation, Scale, Setting, Surface, fit
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial
 
 
-def surface_through(trials: Sequence[Trial], config: StudyConfig, batches: Sequence[int]) -> Surface | None:
-    """Return the surface over these batches through what the trials came to; None before one of them has completed."""
+def surface_through(
+    trials: Sequence[Trial], config: StudyConfig, batches: Sequence[int], speeds: Mapping[int, float] | None = None
+) -> Surface | None:
+    """Return the surface over these batches through what the trials came to; None before one of them has completed.
+
+    speeds: how well the samples/s of each batch are known, as the standard deviation of their logarithm.
+    """
     observed = observations(trials, config.target_loss)
     if all(one.loss is None for one in observed):
         return None
-    rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
-    return fit(Coordinates(rule), observed, scale_of(standings(trials, config.target_loss)))
+    ranking = standings(trials, config.target_loss)
+    rule, scale = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}, scale_of(ranking)
+    off_by = _by_speed(config, scale, ranking)
+    timing = {batch: off_by * deviation for batch, deviation in (speeds or {}).items() if batch in rule}
+    return fit(Coordinates(rule), observed, scale, timing)
+
+
+def _by_speed(config: StudyConfig, scale: Scale, ranking: Sequence[Standing]) -> float:
+    """Return by how much a score changes with the logarithm of the speed. A run of twice the speed has twice the samples in its
+    time, which is worth the late gain; to a target it takes half the seconds."""
+    match config.objective:
+        case "samples":
+            return 0.0
+        case "time":
+            return scale.late_gain / math.log(2)
+        case "target":
+            return statistics.median(one.score for one in ranking)
 
 
 def setting_of(trial: Trial) -> Setting:

@@ -15,7 +15,7 @@ on that scale what seeds and learning rates do to a loss is alike for models, le
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -136,6 +136,9 @@ class Surface:
     """[draw]: the deviation from seed to seed."""
     highest: dict[int, float] = field(default_factory=dict)
     """For each batch at which a rate diverged, the highest u that is counted on."""
+    of_timing: dict[int, Array] = field(default_factory=dict)
+    """For each batch, by what its loss is off because its speed, of which its budget was made, is off: [draw], in units of
+    the loss. No further run tells more about it."""
 
     def best_u(self, batch: int) -> Array:
         """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
@@ -145,6 +148,10 @@ class Surface:
     def best_loss(self, batch: int) -> Array:
         """Return what the batch ends at with its best rate: [draw], in units of the loss."""
         return self.loss(batch, self.best_u(batch))
+
+    def at_equal_cost(self, batch: int) -> Array:
+        """Return what the batch would end at with its best rate, had its speed been known: [draw], in units of the loss."""
+        return self.best_loss(batch) + self.of_timing.get(batch, 0.0)
 
     def loss(self, batch: int, u: Array | float) -> Array:
         """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
@@ -167,20 +174,27 @@ class Surface:
     @cached_property
     def p_best(self) -> dict[int, float]:
         """For each batch, the probability that none ends lower by more than a useful gain."""
-        losses = np.stack([self.best_loss(batch) for batch in self.coordinates.batches], axis=1)
+        losses = np.stack([self.at_equal_cost(batch) for batch in self.coordinates.batches], axis=1)
         good = losses <= losses.min(axis=1, keepdims=True) + self.useful_gain
         return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
     def expected_regret(self, batch: int) -> float:
         """Return what choosing this batch costs on average, against the one that ends lowest: 0 in the draws in which it is
         that one."""
-        lowest = np.min([self.best_loss(each) for each in self.coordinates.batches], axis=0)
-        return float((self.best_loss(batch) - lowest).mean())
+        lowest = np.min([self.at_equal_cost(each) for each in self.coordinates.batches], axis=0)
+        return float((self.at_equal_cost(batch) - lowest).mean())
 
 
-def fit(coordinates: Coordinates, observations: Sequence[Observation], scale: Scale, seed: int = 0) -> Surface:
+def fit(
+    coordinates: Coordinates,
+    observations: Sequence[Observation],
+    scale: Scale,
+    timing: Mapping[int, float] | None = None,
+    seed: int = 0,
+) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
+    timing: the standard deviation, in units of the loss, by which what a batch ends at is uncertain because its speed is.
     seed: of the draws. The same observations in the same order give the same surface.
     """
     finite = [one for one in observations if one.loss is not None]
@@ -201,6 +215,9 @@ def fit(coordinates: Coordinates, observations: Sequence[Observation], scale: Sc
         curvature=posterior.curvature[chosen],
         noise=posterior.noise[chosen],
         highest=_highest(coordinates, observations),
+        of_timing={
+            batch: deviation * random.standard_normal(NUM_DRAWS) for batch, deviation in sorted((timing or {}).items())
+        },
     )
 
 
@@ -312,7 +329,7 @@ def next_setting(
     rival = _rival(surface, choice)
     if rival is None:
         return None
-    difference = surface.best_loss(rival) - surface.best_loss(choice)
+    difference = surface.at_equal_cost(rival) - surface.at_equal_cost(choice)
     heard = _results(surface, unheard)
     options = [setting for batch in surface.coordinates.batches for setting in _options(surface, batch, tried)]
     return max(options, key=lambda setting: _told(surface, setting, difference, heard), default=None)
@@ -320,23 +337,26 @@ def next_setting(
 
 def _rival(surface: Surface, choice: int) -> int | None:
     """Return the batch that is likeliest to be better than the choice."""
-    ours = surface.best_loss(choice)
+    ours = surface.at_equal_cost(choice)
     others = [batch for batch in surface.coordinates.batches if batch != choice]
-    return max(others, key=lambda batch: float((surface.best_loss(batch) < ours).mean()), default=None)
+    return max(others, key=lambda batch: float((surface.at_equal_cost(batch) < ours).mean()), default=None)
 
 
-def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float:
+def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float | None:
     """Return about how many more runs would tell whether the batch or its strongest rival is better, after so many.
 
-    The variance of their difference falls about as the number of runs grows; it is told where the difference is as large
-    as DECISIVE deviations, or both are known to lie within a useful gain of each other.
+    The variance of their difference falls about as the number of runs grows, but for what their speeds leave open; it is told
+    where the difference is as large as DECISIVE deviations, or both are known to lie within a useful gain of each other.
+    None where the speeds alone leave more open, so that no run would tell it.
     """
     rival = _rival(surface, batch)
     if rival is None:
         return 0.0
     difference = surface.best_loss(rival) - surface.best_loss(batch)
     wanted = max(abs(float(difference.mean())), surface.useful_gain) / DECISIVE
-    return max(0.0, num_runs * (float(difference.var()) / wanted**2 - 1))
+    of_timing = np.zeros(NUM_DRAWS) + surface.of_timing.get(rival, 0.0) - surface.of_timing.get(batch, 0.0)
+    left = wanted**2 - float(of_timing.var())
+    return max(0.0, num_runs * (float(difference.var()) / left - 1)) if left > 0 else None
 
 
 def _options(surface: Surface, batch: int, tried: Sequence[Setting]) -> list[Setting]:

@@ -7,6 +7,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.observed import observations, surface_through
 from orchestrator.stages.estimates.ranking import standings
 from orchestrator.stages.estimates.surface import Surface
+from orchestrator.stages.rates import rates
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import Trial, TrialState
 
@@ -21,7 +22,8 @@ def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
-    return surface_through(trials, context.config, kept)
+    speeds = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
+    return surface_through(trials, context.config, kept, speeds)
 
 
 def _cannot_run(trial: Trial) -> bool:

@@ -138,7 +138,7 @@ def _listed(batches: Sequence[int]) -> str:
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
     rates = [surface.coordinates.rate(batch, u) for u in _interval(surface.best_u(batch))]
-    losses = _interval(surface.best_loss(batch))
+    losses = _interval(surface.at_equal_cost(batch))
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
     runs = {t.candidate for t in context.trials() if t.config.effective_batch_size == batch}
     return BatchFindings(

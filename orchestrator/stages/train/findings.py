@@ -38,8 +38,9 @@ class BatchFindings:
     p_best: float
     """The probability that no batch is better by more than a useful gain: the seeds' deviation, or 0.4 % if that is more."""
     num_runs: int
-    num_runs_to_decide: float = 0.0
-    """About how many more runs would tell whether it or its strongest rival is better."""
+    num_runs_to_decide: float | None = 0.0
+    """About how many more runs would tell whether it or its strongest rival is better; None where none would, since their
+    speeds are not known well enough."""
 
 
 @dataclass(frozen=True)

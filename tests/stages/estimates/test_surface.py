@@ -28,6 +28,7 @@ from orchestrator.stages.estimates.surface import (
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RULE = Coordinates({batch: 1e-3 * (batch / 32) ** 0.5 for batch in BATCHES})
+THREE = Coordinates({batch: RULE.rule[batch] for batch in (4, 32, 256)})
 LATE_GAIN = 0.09
 """What the loss of the synthetic runs below falls by over the second half of their samples, as a share of it."""
 SEED_DEVIATION = PRIOR.seed_deviation * LATE_GAIN
@@ -308,9 +309,45 @@ def test_more_seeds_count_more_and_an_extrapolated_run_less() -> None:
 
 def test_fewer_runs_are_said_to_decide_what_lies_further_apart() -> None:
     def left(gap: float) -> float:
-        rule = {batch: RULE.rule[batch] for batch in (4, 32, 256)}
-        runs = [Observation(batch, rate, 3.0 + gap * (batch != 32)) for batch, rate in rule.items()]
-        return runs_to_decide(fit(Coordinates(rule), runs, Scale(0.1, 0.01)), 32, len(runs))
+        runs = [Observation(batch, rate, 3.0 + gap * (batch != 32)) for batch, rate in THREE.rule.items()]
+        found = runs_to_decide(fit(THREE, runs, Scale(0.1, 0.01)), 32, len(runs))
+        assert found is not None
+        return found
 
     assert left(1.0) <= left(0.1) <= left(0.01)
     assert left(0.01) > 1
+
+
+def of_three(timing: dict[int, float]) -> Surface:
+    """Three batches, of which 32 was the best by a little."""
+    runs = [Observation(batch, rate, 3.0 + 0.03 * (batch != 32)) for batch, rate in THREE.rule.items()]
+    return fit(THREE, runs, Scale(0.1, 0.01), timing)
+
+
+def test_what_is_open_of_a_speed_is_open_of_the_loss_at_equal_cost() -> None:
+    known, vague = of_three({}), of_three({32: 0.05, 256: 0.2})
+    for batch, deviation in ((4, 0.0), (32, 0.05), (256, 0.2)):
+        np.testing.assert_array_equal(vague.best_loss(batch), known.best_loss(batch))
+        expected = known.best_loss(batch).var() + deviation**2
+        assert vague.at_equal_cost(batch).var() == pytest.approx(expected, rel=0.1)
+    assert known.p_best[32] > vague.p_best[32]
+    assert known.expected_regret(32) < vague.expected_regret(32)
+
+
+def test_what_a_speed_leaves_open_takes_more_runs_to_decide_or_cannot_be_decided_by_any() -> None:
+    known, vague, unknown = (
+        runs_to_decide(of_three(dict.fromkeys(THREE.batches, deviation)), 32, 3) for deviation in (0.0, 0.005, 0.2)
+    )
+    assert known is not None
+    assert vague is not None
+    assert known < vague
+    assert unknown is None
+
+
+def test_a_batch_whose_speed_makes_it_a_rival_is_what_the_next_run_tells_of() -> None:
+    runs = [Observation(batch, rate, 3.0 + 3.0 * (batch != 32)) for batch, rate in THREE.rule.items()]
+    tried = [Setting(batch, rate) for batch, rate in THREE.rule.items()]
+    for rival in (4, 256):
+        found = next_setting(fit(THREE, runs, Scale(0.1, 0.01), {rival: 3.0}), tried, 32)
+        assert found is not None
+        assert found.effective_batch_size in (32, rival)
