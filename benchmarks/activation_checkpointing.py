@@ -54,7 +54,7 @@ def main() -> None:
 def one_mode(told: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from trainers.compilation import warm_up
+    from trainers.before.compilation import warm_up
     from trainers.config import TrialConfig
     from trainers.run import Run
 

@@ -58,7 +58,7 @@ def bytes_per_step(gpt: dict[str, Any], accumulation: int, steps: int = 5) -> tu
     from torch.nn.parallel import DistributedDataParallel
 
     from trainers.config import TrialConfig
-    from trainers.device import pick_device
+    from trainers.device.device import pick_device
     from trainers.run import Run
 
     config = TrialConfig.model_validate({

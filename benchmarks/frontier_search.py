@@ -31,7 +31,7 @@ from typing import Any
 from side_by_side import machine, options
 
 from orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
-from trainers.peak_memory import Line
+from trainers.before.peak_memory import Line
 
 MIB = 1 << 20
 LARGEST = 512  # for the finders that ask for one; Accelerate's starts there, above every true limit
@@ -39,7 +39,7 @@ WARM_UP_SIZES = (2, 32)
 STEPS, ACCUMULATION, LATER_STEPS = 3, 2, 200
 TIMEOUT_SECONDS = 3600.0
 HEADROOM = 0.01
-PRELOADED = ["torch", "accelerate", "lightning.pytorch", "trainers.run", "trainers.evaluation"]
+PRELOADED = ["torch", "accelerate", "lightning.pytorch", "trainers.run", "trainers.reporting.evaluation"]
 MODELS: dict[str, dict[str, Any]] = {
     "narrow": {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "seq_len": 64},
     "words": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "seq_len": 32, "vocab_size": 2048},
@@ -115,7 +115,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
 
     Raise RuntimeError if that process dies.
     """
-    from trainers.memory import MALLOC_ENVIRONMENT
+    from trainers.device.memory import MALLOC_ENVIRONMENT
 
     os.environ.update(MALLOC_ENVIRONMENT, OMP_NUM_THREADS="1")
     context = multiprocessing.get_context("forkserver")
@@ -147,7 +147,7 @@ def _send_result(sending: Connection, function: Callable[..., Any], args: tuple[
 
 def warm_up(case: Case) -> None:
     """Touch every kernel once, so that only what a probe itself needs is left to count."""
-    from trainers.memory import give_back
+    from trainers.device.memory import give_back
 
     for size in WARM_UP_SIZES:
         probe(case, size)
@@ -184,7 +184,7 @@ def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[
     """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already."""
     import torch
 
-    from trainers.memory import held_to
+    from trainers.device.memory import held_to
 
     return held_to(case.limit_mebibytes * MIB - taken_bytes, torch.device("cpu"))
 
@@ -193,7 +193,7 @@ def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
     """Return the peak in bytes of so many steps and an evaluation; raise the allocator's error if they do not fit."""
     import torch
 
-    from trainers.evaluation import evaluate
+    from trainers.reporting.evaluation import evaluate
     from trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(case, micro_batch_size), torch.device("cpu"))
@@ -207,8 +207,8 @@ def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
 
 def peak_or_none(case: Case, micro_batch_size: int) -> float | None:
     """Return None if it runs out of memory, after everything that it held was freed."""
-    from trainers.memory import give_back
-    from trainers.out_of_memory import is_out_of_memory
+    from trainers.device.memory import give_back
+    from trainers.device.out_of_memory import is_out_of_memory
 
     peak = None
     try:
@@ -268,7 +268,7 @@ def search_of(finder: str, case: Case) -> Search:
 
 
 def predict(case: Case) -> tuple[Line, float]:
-    from trainers.prediction import predict
+    from trainers.before.prediction import predict
 
     started = time.process_time()
     return predict(config(case, 2)).lines[-1], time.process_time() - started
@@ -295,7 +295,7 @@ def train_on(case: Case, search: Search) -> None:
 
 
 def how_it_ends(train: Callable[[], object]) -> str:
-    from trainers.out_of_memory import is_out_of_memory
+    from trainers.device.out_of_memory import is_out_of_memory
 
     try:
         train()
@@ -380,10 +380,10 @@ def lightning_module(case: Case, search: Search) -> Any:
     import lightning.pytorch as L  # pyright: ignore[reportMissingImports]  (an extra)
     from torch.utils.data import DataLoader
 
-    from trainers.activation_checkpointing import apply_to_blocks
     from trainers.data.samples import load_data
-    from trainers.models import initial_module
-    from trainers.optim import build_optimizer
+    from trainers.model.activation_checkpointing import apply_to_blocks
+    from trainers.model.models import initial_module
+    from trainers.step.optim import build_optimizer
 
     trial = config(case, 2)
 

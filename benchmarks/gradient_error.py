@@ -80,8 +80,8 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     import torch
     from torch.utils.data import DataLoader
 
-    from trainers.models import initial_module
-    from trainers.optim import build_optimizer
+    from trainers.model.models import initial_module
+    from trainers.step.optim import build_optimizer
 
     samples, _ = padded()
     model = initial_module(config(gpt), None).to(torch.device(device))
@@ -138,7 +138,7 @@ def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainers.device import pick_device
+    from trainers.device.device import pick_device
 
     join_two_ranks(rank, device, folder)
     gradient = first_gradient(config(gpt, world_size=2), pick_device())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from side_by_side import in_fresh_process, machine, options
 
 if TYPE_CHECKING:
-    from trainers.peak_memory import PeakMemory
+    from trainers.before.peak_memory import PeakMemory
 
 MODES: tuple[tuple[str | float, bool], ...] = (
     ("none", False), ("selective", False), ("full", False),
@@ -97,8 +97,8 @@ def main() -> None:
 
 def compared(name: str, sizes: tuple[int, ...], device: str, folder: str) -> list[Compared]:
     """Every mode of this model, all predicted in one process."""
-    from trainers.peak_memory import PeakMemory
-    from trainers.prediction import predict_in_own_process
+    from trainers.before.peak_memory import PeakMemory
+    from trainers.before.prediction import predict_in_own_process
 
     found: list[Compared] = []
     predictions = predict_in_own_process([trial(name, *mode, sizes[0], device) for mode in MODES])
@@ -113,7 +113,7 @@ def compared(name: str, sizes: tuple[int, ...], device: str, folder: str) -> lis
 
 
 def rows_of(told: dict[str, Any], predicted: PeakMemory, peaks: list[float]) -> list[Compared]:
-    from trainers.peak_memory import calibrated
+    from trainers.before.peak_memory import calibrated
 
     first, *_ = told["sizes"]
     corrected = calibrated(predicted, {first: peaks[0]})
@@ -141,8 +141,8 @@ def measured(model: str, mode: str | float, compiled: bool, sizes: list[int], de
     """The peak of a short run at each size, as the trial would report it."""
     import torch
 
-    from trainers.compilation import warm_up
-    from trainers.memory import give_back
+    from trainers.before.compilation import warm_up
+    from trainers.device.memory import give_back
     from trainers.run import Run
 
     peaks = []

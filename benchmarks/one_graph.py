@@ -59,7 +59,7 @@ def main() -> None:
 def one_side(told: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from trainers.compilation import warm_up
+    from trainers.before.compilation import warm_up
     from trainers.config import TrialConfig
     from trainers.run import Run
 

@@ -144,7 +144,7 @@ class Turns:
     def __init__(self, driver: Connection, device: str) -> None:
         import torch
 
-        from trainers.throughput import StepClock
+        from trainers.speed.throughput import StepClock
 
         self._driver, self._steps, self._clock = driver, 0, StepClock(torch.device(device))
         self._lead_in, self._gives_back = LEAD_IN[device], device == "cuda"
@@ -166,7 +166,7 @@ class Turns:
 
 def give_back() -> None:
     """Leave the GPU's memory to the next side: all of them together would not fit."""
-    from trainers import memory
+    from trainers.device import memory
 
     memory.give_back()
 
@@ -190,7 +190,7 @@ def with_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool, whole: bool = False) -> None:
     import torch
 
-    from trainers.gradient_noise import FIRST_STEPS
+    from trainers.noise.gradient_noise import FIRST_STEPS
     from trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(device, gpt, statistics_on=statistics_on, whole=whole), torch.device(device))
@@ -207,10 +207,10 @@ def parts(device: str, gpt: dict[str, Any], *, whole: bool = False) -> tuple[Any
     """(a compiled model, its optimizer, the training samples): the same for every peer."""
     import torch
 
-    from trainers.activation_checkpointing import apply_to_blocks
     from trainers.data.samples import load_data
-    from trainers.models import initial_module
-    from trainers.optim import build_optimizer
+    from trainers.model.activation_checkpointing import apply_to_blocks
+    from trainers.model.models import initial_module
+    from trainers.step.optim import build_optimizer
 
     trial = config(device, gpt, whole=whole)
     train_set, _ = load_data(trial.data)

@@ -19,16 +19,16 @@ from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, ending_text, exit_text, shortened
-from trainers import cgroup
+from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
+from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost
-from trainers.peak_memory import PeakMemory
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainers.first_pass import FirstPass
+    from trainers.before.first_pass import FirstPass
 
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
@@ -50,8 +50,8 @@ def check(
     that the data or the model have not come after so many seconds. Raises ValueError for bad input.
     """
     from trainers.data.samples import load_data
-    from trainers.losses import loss_function
-    from trainers.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
+    from trainers.model.losses import loss_function
+    from trainers.model.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
 
     check_compiler(compiles)
     what = _data_of(config)
@@ -93,7 +93,7 @@ def check_new_study(
     is_local: True if runs will be on this machine; what a pass raises here, another device might not. say: what tells people of
     what is no fault.
     """
-    from trainers.first_pass import first_pass
+    from trainers.before.first_pass import first_pass
 
     _check_blocks(config, facts)
     with _told_if_slow(
@@ -167,7 +167,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
     stage = config.keys_of(Frontier)
     if stage is None:
         return facts
-    from trainers.prediction import predict_in_own_process
+    from trainers.before.prediction import predict_in_own_process
 
     context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
@@ -213,7 +213,7 @@ def _what_it_did(error: BaseException) -> str:
 def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
     """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
     from trainers.data.samples import load_data
-    from trainers.models import build_model
+    from trainers.model.models import build_model
 
     check_compiler(bool(trial.compile))
     if trial.world_size != 1:

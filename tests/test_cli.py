@@ -351,8 +351,8 @@ MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
 def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
     home: Path, mode: Literal["none", "full"]
 ) -> None:
+    from trainers.before.prediction import PROCESS_BYTES, predict
     from trainers.config import DataConfig, ModelConfig, TrialConfig
-    from trainers.prediction import PROCESS_BYTES, predict
 
     text = {"train": str(home / "train.txt"), "seq_len": 256, "tokenizer": "bytes", "val_fraction": 0.3}
     config = TrialConfig(
@@ -371,7 +371,7 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
 def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
     from orchestrator.config.load import load_study
     from orchestrator.config.trial import base_trial
-    from trainers.flops import flops_per_sample
+    from trainers.speed.flops import flops_per_sample
 
     config = base_trial(load_study(home / "tiny.yaml", []), None)
     weights = 256 * 16 + 12 * 16 * 16  # the head, tied to the embedding, and one block
@@ -383,7 +383,7 @@ def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentio
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
     from orchestrator.config.load import load_study
     from orchestrator.config.trial import base_trial
-    from trainers.prediction import predict
+    from trainers.before.prediction import predict
 
     config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)
     once, twice, often = (

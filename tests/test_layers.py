@@ -25,6 +25,22 @@ ROOMS = {
     "execution": {"config", "study", "decisions"},
     "output": {"config", "study", "stages", "decisions"},
 }
+# The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
+LEAVES_OF_TRAINERS = {"checksums", "config", "criteria", "errors", "files", "notices", "report", "step_log", "strict"}
+PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "speed", "step"}
+ROOMS_OF_TRAINERS = {
+    **{leaf: set[str]() for leaf in sorted(LEAVES_OF_TRAINERS)},
+    "data": set[str](),
+    "device": set[str](),
+    "model": {"data", "device"},
+    "noise": {"device", "model"},
+    "step": {"data", "model", "noise"},
+    "speed": {"data", "device", "model", "noise"},
+    "checkpoints": {"data", "model"},
+    "run": PARTS_OF_A_RUN,
+    "reporting": {*PARTS_OF_A_RUN, "run"},
+    "before": {*PARTS_OF_A_RUN, "run"},
+}
 # What each room may load, of the libraries that take seconds or a cluster.
 HEAVY = {"ray", "torch", "wandb"}
 ALLOWED: dict[str, set[str]] = {"execution": {"ray", "torch"}}
@@ -58,16 +74,27 @@ def imports(source: str) -> set[str]:
     return found
 
 
-def imported_rooms(file: Path) -> set[str]:
-    """The rooms, and the files on top, that a file imports."""
-    return {name.split(".")[1] for name in imports(file.read_text()) if name.startswith("orchestrator.")}
+def imported_rooms(file: Path, package: str) -> set[str]:
+    """The rooms of a package, and the files on top, that a file imports."""
+    return {name.split(".")[1] for name in imports(file.read_text()) if name.startswith(f"{package}.")}
+
+
+def upward(package: str, room: str, below: set[str]) -> dict[str, set[str]]:
+    """What the files of a room, or a file on top, import of their package that is not below them."""
+    place = ROOT / package / room
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    found = {str(f.relative_to(ROOT)): imported_rooms(f, package) - below - {room} for f in files}
+    return {file: rooms for file, rooms in found.items() if rooms}
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
-    files = sorted((ROOT / "orchestrator" / room).rglob("*.py"))
-    upward = {str(f.relative_to(ROOT)): imported_rooms(f) - ROOMS[room] - {room, *LEAVES} for f in files}
-    assert {file: rooms for file, rooms in upward.items() if rooms} == {}
+    assert upward("orchestrator", room, ROOMS[room] | LEAVES) == {}
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_TRAINERS)
+def test_a_room_of_the_trainers_imports_only_the_rooms_below_it(room: str) -> None:
+    assert upward("trainers", room, ROOMS_OF_TRAINERS[room] | LEAVES_OF_TRAINERS) == {}
 
 
 def test_estimates_know_no_stage() -> None:
@@ -79,6 +106,8 @@ def test_estimates_know_no_stage() -> None:
 def test_every_room_is_known_here() -> None:
     packages = {module.name for module in pkgutil.iter_modules(orchestrator.__path__) if module.ispkg}
     assert packages == ROOMS.keys()
+    packages = {module.name for module in pkgutil.iter_modules(trainers.__path__) if module.ispkg}
+    assert packages == {room for room in ROOMS_OF_TRAINERS if (ROOT / "trainers" / room).is_dir()}
 
 
 @pytest.mark.slow
@@ -92,7 +121,7 @@ def test_the_training_loop_loads_torch_alone() -> None:
     assert loaded_with("trainers.loop") == {"torch"}
 
 
-@pytest.mark.parametrize("module", ["config", "notices", "ramps", "report", "step_log"])
+@pytest.mark.parametrize("module", ["config", "notices", "step.ramps", "report", "step_log"])
 def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
     assert loaded_with(f"trainers.{module}") == set()
 

@@ -26,8 +26,8 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
-from trainers.first_pass import FirstPass
-from trainers.gpt import GPT
+from trainers.before.first_pass import FirstPass
+from trainers.model.gpt import GPT
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -218,7 +218,7 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     monkeypatch: pytest.MonkeyPatch, found: FirstPass, is_local: bool, refused: str | None, told: list[str]
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("trainers.first_pass.first_pass", lambda config, seconds: found)
+    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda config, seconds: found)
     raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
     with raises:
         preflight.check_new_study(parse_study(STUDY, "study.yaml"), Facts(), is_local=is_local, say=said.append)
@@ -372,7 +372,7 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
 
 @pytest.mark.slow
 def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
-    from trainers.prediction import predict
+    from trainers.before.prediction import predict
 
     stage = {
         "type": "frontier",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainers import memory
-from trainers.compilation import warm_up
+from trainers.before.compilation import warm_up
 from trainers.config import TrialConfig
-from trainers.determinism import deterministic
-from trainers.device import pick_device
+from trainers.device import memory
+from trainers.device.determinism import deterministic
+from trainers.device.device import pick_device
+from trainers.device.tensor_float import tensor_float_32
 from trainers.report import Answer, Known, ReportFunction
-from trainers.reporter import Reporter, crossed, notices_reported
+from trainers.reporting.reporter import Reporter, crossed, notices_reported
 from trainers.run import STEPS_PER_INTERVAL, Run
-from trainers.tensor_float import tensor_float_32
 
 
 def train(
@@ -22,8 +22,8 @@ def train(
     checkpoint; where there is none yet, a branch begins from that of another run.
 
     config: one trial, with the world_size of the process group. report: called on rank 0 alone.
-    directory: where this trial, and no other, saves its files. token: who writes them, see `trainers.checkpoint`.
-    known: what a study's journal knows of the run; None where there is no journal.
+    directory: where this trial, and no other, saves its files. token: who writes them, see
+    `trainers.checkpoints.checkpoint`. known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
     with deterministic(config.deterministic), tensor_float_32(config.allow_tf32):

@@ -12,28 +12,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
-from trainers.activation_checkpointing import apply_to_blocks
-from trainers.checkpoint import random_state, set_random_state
+from trainers.checkpoints.checkpoint import random_state, set_random_state
+from trainers.checkpoints.made_with import made_with
+from trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
 from trainers.config import DataConfig, Split, TrialConfig
-from trainers.contract import check_first_loss
 from trainers.data.batches import fetch, move_aside
 from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers, permuted
 from trainers.data.samples import SampleSet, load_data
-from trainers.equivalence import Weights, weights_of
-from trainers.flops import work_of
-from trainers.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
-from trainers.losses import autocasting, loss_function
-from trainers.made_with import made_with
-from trainers.meter import Meter
-from trainers.models import initial_module, switch_off_dropout, with_synced_batch_norm
-from trainers.optim import build_optimizer, learning_rate_of_step
-from trainers.parallel import distribute, leaves_of, load_state, state_of
+from trainers.model.activation_checkpointing import apply_to_blocks
+from trainers.model.contract import check_first_loss
+from trainers.model.equivalence import Weights, weights_of
+from trainers.model.losses import autocasting, loss_function
+from trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
+from trainers.model.parallel import distribute, leaves_of, load_state, state_of
+from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
+from trainers.noise.step_statistics import read_step
 from trainers.report import Known
-from trainers.resume import branch_state, newest_state, of_every_rank
+from trainers.speed.flops import work_of
+from trainers.speed.meter import Meter
+from trainers.step.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
+from trainers.step.optim import build_optimizer, learning_rate_of_step
+from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
-from trainers.step_statistics import read_step
-from trainers.weight_average import WeightAverage
 
 # The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
 # after the first steps, as with the micro-gradients, of one interval in so many.

@@ -194,7 +194,7 @@ def modes(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def give_back() -> None:
-    from trainers import memory
+    from trainers.device import memory
 
     memory.give_back()
 
@@ -264,7 +264,7 @@ def ended_of_run(tiny: bool, deterministic: bool, folder: str, stops: bool) -> t
 
     import torch
 
-    from trainers.checkpoint import load_newest
+    from trainers.checkpoints.checkpoint import load_newest
     from trainers.loop import train
     from trainers.report import Answer
 
@@ -295,17 +295,17 @@ def memory_comes_back(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def malloc(device: str) -> dict[str, str]:
-    from trainers.memory import MALLOC_ENVIRONMENT
+    from trainers.device.memory import MALLOC_ENVIRONMENT
 
     return MALLOC_ENVIRONMENT if device == "cpu" else {}
 
 
 def ran_out(device: str, tiny: bool) -> dict[str, Any]:
     """Grow a batch under a limit until memory runs out, then run the small one again."""
-    from trainers import memory
-    from trainers.device import pick_device
+    from trainers.device import memory
+    from trainers.device.device import pick_device
+    from trainers.device.out_of_memory import is_out_of_memory
     from trainers.loop import train
-    from trainers.out_of_memory import is_out_of_memory
 
     limit, losses = (128 * MIB if tiny else 8 * GIB), list[float]()
     said, recognised, size = None, False, 4
@@ -346,9 +346,9 @@ def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
 
     import torch
 
-    from trainers import memory
-    from trainers.compilation import warm_up
-    from trainers.out_of_memory import is_out_of_memory
+    from trainers.before.compilation import warm_up
+    from trainers.device import memory
+    from trainers.device.out_of_memory import is_out_of_memory
 
     place, ballast = torch.device(device), None
     if device == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trainers.gpt import GPT
+from trainers.model.gpt import GPT
 
 SIZE_OF_THE_FAULT = 3
 

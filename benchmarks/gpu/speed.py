@@ -57,7 +57,7 @@ class Turns:
         self._seconds, self._found = seconds, found
 
     def take(self) -> dict[str, Any]:
-        from trainers.memory import give_back
+        from trainers.device.memory import give_back
 
         sides = {name: self._made(name) for name in (BY_HAND, *OURS)}
         for round_ in range(ROUNDS):
@@ -71,9 +71,9 @@ class Turns:
         return make(config(name, self._tiny, self._size), self._device)
 
     def _turn(self, sides: dict[str, Callable[[float], dict[str, float]]], name: str, round_: int) -> None:
-        from trainers import memory
-        from trainers.device import pick_device
-        from trainers.out_of_memory import is_out_of_memory
+        from trainers.device import memory
+        from trainers.device.device import pick_device
+        from trainers.device.out_of_memory import is_out_of_memory
 
         place = {"side": name, "micro_batch_size": self._size, "round": round_}
         try:
@@ -101,9 +101,9 @@ def ours(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
     """Return what trains as a run does for so many seconds."""
     import torch
 
-    from trainers.gradient_noise import FIRST_STEPS
+    from trainers.noise.gradient_noise import FIRST_STEPS
     from trainers.run import STEPS_PER_INTERVAL, Run
-    from trainers.throughput import NUM_WARMUP_STEPS
+    from trainers.speed.throughput import NUM_WARMUP_STEPS
 
     run = Run(trial, torch.device(device))
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
@@ -130,12 +130,12 @@ def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
     import torch
 
     from trainers.data.samples import load_data
-    from trainers.device_peak import device_peak
-    from trainers.flops import work_of
-    from trainers.memory import PeakMeter, device_metrics
-    from trainers.models import initial_module
-    from trainers.optim import build_optimizer
-    from trainers.throughput import StepClock, utilisation
+    from trainers.device.device_peak import device_peak
+    from trainers.device.memory import PeakMeter, device_metrics
+    from trainers.model.models import initial_module
+    from trainers.speed.flops import work_of
+    from trainers.speed.throughput import StepClock, utilisation
+    from trainers.step.optim import build_optimizer
 
     place = torch.device(device)
     train_set, _ = load_data(trial.data)
@@ -171,7 +171,7 @@ def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
 
 def timed(step: Callable[[], None], clock: Any, meter: Any, place: Any, seconds: float) -> list[float]:
     """Return the seconds of each step that began within so many; the first few, and their memory, do not count."""
-    from trainers.throughput import NUM_WARMUP_STEPS
+    from trainers.speed.throughput import NUM_WARMUP_STEPS
 
     for _ in range(NUM_WARMUP_STEPS):
         step()

@@ -49,7 +49,7 @@ def _with_threads(num_threads: int, precisions: list[Precision]) -> dict[Precisi
 
 
 def _peaks_here(precisions: list[Precision], allow_tf32: bool) -> dict[Precision, DevicePeak]:
-    from trainers import device_peak
-    from trainers.device import pick_device
+    from trainers.device import device_peak
+    from trainers.device.device import pick_device
 
     return device_peak.device_peaks(pick_device(), precisions, allow_tf32=allow_tf32)

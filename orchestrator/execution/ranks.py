@@ -31,8 +31,8 @@ from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
-from trainers.cgroup import memory_kills
 from trainers.config import TrialConfig
+from trainers.device.cgroup import memory_kills
 from trainers.errors import first_line, said_by
 from trainers.files import StorageLost, own_file, storage_error
 from trainers.report import Report
@@ -157,8 +157,8 @@ def _freeze_what_is_imported() -> None:
 
 def _read_capacity() -> None:
     """Read what this process can have of its GPU: after NCCL took its part, and before a trial takes any."""
-    from trainers.device import pick_device
-    from trainers.memory import capacity_bytes
+    from trainers.device.device import pick_device
+    from trainers.device.memory import capacity_bytes
 
     if pick_device().type == "cuda":
         capacity_bytes(pick_device())
@@ -176,7 +176,7 @@ def require_cuda() -> None:
 
 
 def _host() -> Host:
-    from trainers.device import describe, pick_device
+    from trainers.device.device import describe, pick_device
 
     device = describe(pick_device())
     return Host(socket.gethostname(), device, memory_kills(), os.getpid(), process_endings.pid_namespace())
@@ -224,8 +224,8 @@ def _common_name() -> str:
 
 def run_and_say(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and send its last word; False if this process is not fit for another one."""
-    from trainers import memory
-    from trainers.device import pick_device
+    from trainers.device import memory
+    from trainers.device.device import pick_device
 
     device = pick_device()
     idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
@@ -258,10 +258,10 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
 
     No exception outlives this frame: it would keep the whole model alive.
     """
-    from trainers import memory
-    from trainers.device import pick_device
+    from trainers.device import memory
+    from trainers.device.device import pick_device
+    from trainers.device.out_of_memory import refusal_in
     from trainers.loop import train as train_one
-    from trainers.out_of_memory import refusal_in
 
     config = TrialConfig.model_validate_json(assignment.config_json)
     reporter = Reporter(place.dispatcher, assignment.key)

@@ -139,7 +139,7 @@ def environment_with(changes: dict[str, str]) -> Iterator[None]:
 
 def worker_environment() -> dict[str, str]:
     """Return what every process of a local study inherits. Where trials run on GPUs, the lanes are given the rest."""
-    from trainers.device import on_cuda  # here, because torch comes with it
+    from trainers.device.device import on_cuda  # here, because torch comes with it
 
     return RANK_ENVIRONMENT if on_cuda() else _cpu_environment() | RANK_ENVIRONMENT
 
@@ -153,7 +153,7 @@ def lane_environment(shape: LaneShape, *, is_local: bool) -> dict[str, str]:
 
 def _cpu_environment() -> dict[str, str]:
     """Return what makes a CPU host's memory honest. On a GPU it would only slow down how batches are put together."""
-    from trainers.memory import MALLOC_ENVIRONMENT
+    from trainers.device.memory import MALLOC_ENVIRONMENT
 
     # One compile thread: a pool of compiler processes would take memory that no limit counts.
     return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1"}

@@ -18,8 +18,8 @@ from orchestrator.stages.probing import max_samples, num_full_runs
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, seconds_text
+from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
-from trainers.peak_memory import PeakMemory
 
 
 def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> None:
@@ -67,9 +67,9 @@ ASSUMED_UTILISATION = 0.5
 
 def _estimate(config: StudyConfig, full_runs: int) -> str:
     """Return how long the full runs take, from FLOPs counted on fake tensors and this machine's rate of them."""
-    from trainers.device import pick_device
-    from trainers.device_peak import matmul_flops_per_second
-    from trainers.flops import flops_per_sample
+    from trainers.device.device import pick_device
+    from trainers.device.device_peak import matmul_flops_per_second
+    from trainers.speed.flops import flops_per_sample
 
     trial = base_trial(config, None)
     try:
@@ -89,7 +89,7 @@ def _not_predictable(error: Exception) -> str:
     """Return why only a run can tell: fake tensors could not follow the user's forward. Raise bad input again."""
     if isinstance(error, ValueError):
         raise error
-    from trainers.flops import NotCountable
+    from trainers.speed.flops import NotCountable
 
     why = str(error) if isinstance(error, NotCountable) else type(error).__name__
     return f"not predictable without running it ({why})"
@@ -109,7 +109,7 @@ def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
 
 def _memory(context: StageContext[Frontier]) -> Group:
     """Return a table with one row for each mode, compiled or not, and below it why some modes are not predictable."""
-    from trainers.prediction import predict_in_own_process
+    from trainers.before.prediction import predict_in_own_process
 
     stage = context.stage
     sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
@@ -141,7 +141,7 @@ def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:
 def _limit(context: StageContext[Frontier]) -> int | None:
     """Return the study's limit, or this machine's GPU memory; None on a CPU host, whose free memory counts at the
     start."""
-    from trainers.device import device_bytes, pick_device
+    from trainers.device.device import device_bytes, pick_device
 
     return context.limit_bytes() or device_bytes(pick_device())
 

@@ -12,7 +12,7 @@ from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from trainers.config import Split, TrialConfig, derive_accumulation
-from trainers.machine_load import disturbance
+from trainers.device.machine_load import disturbance
 
 Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from trainers.before.peak_memory import PeakMemory
 from trainers.config import DevicePeak, Precision
-from trainers.peak_memory import PeakMemory
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from orchestrator.execution.ranks import (
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
 from tests.support.studies import tiny_study
-from trainers import loop, memory
+from trainers import loop
+from trainers.device import memory
 from trainers.files import StorageLost
 
 

@@ -7,7 +7,7 @@ import torch
 
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.session import allocator_environment, lane_environment, worker_environment
-from trainers.memory import MALLOC_ENVIRONMENT
+from trainers.device.memory import MALLOC_ENVIRONMENT
 
 ON_CPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=2, use_gpu=False)
 ON_GPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=6, use_gpu=True)

@@ -23,7 +23,7 @@ from orchestrator.output.export import export
 from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
 from trainers.config import Schedule, TrialConfig
-from trainers.optim import learning_rate_of_step
+from trainers.step.optim import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")

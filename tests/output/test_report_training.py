@@ -13,7 +13,7 @@ from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_recommendation, example_study
 from trainers import step_log
-from trainers.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, add_to_noise_curve
+from trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, add_to_noise_curve
 from trainers.step_log import Step
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
-from trainers.peak_memory import Line
+from trainers.before.peak_memory import Line
 
 LARGEST = 1024
 Peak = Callable[[int], float]

@@ -18,10 +18,10 @@ from orchestrator.study.run_directory import discard_what_nobody_needs
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from tests.support.lane_player import director_of, next_trial
-from trainers.device import pick_device
+from trainers.device.device import pick_device
+from trainers.device.memory import without_after_effects
+from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
-from trainers.memory import without_after_effects
-from trainers.out_of_memory import is_out_of_memory
 from trainers.report import Answer, Report
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
-from trainers.gpt import GPT
+from trainers.model.gpt import GPT
 
 TINY: dict[str, Any] = {
     "name": "tiny",

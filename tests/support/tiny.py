@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.checkpoint import load_newest
+from trainers.checkpoints.checkpoint import load_newest
 from trainers.config import TrialConfig
-from trainers.memory import MALLOC_ENVIRONMENT
-from trainers.parallel import whole
+from trainers.device.memory import MALLOC_ENVIRONMENT
+from trainers.model.parallel import whole
 from trainers.report import Answer, Report
 from trainers.run import Run
 

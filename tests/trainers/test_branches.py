@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, sample_numbers, stop_at
-from trainers.checkpoint import load_kept
+from trainers.checkpoints.checkpoint import load_kept
 from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.report import Answer, Report

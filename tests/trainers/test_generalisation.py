@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.support.tiny import config, cpu_run
-from trainers.evaluation import evaluate, generalisation
 from trainers.loop import train
 from trainers.report import Answer, Report
+from trainers.reporting.evaluation import evaluate, generalisation
 from trainers.run import Run
 
 

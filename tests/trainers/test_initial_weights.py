@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny import config, cpu_run
-from trainers.gpt import GPT
 from trainers.loop import train
-from trainers.models import load_weights
+from trainers.model.gpt import GPT
+from trainers.model.models import load_weights
 from trainers.report import Answer
 
 Weights = dict[str, Tensor]

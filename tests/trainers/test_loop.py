@@ -16,11 +16,13 @@ from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, newest_state, relative_error
-from trainers import activation_checkpointing, loop, reporter
-from trainers.evaluation import evaluate
+from trainers import loop
 from trainers.loop import milestones, train
+from trainers.model import activation_checkpointing
 from trainers.report import Answer, Report
-from trainers.reporter import rungs_crossed
+from trainers.reporting import reporter
+from trainers.reporting.evaluation import evaluate
+from trainers.reporting.reporter import rungs_crossed
 from trainers.step_log import read_steps
 
 Told = tuple[str, int, tuple[int, ...]]

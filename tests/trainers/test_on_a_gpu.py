@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.support.tiny import assert_equal_bit_by_bit, config, newest_state, stop_at
-from trainers import memory
 from trainers.data.batches import move_aside
-from trainers.device import pick_device
+from trainers.device import memory
+from trainers.device.device import pick_device
+from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
-from trainers.out_of_memory import is_out_of_memory
 from trainers.report import Report
 from trainers.run import Run
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.disk import Disk, NotHere
 from tests.support.tiny import newest_state
-from trainers.checkpoint import save_checkpoint
+from trainers.checkpoints.checkpoint import save_checkpoint
 from trainers.config import DataConfig
 from trainers.data.samples import load_data
 

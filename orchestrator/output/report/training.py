@@ -16,7 +16,7 @@ from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
-from trainers.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
+from trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
 from trainers.step_log import FILE_NAME, Step, read_steps
 
 # A figure has room for so many points of a run, of which each pair is the lowest and the highest of its steps: a spike

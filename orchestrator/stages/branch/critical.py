@@ -22,7 +22,7 @@ from orchestrator.stages.estimates.surface import DECISIVE, FAR
 from orchestrator.stages.train import ENOUGH
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial, TrialState
-from trainers.student_t import t_quantile
+from trainers.noise.student_t import t_quantile
 
 PAIRED = 0.5
 """How much two branches of one seed differ by chance, as a share of the deviation from seed to seed, where there is but one

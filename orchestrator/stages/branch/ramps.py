@@ -14,7 +14,7 @@ from orchestrator.stages.branch.findings import PointFindings
 from orchestrator.stages.branch.source import Source, rescaled_rate
 from orchestrator.stages.context import StageContext
 from trainers.config import Phase, Split
-from trainers.ramps import doubling_ramp, linear_ramp
+from trainers.step.ramps import doubling_ramp, linear_ramp
 
 
 def phases_of(

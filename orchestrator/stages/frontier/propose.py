@@ -18,8 +18,8 @@ from orchestrator.stages.probing import largest_usable, max_samples, rate_at, sl
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
+from trainers.before.peak_memory import PeakMemory
 from trainers.config import ActivationCheckpointing
-from trainers.peak_memory import PeakMemory
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8

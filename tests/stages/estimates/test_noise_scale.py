@@ -13,7 +13,7 @@ from orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_s
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.gradients import known_windows
 from tests.support.lane_player import study_of
-from trainers.noise_estimate import estimate_noise
+from trainers.noise.noise_estimate import estimate_noise
 
 CONFIG = base_trial(study_of(), None)
 

@@ -1,0 +1,148 @@
+"""What a user's code does wrong in its first pass is known before anything is started, whatever it is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.execution.process_endings import wait_for_end
+from tests.support.tiny import ROOT, config
+from trainers.before import first_pass as module
+from trainers.before.first_pass import PARTS, FirstPass, first_pass
+
+pytestmark = pytest.mark.slow  # each starts a process
+
+
+class Faulty(nn.Module):
+    """A user's module that does in its forward what it is told."""
+
+    def __init__(self, *, vocab_size: int, does: str) -> None:
+        super().__init__()
+        self.table, self.does = nn.Embedding(vocab_size, vocab_size), does
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        match self.does:
+            case "crash":
+                ctypes.string_at(0)
+            case "exit":
+                print("a user's code may print", flush=True)
+                os._exit(3)
+            case "fork and exit":
+                if helper := os.fork():
+                    Path(os.environ["NOTE"]).write_text(str(helper))
+                    os._exit(3)
+                time.sleep(600)
+            case "hang":
+                Path(os.environ.get("NOTE", os.devnull)).write_text(str(os.getpid()))
+                time.sleep(600)
+            case "take all memory":
+                torch.empty(1 << 50)
+        logits = self.table(batch["words"] if self.does == "look for words" else batch["input_ids"])
+        return logits.mean() if self.does == "return a mean" else logits.sum(), torch.tensor(logits.shape[0])
+
+
+def passed_by(does: str, seconds: float = 60.0, **changes: Any) -> FirstPass:
+    model = {"target": "tests.trainers.before.test_first_pass:Faulty", "kwargs": {"does": does}}
+    return first_pass(config(model=model, **changes), seconds)
+
+
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        ("nothing wrong", FirstPass("passed", "pass")),
+        ("exit", FirstPass("ended", "pass", "a user's code may print", 3)),
+        ("take all memory", FirstPass("too_large", "pass")),
+    ],
+)
+def test_how_it_ended_is_told(does: str, expected: FirstPass) -> None:
+    assert passed_by(does) == expected
+
+
+def test_a_pass_that_hangs_is_ended() -> None:
+    assert passed_by("hang", seconds=0.5) == FirstPass("slow", "pass")
+
+
+def test_a_crash_is_told_with_its_stack() -> None:
+    found = passed_by("crash")
+    assert (found.outcome, found.exit_code) == ("ended", -signal.SIGSEGV)
+    assert re.search(rf'File "{ROOT}/tests/trainers/before/test_first_pass\.py", line \d+ in forward', found.said)
+
+
+def test_what_it_raised_is_told_with_its_file_and_line() -> None:
+    found = passed_by("look for words")
+    assert (found.outcome, found.part) == ("raised", "pass")
+    assert re.fullmatch(
+        rf"KeyError: 'words' \(in {ROOT}/tests/trainers/before/test_first_pass\.py, line \d+\)", found.said
+    )
+
+
+def test_a_mean_is_refused() -> None:
+    found = passed_by("return a mean")
+    assert found.outcome == "refused"
+    assert "for two equal ones: it is a mean" in found.said
+
+
+def test_data_that_do_not_load_end_it() -> None:
+    found = passed_by("nothing wrong", data={"target": "text", "kwargs": {"train": "no.txt"}})
+    assert (found.outcome, found.part) == ("raised", "data")
+
+
+def test_a_helper_that_the_users_code_has_forked_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the pipe through which its parent spoke, too."""
+    monkeypatch.setenv("NOTE", str(note := tmp_path / "pid"))
+    assert passed_by("fork and exit") == FirstPass("ended", "pass", "", 3)
+    assert (
+        not Path(f"/proc/{note.read_text()}/cmdline").exists()
+        or not Path(f"/proc/{note.read_text()}/cmdline").read_bytes()
+    )
+
+
+def test_a_model_without_room_is_followed_without_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BYTES_PER_WEIGHT_BYTE", 1 << 60)
+    assert list(module.parts(config())) == [*PARTS, FirstPass("too_large", "pass")]
+    (*_, found) = module.parts(config(loss="mse"))
+    assert isinstance(found, FirstPass)
+    assert (found.outcome, "a batch has no 'labels'" in found.said) == ("refused", True)
+
+
+LOADED = """
+import sys
+from trainers.config import TrialConfig
+from trainers.before.first_pass import parts
+print(list(parts(TrialConfig.model_validate_json(sys.argv[1])))[-1].outcome)
+print(*(name for name in ("torch._dynamo", "sympy", "torch.distributed.tensor") if name in sys.modules))
+"""
+
+
+def test_it_waits_for_no_library_that_a_pass_does_not_need(tmp_path: Path) -> None:
+    """The compiler and sharding take longer to import than torch itself, and every new study waits for the pass."""
+    (text := tmp_path / "words.txt").write_text("all the words of a text\n" * 50)
+    kwargs = {"train": str(text), "tokenizer": "bytes", "seq_len": 8}
+    trial = config(data={"target": "text", "kwargs": kwargs}, model={"target": "gpt", "kwargs": {"num_layers": 1}})
+    code = [sys.executable, "-c", LOADED, trial.model_dump_json()]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["passed", "", ""]
+
+
+def test_it_does_not_outlive_whoever_asked(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = "from tests.trainers.before.test_first_pass import passed_by; passed_by('hang')"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "NOTE": str(note)}) as asker:
+        while not note.exists() or not note.read_text():
+            assert asker.poll() is None
+            time.sleep(0.05)
+        process = os.pidfd_open(int(note.read_text()))
+        asker.kill()
+    assert wait_for_end(process, seconds=10.0)
+    os.close(process)

@@ -1,0 +1,661 @@
+"""Every split of an effective batch sees the same samples; packing loses no token; the cache is built once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.support.tiny import in_fresh_process
+from trainers.config import DataConfig, Split
+from trainers.data import order as order_module
+from trainers.data.batches import collate, fetch, leaves, move
+from trainers.data.cache import cache_directory, cached
+from trainers.data.corpus import no_progress_bars, stdlib_files
+from trainers.data.order import SampleOrder, micro_batch_numbers, permuted
+from trainers.data.packing import cut
+from trainers.data.samples import SampleSet, load_data
+from trainers.data.text import TokenSamples
+from trainers.files import StorageLost
+from trainers.notices import Notice, NoticeKind, heard_by
+
+ROOT = Path(__file__).parents[3]
+WIKITEXT = ROOT / "../shared/data/wikitext-2"
+LINES = "".join(f"line {i} of a text, {i * i} long\n" for i in range(400))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "train.txt"
+    path.write_text(LINES)
+    return path
+
+
+def load_own(target: str, **kwargs: Any) -> tuple[SampleSet, SampleSet]:
+    return load_data(DataConfig(target=target, kwargs=kwargs))
+
+
+def load(target: str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
+    """Open a built-in data set."""
+    train, val = load_data(DataConfig(target=target, kwargs=kwargs))
+    assert isinstance(train, TokenSamples)
+    assert isinstance(val, TokenSamples)
+    return train, val
+
+
+def load_text(path: Path | str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
+    return load("text", **{"train": str(path), "seq_len": 16, "tokenizer": "bytes", **kwargs})
+
+
+def stream(samples: TokenSamples) -> np.ndarray:
+    """The token stream that the rows were cut from, without its dropped tail."""
+    rows = samples.__getitems__(list(range(len(samples))))
+    return np.concatenate([rows[0]["input_ids"][:1].numpy(), *(row["targets"].numpy() for row in rows)])
+
+
+SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6, 4), (4, 3, 2)]
+
+
+@pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
+@pytest.mark.parametrize("first_sample", [0, 24, 7])
+def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split: Split, first_sample: int) -> None:
+    micro_batches = [
+        micro_batch_numbers(first_sample, micro_step, rank, split)
+        for micro_step in range(split.gradient_accumulation_steps)
+        for rank in range(split.world_size)
+    ]
+    assert split.effective_batch_size == 24
+    assert [len(numbers) for numbers in micro_batches] == [split.micro_batch_size] * split.num_micro_batches
+    assert sorted(n for numbers in micro_batches for n in numbers) == list(range(first_sample, first_sample + 24))
+
+
+def test_micro_batches_are_strided_not_contiguous() -> None:
+    split = Split(micro_batch_size=3, gradient_accumulation_steps=2, world_size=2)
+    assert list(micro_batch_numbers(12, 0, 1, split)) == [13, 17, 21]
+    assert list(micro_batch_numbers(12, 1, 0, split)) == [14, 18, 22]
+
+
+def test_in_another_order_every_micro_batch_keeps_its_samples() -> None:
+    split = Split(micro_batch_size=8, gradient_accumulation_steps=2, world_size=1)
+    micro_batches = [micro_batch_numbers(step, micro_step, 0, split) for step in range(3) for micro_step in range(2)]
+    one, again, other = ([permuted(numbers, seed) for numbers in micro_batches] for seed in (1, 1, 2))
+    assert one == again != other
+    for numbers, order in zip(micro_batches, one, strict=True):
+        assert sorted(order) == list(numbers) != order
+        assert permuted(numbers, None) == list(numbers)
+
+
+def test_a_pass_has_no_repeats_and_every_pass_an_order_of_its_own() -> None:
+    order = SampleOrder(101, seed=3)
+    passes = [tuple(order.indices(range(p * 101, (p + 1) * 101))) for p in range(4)]
+    assert all(sorted(indices) == list(range(101)) for indices in passes)
+    assert len(set(passes)) == 4
+
+
+def test_across_a_pass_boundary_the_order_does_not_depend_on_how_it_is_asked_for() -> None:
+    whole = SampleOrder(10, seed=0).indices(range(45))
+    order = SampleOrder(10, seed=0)
+    assert [order.indices([n])[0] for n in (44, 9, 10, 0, 25)] == [whole[n] for n in (44, 9, 10, 0, 25)]
+    assert order.indices(range(8, 13)) == whole[8:13]
+    assert all(count == 1 for count in Counter(whole[10:20]).values())
+
+
+def test_seeds_give_orders_that_share_no_pass() -> None:
+    orders = {tuple(SampleOrder(50, seed).indices(range(p * 50, p * 50 + 50))) for seed in range(4) for p in range(4)}
+    assert len(orders) == 16
+
+
+def test_a_step_back_and_forth_over_a_boundary_draws_each_permutation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = order_module.permutation
+    monkeypatch.setattr(order_module, "permutation", lambda *asked: drawn.append(asked) or draw(*asked))
+    order = SampleOrder(10, seed=0)
+    for start in range(4):
+        order.indices(range(6 + start, 14 + start, 4))
+    assert drawn == [(10, 0, 0), (10, 0, 1)]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 6, 8, 9, 10, 57])
+def test_rows_put_together_are_the_token_stream(num_tokens: int) -> None:
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    rows, rest = cut(tokens, 4)
+    assert rows.shape == (max(0, (num_tokens - 1) // 4), 5)
+    assert np.array_equal(rows[1:, 0], rows[:-1, -1])  # a row begins where the one before it ended
+    assert np.array_equal(np.concatenate([rows[:, :-1].reshape(-1), rest]), tokens)
+    assert len(rest) <= 4
+
+
+def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file: Path) -> None:
+    train, val = load_text(text_file, val=str(text_file))
+    sample = train[3]
+    assert sample["input_ids"].dtype == sample["targets"].dtype == torch.int64
+    assert sample["input_ids"].shape == sample["targets"].shape == (16,)
+    assert torch.equal(sample["input_ids"][1:], sample["targets"][:-1])
+    tokens = np.frombuffer((LINES + "\n").encode(), np.uint8)
+    assert len(train) == len(val) == (len(tokens) - 1) // 16
+    assert np.array_equal(stream(train), tokens[: len(train) * 16 + 1])
+
+
+def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path: Path) -> None:
+    long = "".join(f"{i}\n" for i in range(12_000)) + "x" * 40_000  # many pieces, and a line longer than a piece
+    texts = {"a.txt": "first", "b.txt": long, "c.txt": "", "d.txt": "\n\nlast\n"}
+    for name, content in texts.items():
+        (tmp_path / name).write_text(content)
+    train, _ = load_text(tmp_path / "*.txt", val=str(tmp_path / "b.txt"), seq_len=7)
+    tokens = np.frombuffer("".join(f"{content}\n" for content in texts.values()).encode(), np.uint8)
+    assert np.array_equal(stream(train), tokens[: len(train) * 7 + 1])
+    assert len(tokens) - (len(train) * 7 + 1) < 7
+
+
+def test_without_val_the_last_samples_are_held_out(text_file: Path) -> None:
+    whole, _ = load_text(text_file, val=str(text_file))
+    train, val = load_text(text_file, val_fraction=0.25)
+    assert len(val) == round(0.25 * len(whole))
+    assert len(train) + len(val) == len(whole)
+    assert torch.equal(train[len(train) - 1]["targets"], whole[len(train) - 1]["targets"])
+    assert torch.equal(val[0]["input_ids"], whole[len(train)]["input_ids"])
+
+
+def test_tokens_are_stored_at_a_fixed_length_in_as_few_bytes_as_they_need(text_file: Path) -> None:
+    train, _ = load_text(text_file)
+    assert (train.rows.shape, train.rows.dtype) == ((len(train), 17), np.uint16)
+    assert isinstance(train.rows, np.memmap)
+
+
+def test_samples_survive_pickling_and_fetching_in_batches(text_file: Path) -> None:
+    train, _ = load_text(text_file)
+    pickled = pickle.dumps(train)
+    assert len(pickled) < 1_000, "the file's name, not what is in it"
+    again = pickle.loads(pickled)
+    assert (again.vocab_size, again.seq_len, len(again)) == (256, 16, len(train))
+    batch = fetch(again, [5, 0, 5])
+    assert batch["input_ids"].shape == (3, 16)
+    for name in ("input_ids", "targets"):
+        assert torch.equal(batch[name], torch.stack([train[i][name] for i in (5, 0, 5)]))
+
+
+def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(
+    text_file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs = {"val": str(text_file), "tokenizer": {"train_bpe": 300}}
+    train, _ = load_text(text_file, **kwargs)
+    assert train.vocab_size == 300
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    assert (LINES + "\n").startswith(Tokenizer.from_file(str(saved)).decode(stream(train).tolist()))
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "another"))
+    assert np.array_equal(stream(load_text(text_file, **kwargs)[0]), stream(train))
+
+
+def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file: Path, cache: Path) -> None:
+    trained, _ = load_text(text_file, tokenizer={"train_bpe": 300})
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    loaded, _ = load_text(text_file, tokenizer=str(saved))
+    assert loaded.vocab_size == 300
+    assert np.array_equal(stream(loaded), stream(trained))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (7, "data.kwargs.tokenizer is 7; use bytes, {train_bpe: 8192}, the path of a tokenizer.json, or"),
+        ("", "data.kwargs.tokenizer is ''; use bytes"),
+        ({"bpe": 300}, "data.kwargs.tokenizer is {'bpe': 300}; use bytes"),
+        ({"train_bpe": "300"}, "data.kwargs.tokenizer is {'train_bpe': '300'}; use bytes"),
+        ({"train_bpe": 300, "more": 1}, "data.kwargs.tokenizer is {'train_bpe': 300, 'more': 1}; use bytes"),
+        ({"train_bpe": 100}, "data.kwargs.tokenizer asks for train_bpe: 100; it starts from 256 bytes, give more"),
+        ("none/tokenizer.json", "names 'none/tokenizer.json', which does not exist; use bytes"),
+        ("a/b/c", "'a/b/c' could not be loaded: .*; give the path .* or train one on the data with .*train_bpe: 8192}"),
+    ],
+)
+def test_a_wrong_tokenizer_is_refused_in_the_users_words(text_file: Path, tokenizer: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_text(text_file, tokenizer=tokenizer)
+
+
+def snapshot(cache: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in cache.rglob("*")}
+
+
+def test_a_second_load_reads_the_cache_and_writes_nothing(
+    text_file: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = load_text(text_file)
+    written = snapshot(cache)
+    second, _ = load_text(text_file)
+    assert snapshot(cache) == written
+    assert np.array_equal(stream(first), stream(second))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_bars_are_off_while_loading_and_then_as_they_were(text_file: Path) -> None:
+    import datasets
+
+    datasets.enable_progress_bars()
+    load_text(text_file)
+    assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize("change", [{"seq_len": 8}, {"tokenizer": {"train_bpe": 300}}, {"val_fraction": 0.5}])
+def test_what_changes_the_samples_gets_an_entry_of_its_own(
+    text_file: Path, cache: Path, change: dict[str, Any]
+) -> None:
+    load_text(text_file)
+    load_text(text_file, **change)
+    assert len(list((cache / "data").iterdir())) == 2
+
+
+def test_a_changed_text_is_packed_again(text_file: Path) -> None:
+    load_text(text_file)
+    text_file.write_text(LINES.upper())
+    train, _ = load_text(text_file)
+    assert bytes(stream(train)[:4].tolist()) == b"LINE"
+
+
+def test_a_failed_build_leaves_nothing_behind(text_file: Path, cache: Path) -> None:
+    with pytest.raises(ValueError, match="sample"):
+        load_text(text_file, seq_len=1_000_000)
+    assert list((cache / "data").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path) -> None:
+    program = (
+        "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"kwargs = dict(train={str(text_file)!r}, seq_len=16, tokenizer=dict(train_bpe=300))\n"
+        "train, val = load_data(DataConfig(target='text', kwargs=kwargs))\n"
+        "print(len(train), len(val), sum(int(train[i]['targets'].sum()) for i in range(len(train))))\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    racers = [subprocess.Popen(command, cwd=ROOT, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(2)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outputs = [racer.communicate() for racer in racers]
+    train, val = load_text(text_file, tokenizer={"train_bpe": 300})
+    total = sum(int(train[i]["targets"].sum()) for i in range(len(train)))
+    assert outputs == [(f"{len(train)} {len(val)} {total}\n", "")] * 2
+    assert len(list((cache / "data").iterdir())) == 1
+
+
+def zeroed(content: bytes) -> bytes:
+    """All but the head, as a disk leaves a file whose blocks it never wrote."""
+    return content[:128] + bytes(len(content) - 128)
+
+
+def with_a_flipped_bit(content: bytes) -> bytes:
+    return content[:200] + bytes([content[200] ^ 4]) + content[201:]
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
+    "a zeroed body": ("train.npy", zeroed, "train.npy changed"),
+    "a flipped bit": ("val.npy", with_a_flipped_bit, "val.npy changed"),
+    "an empty file": ("about.json", lambda content: b"", "about.json changed"),
+    "a missing file": ("train.npy", None, "it has no train.npy"),
+    "empty checksums": ("checksums.json", lambda content: b"", "its checksums.json is damaged"),
+    "other checksums": ("checksums.json", lambda content: b"7", "its checksums.json is damaged"),
+    "an entry of 0.2": ("checksums.json", None, "it has no checksums.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_made_again_and_said_so_and_whoever_has_it_open_keeps_it(
+    text_file: Path, cache: Path, damage: str
+) -> None:
+    name, change, said = DAMAGES[damage]
+    expected = stream(load_text(text_file)[0])
+    (entry,) = (cache / "data").iterdir()
+    file = entry / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    before = np.load(entry / "val.npy", mmap_mode="r")
+    was = before.copy()
+    heard: list[Notice] = []
+    with heard_by(heard.append):
+        train, _ = load_text(text_file)
+        assert np.array_equal(stream(train), expected)
+        load_text(text_file)
+    text = f"the tokens in the data cache were not as they were written ({said}) and were made again: {entry}"
+    assert heard == [Notice(NoticeKind.REBUILT_DATA, text)]
+    assert np.array_equal(before, was)
+    assert list((cache / "data").iterdir()) == [entry]
+
+
+def tokenize_on_a_full_disk() -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    kwargs = {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}
+    with pytest.raises(StorageLost) as raised:
+        load_data(DataConfig(target="python_stdlib", kwargs=kwargs))
+    return str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_no_half_entry_left(cache: Path) -> None:
+    said = in_fresh_process(tokenize_on_a_full_disk)
+    assert said.startswith(f"{cache}/data/")
+    assert said.endswith(" could not be written: File too large")
+    assert list((cache / "data").iterdir()) == []
+
+
+def test_the_loser_of_a_race_takes_the_winners_entry(cache: Path) -> None:
+    def build(directory: Path) -> None:
+        (directory / "mine").touch()
+        winner = cache / "data" / "key"
+        winner.mkdir()
+        (winner / "theirs").touch()
+
+    entry = cached("key", build)
+    assert [path.name for path in entry.iterdir()] == ["theirs"]
+    assert list((cache / "data").iterdir()) == [entry]
+
+
+def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BATCHSCOUT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "batchscout"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "batchscout"
+
+
+def test_the_standard_library_is_split_by_whole_files() -> None:
+    train, val = load("python_stdlib", max_text_bytes=300_000, seq_len=32, tokenizer="bytes")
+    assert 300_000 <= 32 * (len(train) + len(val)) + 400 < 301_000
+    assert 0.05 * len(train) < len(val) < 0.5 * len(train)
+    assert {train.vocab_size, train.seq_len} == {256, 32}
+
+
+def test_the_standard_library_comes_without_tests_and_packages_and_mixed() -> None:
+    files = stdlib_files()
+    assert files == stdlib_files()
+    assert not any({"test", "tests", "idle_test", "site-packages"} & set(path.parts[-4:-1]) for path in files)
+    assert len(files) > 200
+    assert files != sorted(files)
+
+
+def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name * 100)
+    by_pattern, _ = load_text(tmp_path / "*.txt")
+    by_list, _ = load("text", train=[str(tmp_path / f"{n}.txt") for n in "ab"], seq_len=16, tokenizer="bytes")
+    assert np.array_equal(stream(by_pattern), stream(by_list))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"train": "x.txt"},
+            "data.kwargs.train names 'x.txt', which does not exist; relative paths start at .*pattern",
+        ),
+        ({"val": "v*.txt"}, "data.kwargs.val names 'v.\\.txt', which does not exist"),
+        ({"train": "."}, "data.kwargs.train names '.', which is a folder; write './\\*.txt'"),
+        ({"train": 3}, "data.kwargs.train is 3; give a file name or a list of them"),
+        ({"train": [3]}, "data.kwargs.train is \\[3\\]; give a file name or a list of them"),
+        ({"train": []}, "data.kwargs.train names \\[\\], which hold no text; name files that are not empty"),
+        ({"train": "empty.txt"}, "data.kwargs.train names \\['empty.txt'\\], which hold no text"),
+        ({"train": "binary.txt"}, "'binary.txt', which is not UTF-8 \\(byte 2\\); convert it to UTF-8"),
+        ({"seq_len": "256"}, "data.kwargs.seq_len is '256'; give a whole number of at least 1"),
+        ({"seq_len": 0}, "data.kwargs.seq_len is 0; give a whole number"),
+        ({"val_fraction": "5%"}, "data.kwargs.val_fraction is '5%'; give a number between 0 and 1, such as 0.05"),
+        ({"val_fraction": 1.0}, "data.kwargs.val_fraction is 1.0; give a number between 0 and 1"),
+        (
+            {"train": "short.txt", "val": "train.txt", "seq_len": 256},
+            "the train text has 120 tokens, one sample needs seq_len \\+ 1 = 257; "
+            "give more text or lower data.kwargs.seq_len",
+        ),
+        ({"val": "short.txt", "seq_len": 256}, "the val text has 120 tokens, one sample needs seq_len \\+ 1 = 257"),
+        (
+            {"train": "short.txt", "seq_len": 100},
+            "the train text has 1 sample\\(s\\) of seq_len \\+ 1 = 101 tokens, and val takes 1; "
+            "give more text, data.kwargs.val, or lower data.kwargs.seq_len",
+        ),
+        ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),
+    ],
+)
+def test_a_wrong_text_is_refused_in_the_users_words(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(text_file.parent)
+    Path("short.txt").write_text("x" * 119)
+    Path("empty.txt").touch()
+    Path("binary.txt").write_bytes(b"ab\xff")
+    with pytest.raises(ValueError, match=message):
+        load_text("train.txt", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_text_bytes": "8MB"}, "data.kwargs.max_text_bytes is '8MB'; give a whole number of at least 1"),
+        ({"max_text_bytes": 100}, "the train text has 0 tokens, one sample needs seq_len \\+ 1 = 257"),
+    ],
+)
+def test_a_wrong_amount_of_the_standard_library_is_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("python_stdlib", **kwargs)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    from datasets import Dataset, DatasetDict, NamedSplit
+
+    texts = {"train": LINES.splitlines(), "validation": ["some text", None, "", "more of it" * 9]}
+    splits: dict[str | NamedSplit, Dataset] = {
+        split: Dataset.from_dict({"text": lines, "n": [0] * len(lines)}) for split, lines in texts.items()
+    }
+    with no_progress_bars():
+        DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_a_saved_data_set_is_packed_like_its_text(
+    saved: Path, text_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train, val = load("hf", path=str(saved), seq_len=16, tokenizer="bytes")
+    same, _ = load_text(text_file, val=str(text_file))
+    assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
+    assert bytes(stream(val).tolist()).startswith(b"some text\n\n\nmore of it")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_single_saved_split_is_train(saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.kwargs.val_split 'validation' is not in the data set; .* of: train$"):
+        load("hf", path=str(saved / "train"))
+
+
+def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    for letter in "ab":
+        with no_progress_bars():
+            Dataset.from_dict({"text": [letter * 100]}).save_to_disk(str(tmp_path / letter))
+    os.rename(tmp_path / "a", tmp_path / "set")
+    kwargs = {"path": str(tmp_path / "set"), "val_split": "train", "seq_len": 16, "tokenizer": "bytes"}
+    assert set(stream(load("hf", **kwargs)[0])) == {ord("a")}
+    os.rename(tmp_path / "set", tmp_path / "a")
+    os.rename(tmp_path / "b", tmp_path / "set")
+    assert set(stream(load("hf", **kwargs)[0])) == {ord("b")}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"text_column": "body"}, "data.kwargs.text_column 'body' is not in the data set; choose one of: text, n"),
+        ({"text_column": "n"}, "data.kwargs.text_column 'n' holds int64, not text; choose a column of strings"),
+        (
+            {"train_split": "tr"},
+            "data.kwargs.train_split 'tr' is not in the data set; choose one of: train, validation",
+        ),
+        ({"val_split": "dev"}, "data.kwargs.val_split 'dev' is not in the data set; choose one of: train, validation"),
+    ],
+)
+def test_a_wrong_column_or_split_is_refused_with_those_there_are(
+    saved: Path, kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("hf", path=str(saved), **kwargs)
+
+
+def test_a_path_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"data.kwargs.path .* could not be loaded: .*; check the name and the network"
+    ):
+        load("hf", path=str(tmp_path))
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        if index == 4:
+            raise RuntimeError("disk on fire")
+        return {"x": torch.tensor(index * index), "name": f"n{index}"}
+
+
+class Stream:
+    def __iter__(self) -> Iterator[object]:
+        return iter([])
+
+
+def own(found: str = "pair") -> object:
+    return {"pair": (Squares(), Squares()), "one": Squares(), "stream": (Squares(), Stream()), "empty": ([], [1, 2])}[
+        found
+    ]
+
+
+NOT_CALLABLE = 3
+
+
+def test_an_import_path_gives_the_users_own_sets() -> None:
+    train, _ = load_own(f"{__name__}:own")
+    batch = fetch(train, [3, 0])
+    assert batch["x"].tolist() == [9, 0]
+    assert batch["name"] == ["n3", "n0"]
+
+
+def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
+    train, _ = load_own(f"{__name__}:own")
+    with pytest.raises(RuntimeError, match=r"^disk on fire$"):
+        fetch(train, [0, 4])
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "message"),
+    [
+        (
+            "wikitext",
+            {},
+            "data.target 'wikitext' is not built in; use python_stdlib, text, hf or .* package.module:call",
+        ),
+        (f"{__name__}:nothing", {}, f"'{__name__}' has no 'nothing'"),
+        (f"{__name__}:NOT_CALLABLE", {}, "is a int; name a callable that returns \\(train, val\\)"),
+        (f"{__name__}:own", {"find": 1}, "data.kwargs do not fit: .*'find'; it takes: found"),
+        (f"{__name__}:own", {"found": "one"}, "returned a Squares; return a pair \\(train, val\\)"),
+        (f"{__name__}:own", {"found": "stream"}, "returned a Stream as its val set; return a map-style data set"),
+        (f"{__name__}:own", {"found": "empty"}, "returned 0 train and 2 val samples; each needs at least one"),
+    ],
+)
+def test_a_wrong_target_is_refused_in_the_users_words(target: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_own(target, **kwargs)
+
+
+def test_moving_a_batch_keeps_its_structure() -> None:
+    Pair = namedtuple("Pair", "a b")
+    one = torch.ones(2)
+    batch = {"x": one, "nested": [Pair(one, "name"), (one, 3)]}
+    moved = move(batch, torch.device("meta"))
+    assert moved["x"].is_meta
+    assert moved["nested"][0].a.is_meta
+    assert moved["nested"][1][0].is_meta
+    assert (moved["nested"][0].b, moved["nested"][1][1]) == ("name", 3)
+    assert isinstance(moved["nested"][0], Pair)
+
+
+class Movable:
+    """As a tokenizer's batch or a graph's: it alone knows where its tensors are."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Movable:
+        return Movable(self.x.to(device))
+
+
+@dataclass(frozen=True)
+class Record:
+    x: torch.Tensor
+    more: Any
+    length: int = field(init=False, default=0)
+
+
+def test_a_batch_moves_whatever_it_is_made_of() -> None:
+    one, meta = torch.ones(2), torch.device("meta")
+    packed = torch.nn.utils.rnn.pack_sequence([one, one])
+    moved = move(OrderedDict(own=Movable(one), record=Record(one, [Record(one, "name")]), packed=packed), meta)
+    assert isinstance(moved, OrderedDict)
+    assert moved["own"].x.is_meta
+    assert moved["record"].x.is_meta
+    assert moved["record"].more[0].x.is_meta
+    assert (moved["record"].more[0].more, moved["record"].length) == ("name", 0)
+    assert moved["packed"].data.is_meta
+    assert not moved["packed"].batch_sizes.is_meta, "torch wants them on the host"
+    assert one.device.type == "cpu"
+
+
+def test_samples_that_are_dataclasses_are_stacked_field_by_field() -> None:
+    stacked = collate([Record(torch.zeros(2), 1), Record(torch.ones(2), 2)])
+    assert isinstance(stacked, Record)
+    assert stacked.x.tolist() == [[0, 0], [1, 1]]
+    assert stacked.more.tolist() == [1, 2]
+
+
+def test_a_tokenizers_batch_stays_one() -> None:
+    encoding = pytest.importorskip("transformers").BatchEncoding({"input_ids": torch.ones(2)})
+    moved = move(encoding, torch.device("meta"))
+    assert type(moved) is type(encoding)
+    assert moved.input_ids.is_meta
+
+
+def test_the_leaves_of_a_batch_are_what_is_moved_or_moves_itself() -> None:
+    one, own = torch.ones(2), Movable(torch.ones(2))
+    assert list(leaves({"a": [one, (3, own)], "b": Record(one, "name")})) == [one, 3, own, one, "name", 0]
+
+
+@pytest.mark.skipif(not WIKITEXT.is_dir(), reason="wikitext-2 is not on this machine")
+def test_wikitext_is_packed_and_decodes_to_itself(cache: Path) -> None:
+    files = {"train": str(WIKITEXT / "valid.txt"), "val": str(WIKITEXT / "test.txt")}
+    train, val = load("text", **files, seq_len=256, tokenizer={"train_bpe": 1024})
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    decoded = Tokenizer.from_file(str(saved)).decode(stream(val).tolist())
+    original = (WIKITEXT / "test.txt").read_text()
+    assert decoded.rstrip("\ufffd") == original[: len(decoded.rstrip("\ufffd"))]
+    assert len(decoded) > 0.99 * len(original)
+    assert train.vocab_size == 1024

@@ -1,0 +1,139 @@
+"""What is read of control groups: of real ones where this machine lets a test make one, and of files that say the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainers.device import cgroup
+
+GIB, MIB = 2**30, 2**20
+HOST = 20 * GIB
+
+
+def kernel(place: Path, cgroups: str, mounts: str) -> Path:
+    """A /proc of a process on a host with HOST bytes free, where 7 processes were ended for want of memory."""
+    proc = place / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(cgroups)
+    (proc / "self/mountinfo").write_text(f"22 1 0:20 / / rw - ext4 /dev/vda rw\n{mounts}")
+    (proc / "meminfo").write_text(f"MemTotal: {2 * HOST // 1024} kB\nMemAvailable: {HOST // 1024} kB\n")
+    (proc / "vmstat").write_text("nr_free_pages 1\noom_kill 7\n")
+    return proc
+
+
+def group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def version_1(place: Path, path: str, root: str = "/") -> Path:
+    mounts = f"35 31 0:32 {root} {place}/memory rw,relatime - cgroup cgroup rw,memory\n41 31 0:38 / {place}/unified rw - cgroup2 cgroup2 rw\n"
+    return kernel(place, f"4:memory:{path}\n1:cpu:/elsewhere\n0::/\n", mounts)
+
+
+def version_2(place: Path, path: str, root: str = "/") -> Path:
+    return kernel(place, f"0::{path}\n", f"41 31 0:38 {root} {place}/unified rw - cgroup2 cgroup2 rw\n")
+
+
+def test_a_jobs_own_group_of_version_1_bounds_what_is_free(tmp_path: Path) -> None:
+    """As Slurm makes it: the limit is the job's, and the step that the process is in has none of its own."""
+    no_limit, proc = 2**63 - 4096, version_1(tmp_path, "/slurm/job_1/step_0")
+    job = tmp_path / "memory/slurm/job_1"
+    stat = f"total_inactive_file {GIB // 2}"
+    group(job, memory__limit_in_bytes=4 * GIB, memory__usage_in_bytes=GIB, memory__stat=stat)
+    group(job / "step_0", memory__limit_in_bytes=no_limit, memory__usage_in_bytes=GIB // 2, memory__stat=stat)
+    assert cgroup.available_bytes(proc) == 3.5 * GIB, "what file pages take is given back when it is asked for"
+
+
+def test_a_units_own_group_of_version_2_bounds_what_is_free(tmp_path: Path) -> None:
+    proc, unit = version_2(tmp_path, "/user.slice/run-1.scope"), tmp_path / "unified/user.slice/run-1.scope"
+    group(unit, memory__max=4 * GIB, memory__current=GIB, memory__stat="inactive_file 0")
+    assert cgroup.available_bytes(proc) == 3 * GIB
+    group(unit, memory__high=2 * GIB)
+    assert cgroup.available_bytes(proc) == GIB, "past memory.high the kernel slows every allocation down"
+    group(unit.parent, memory__max=2 * GIB, memory__current=2 * GIB + 4096)
+    assert cgroup.available_bytes(proc) == 0, "the slice around it has nothing left"
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "root"),
+    [(version_1, "/docker/abc", "/docker/abc"), (version_2, "/", "/"), (version_2, "/../xyz", "/")],
+)
+def test_a_containers_own_group_is_what_is_mounted_there(
+    tmp_path: Path, version: Callable[..., Path], path: str, root: str
+) -> None:
+    proc = version(tmp_path, path, root)
+    group(tmp_path / "memory", memory__limit_in_bytes=4 * GIB, memory__usage_in_bytes=GIB)
+    group(tmp_path / "unified", **({} if version is version_1 else {"memory__max": 4 * GIB, "memory__current": GIB}))
+    assert cgroup.available_bytes(proc) == 3 * GIB
+
+
+@pytest.mark.parametrize("version", [version_1, version_2])
+def test_without_a_limit_the_host_tells_what_is_free(tmp_path: Path, version: Callable[..., Path]) -> None:
+    proc = version(tmp_path, "/user.slice")
+    group(tmp_path / "unified/user.slice", memory__max="max", memory__current=GIB)
+    assert cgroup.available_bytes(proc) == HOST
+
+
+def test_kills_are_those_of_the_own_group_and_of_the_host_where_none_counts_them(tmp_path: Path) -> None:
+    first, second, neither = (tmp_path / name for name in ("first", "second", "neither"))
+    group(first / "memory/job", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 3")
+    group(second / "unified/job", memory__events="low 0\noom 4\noom_kill 2")
+    assert cgroup.memory_kills(version_1(first, "/job")) == 3
+    assert cgroup.memory_kills(version_2(second, "/job")) == 2
+    assert cgroup.memory_kills(version_2(neither, "/")) == 7
+
+
+# A real group
+
+LIMIT = 200 * MIB
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """A group below this process's own that may take LIMIT bytes."""
+    try:
+        own = next(cgroup.memory_groups())
+        folder = own / f"batchscout-test-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+    except (OSError, StopIteration):
+        pytest.skip("no control group can be made here: it takes root, and a machine that has them")
+    try:
+        limit = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
+        limit.write_text(str(LIMIT))
+        yield folder
+    except StopIteration:
+        pytest.skip("groups made here have no limit of memory")
+    finally:
+        folder.rmdir()
+
+
+def run_in(group: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in another process that enters the group first."""
+    enter = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    return subprocess.run([sys.executable, "-c", enter + code], capture_output=True, text=True, env={**os.environ})
+
+
+def test_a_process_in_a_real_group_is_told_what_the_group_allows(limited_group: Path) -> None:
+    done = run_in(limited_group, "from trainers.device import cgroup; print(cgroup.available_bytes())")
+    assert done.returncode == 0, done.stderr
+    assert 0.7 * LIMIT < int(done.stdout) <= LIMIT
+
+
+def test_a_real_kill_for_want_of_memory_is_counted_in_its_group_and_no_other(limited_group: Path) -> None:
+    count = "from trainers.device import cgroup; print(cgroup.memory_kills())"
+    ours = cgroup.memory_kills()
+    before = int(run_in(limited_group, count).stdout)
+    killed = run_in(limited_group, f"taken = bytearray({2 * LIMIT}); taken[::4096] = bytes(len(taken[::4096]))")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert int(run_in(limited_group, count).stdout) == before + 1
+    assert cgroup.memory_kills() == ours

@@ -1,0 +1,60 @@
+"""Compile before a memory limit holds, and before memory and time are measured.
+
+Under a limit the compiler fails in odd ways (threads that cannot start, MemoryError inside dynamo), and on a GPU it times
+its kernels on buffers of its own, which are no part of training. So a throw-away copy of the model takes one step first. A
+process that runs trial after trial pays once per shape and mode.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trainers.config import TrialConfig
+from trainers.device.memory import give_back
+from trainers.model.activation_checkpointing import RECOMPILE_LIMIT
+from trainers.model.contract import check_sum
+from trainers.run import Run
+
+_warm: set[str] = set()
+
+
+def warm_up(config: TrialConfig, device: torch.device) -> float:
+    """Compile and run every kernel that `config` will use, and check what the model returns. Return the seconds it took,
+    0 where that was done before."""
+    small = _smallest_of_same_code(config)
+    key = small.model_dump_json(include=set(_CODE_FIELDS))
+    if key in _warm:
+        return 0.0
+    if len(_warm) >= RECOMPILE_LIMIT // 2:
+        torch.compiler.reset()
+        _warm.clear()
+    started = time.perf_counter()
+    _try_out(small, device)
+    _warm.add(key)
+    return time.perf_counter() - started
+
+
+def _try_out(small: TrialConfig, device: torch.device) -> None:
+    run = Run(small, device)
+    check_sum(run.module, run.loss_function, run.train_set, run.device)
+    run.step()
+    del run
+    give_back()
+
+
+_CODE_FIELDS = (
+    "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
+    "allow_tf32", "dynamic_micro_batch", "optimizer", "parallel", "dropout",
+)  # fmt: skip
+
+
+def _smallest_of_same_code(config: TrialConfig) -> TrialConfig:
+    """Return the smallest trial of which one step compiles all that the whole run needs.
+
+    The compiler treats a micro-batch of 1 apart from all other sizes; eager code is the same for every size.
+    """
+    any_size = config.dynamic_micro_batch or not config.compile
+    micro_batch_size = min(config.micro_batch_size, 2) if any_size else config.micro_batch_size
+    return config.model_copy(update={"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 1})

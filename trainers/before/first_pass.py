@@ -1,0 +1,194 @@
+"""One real forward and backward pass before anything is started, in a process of its own.
+
+What a user's code does wrong there is said in seconds, and code that crashes, exits or hangs ends that process alone.
+`python -m trainers.before.first_pass` is the other end of `first_pass`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import IO, Literal, get_args
+
+import torch
+from torch import nn
+
+from trainers.config import TrialConfig
+from trainers.data.batches import fetch, move
+from trainers.data.samples import SampleSet, load_data
+from trainers.device import cgroup
+from trainers.device.determinism import deterministic
+from trainers.device.device import pick_device
+from trainers.device.memory import free_bytes
+from trainers.device.out_of_memory import is_out_of_memory
+from trainers.device.tensor_float import tensor_float_32
+from trainers.errors import LossFault, raised_text, users_frame
+from trainers.model.contract import check_loss, check_shapes, check_sum, told_if_not_adding_up
+from trainers.model.losses import autocasting, loss_function
+from trainers.model.models import initial_module
+
+NUM_SAMPLES = 2
+"""BatchNorm takes no single one."""
+BYTES_PER_WEIGHT_BYTE = 3
+"""A pass takes weights, gradients and activations. A model for which there is not as much is followed with fake tensors."""
+MOST_OF_STDERR = 10_000
+_PR_SET_PDEATHSIG = 1
+
+Part = Literal["data", "model", "pass"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""Loading the data, building the model, and the pass."""
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    outcome: Literal["passed", "refused", "raised", "ended", "slow", "too_large"]
+    """refused: the loss is not what a run can train on. raised: the user's code raised something. ended: the process crashed or
+    exited. slow: the pass had not come to an end in time. too_large: there was no room for a real one."""
+    part: Part
+    """Where it came to that."""
+    said: str = ""
+    """passed: what people should know of the loss, if anything. refused: the message. raised: the exception, with its file and
+    line. ended: the end of what the process had written to stderr; its stack, if it crashed."""
+    exit_code: int = 0
+    """ended: how, as `subprocess` has it."""
+
+
+def first_pass(config: TrialConfig, seconds: float) -> FirstPass:
+    """Return what came of a forward and a backward pass of the trial's model, on the device that this machine has.
+
+    seconds: how long the pass may take, without data and model.
+    """
+    ran_out, part, kills = threading.Event(), PARTS[0], cgroup.memory_kills()
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as stderr,
+        _child(config, stderr) as process,
+        contextlib.ExitStack() as deadline,
+    ):
+
+        def end() -> None:
+            ran_out.set()
+            _end_group(process)
+
+        assert process.stdout
+        for line in process.stdout:
+            told = json.loads(line)
+            if "outcome" in told:
+                return FirstPass(**told)
+            part = told["part"]
+            if part == "pass":
+                timer = threading.Timer(seconds, end)
+                timer.start()
+                deadline.callback(timer.cancel)
+        if ran_out.is_set():
+            return FirstPass("slow", part)
+        exit_code = process.wait()
+        if exit_code == -signal.SIGKILL and cgroup.memory_kills() > kills:
+            return FirstPass("too_large", part)
+        return FirstPass("ended", part, _last_words(stderr), exit_code)
+
+
+def _last_words(stderr: IO[str]) -> str:
+    """Return the end of what was written; after a crash its stack, without the list of libraries that follows."""
+    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_OF_STDERR))
+    said = stderr.read()
+    return said[max(0, said.rfind("Fatal Python error")) :].partition("\nExtension modules:")[0].strip()
+
+
+@contextlib.contextmanager
+def _child(config: TrialConfig, stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the other end, which imports what this process does; end it, and all that it has started, with this block."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "trainers.before.first_pass", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        # A fault of a kernel on a GPU is raised where it was called.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_LAUNCH_BLOCKING": "1"},
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    # Helpers that the user's code has forked hold the pipe, too: it would stay open after a crash.
+    watcher = threading.Thread(target=lambda: (process.wait(), _end_group(process)), daemon=True)
+    watcher.start()
+    try:
+        with process.stdin, contextlib.suppress(BrokenPipeError):
+            process.stdin.write(config.model_dump_json())
+        with process.stdout:
+            yield process
+    finally:
+        _end_group(process)
+        watcher.join()
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Read a TrialConfig from stdin; write a line of JSON to stdout as each part begins, and what came of the last."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever asked may be killed
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("whoever asked is gone")
+    faulthandler.enable(all_threads=False)
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # a user's code may print
+        for told in parts(TrialConfig.model_validate_json(sys.stdin.read())):
+            line = {"part": told} if isinstance(told, str) else asdict(told)
+            print(json.dumps(line), file=out, flush=True)
+
+
+def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
+    """Do one part after the other: yield each as it begins, and then what came of it all."""
+    device, part = pick_device(), PARTS[0]
+    try:
+        yield part
+        train_set, _ = load_data(config.data)
+        yield (part := "model")
+        module = initial_module(config, train_set)
+        yield (part := "pass")
+        with warnings.catch_warnings(), deterministic(config.deterministic), tensor_float_32(config.allow_tf32):
+            warnings.simplefilter("ignore")
+            found = _take(config, module, train_set, device)
+        yield found
+    except LossFault as error:
+        yield FirstPass("refused", part, str(error))
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error, free_bytes(device)):
+            yield FirstPass("too_large", part)
+        else:
+            file, line = users_frame(error)
+            yield FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})")
+
+
+def _take(config: TrialConfig, module: nn.Module, train_set: SampleSet, device: torch.device) -> FirstPass:
+    """Take the pass, and look whether the loss is a sum; where there is no room for that, follow it with fake tensors."""
+    weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    on_device = free_bytes(device)
+    if weight_bytes * BYTES_PER_WEIGHT_BYTE > (cgroup.available_bytes() if on_device is None else on_device):
+        check_shapes(config, train_set)
+        return FirstPass("too_large", "pass")
+    module.to(device).train()
+    loss = autocasting(loss_function(config.loss), config, device)
+    indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
+    loss_sum, _ = check_loss(loss(module, move(fetch(train_set, indices), device)))
+    loss_sum.backward()
+    check_sum(module, loss, train_set, device)
+    return FirstPass("passed", "pass", told_if_not_adding_up(module, loss, train_set, device) or "")
+
+
+if __name__ == "__main__":
+    main()

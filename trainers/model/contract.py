@@ -1,0 +1,217 @@
+"""What a user's model must return, (loss_sum, num_targets), and how to find out early that it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainers.config import TrialConfig
+from trainers.data.batches import fetch, move
+from trainers.data.samples import SampleSet
+from trainers.errors import LossFault
+from trainers.model.losses import LossFunction, loss_function
+from trainers.model.models import build_model
+
+# A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
+SUM_OR_MEAN = 1.5
+# A mean that was multiplied by the number of samples is off by percents where these differ in targets and difficulty.
+ADDS_UP_WITHIN = 0.01
+# A GPU's threads may add in any order.
+RANDOM_ABOVE = 1e-4
+
+
+class NoLossAndCount(LossFault):
+    """The model returned something else than (loss_sum, num_targets); the message says what."""
+
+
+def check_loss(returned: Any) -> tuple[Tensor, Tensor]:
+    """Return (loss_sum, num_targets) as two scalar tensors; the count may be an int. Raises NoLossAndCount."""
+    fix = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        what = "Tensor" if isinstance(returned, Tensor) else type(returned).__name__  # a fake one, too
+        raise NoLossAndCount(f"the model returned a {what}; {fix}")
+    if type(returned[1]) is int:
+        returned = returned[0], torch.tensor(returned[1])
+    for name, value in zip(("loss_sum", "num_targets"), returned, strict=True):
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise NoLossAndCount(f"the model's {name} is {shape}, not a scalar tensor; {fix}")
+    loss_sum, num_targets = returned
+    return loss_sum, move(num_targets, loss_sum.device)  # a count made on the host, without waiting
+
+
+def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
+    """Raise ValueError where the model's loss is not two scalars. Fake tensors tell so in a second.
+
+    A forward that fake tensors cannot follow proves nothing, and passes.
+    """
+    sample, loss = fetch(train_set, [0]), loss_function(config.loss)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            returned = loss(build_model(config.model, train_set), fake_batch(sample, 1))
+    except LossFault:
+        raise
+    except Exception:
+        return
+    check_loss(returned)
+
+
+def fake_batch(sample: Any, times: int) -> Any:
+    """Return a batch of `times` samples of this one's shape; called within a FakeTensorMode."""
+    if isinstance(sample, torch.Tensor):
+        return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
+    if isinstance(sample, dict):
+        return {key: fake_batch(value, times) for key, value in sample.items()}
+    if isinstance(sample, (list, tuple)):
+        parts = [fake_batch(value, times) for value in sample]
+        return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+    return sample
+
+
+# A sample may have no targets. So many samples are tried until one has some.
+SAMPLES_TO_CHECK = 8
+SAMPLES_THAT_ADD_UP = 4
+
+_TWO_LINES = """return the sum over the targets that count, and their number:
+    loss_sum = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return loss_sum, (targets != -100).sum()
+or leave the module as it is, and name the criterion in the study file: loss: cross_entropy"""
+
+
+def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
+    """Raise LossFault where the loss is a mean or the targets are not counted. It takes two small forward passes.
+
+    With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
+    """
+    for number in range(min(SAMPLES_TO_CHECK, len(train_set))):
+        once, twice = (_evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
+        if all(once) and all(map(math.isfinite, (*once, *twice))):
+            _check_doubling(once, twice)
+            break
+
+
+@torch.no_grad()
+def _evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
+    module.train(training)
+    with torch.random.fork_rng(_cuda_devices(module)), _eager():
+        loss_sum, num_targets = check_loss(loss(module, batch))
+    module.train()
+    return loss_sum.item(), num_targets.item()
+
+
+def _eager() -> contextlib.AbstractContextManager[object]:
+    """Let compiled modules run as they are written. Where the compiler was never imported none are, and to import it takes a
+    second."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
+    """Compare (loss_sum, num_targets) of one sample with those of the same sample taken twice."""
+    loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
+    if loss_ratio < SUM_OR_MEAN:
+        raise LossFault(
+            f"the model's loss_sum is {once[0]:.4g} for one sample and {twice[0]:.4g} for two equal ones: it is a mean, and "
+            f"every split of a batch would train differently; {_TWO_LINES}"
+        )
+    if count_ratio < SUM_OR_MEAN:
+        raise LossFault(
+            f"the model's num_targets is {once[1]:g} for one sample and {twice[1]:g} for two equal ones: it does not count "
+            "what loss_sum sums over; return the number of targets in the batch"
+        )
+
+
+def told_if_not_adding_up(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
+) -> str | None:
+    """Return, for people, by how much the losses of the first samples do not add up to that of all in one batch; None where
+    they do, and where random numbers move the loss, so that nothing can be said."""
+    indices = range(min(SAMPLES_THAT_ADD_UP, len(train_set)))
+
+    def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
+        with _seeded(module, seed):
+            return _evaluated(module, loss, move(fetch(train_set, part), device))
+
+    whole, with_other_numbers = measured(indices), measured(indices, seed=1)
+    if not math.isclose(whole[0], with_other_numbers[0], rel_tol=RANDOM_ABOVE) or not all(map(math.isfinite, whole)):
+        return None
+    alone = [measured([index]) for index in indices]
+    for name, of_all, parts in zip(("loss_sum", "num_targets"), whole, zip(*alone, strict=True), strict=True):
+        if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
+            return (
+                f"the model's {name} of the first {len(indices)} samples is {of_all:.4g} in one batch, and {sum(parts):.4g} added up "
+                "one by one: a batch trains differently when it is split, and comparisons of batches hold for this way to "
+                "split them alone. If that is not meant, let each sample have its own loss and return their sum"
+            )
+    return None
+
+
+def check_first_loss(loss: float) -> None:
+    """Raise ValueError where the first loss is not a number: nothing was learnt yet, so no learning rate is to
+    blame."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss of the first step is {loss}, before any weight has moved; look for a division by zero, a logarithm "
+            "of zero or missing values in the first samples, check how the weights are initialised, or use precision: float32"
+        )
+
+
+def loss_of_parts(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
+) -> dict[str, float]:
+    """Measure at fixed weights what a split of these samples does to the loss. A figure that has no scale has no key.
+
+    parts_loss_ratio: the losses of the samples one by one over that of all, in evaluation mode; 1 for a sum.
+    parts_targets_ratio: the same of num_targets.
+    parts_training_ratio: the losses of two halves over that of all, in training mode, since BatchNorm then takes no single
+    sample; 1 for a model that takes each sample by itself.
+    loss_randomness: how far the loss in training mode moves with the random numbers, relative to it.
+    """
+
+    def measured(part: Sequence[int], seed: int = 0, *, training: bool = False) -> tuple[float, float]:
+        with _seeded(module, seed), _buffers_kept(module):
+            return _evaluated(module, loss, move(fetch(train_set, part), device), training=training)
+
+    middle = len(indices) // 2
+    alone, together = [measured([index]) for index in indices], measured(indices)
+    halves = [measured(half, training=True)[0] for half in (indices[:middle], indices[middle:])]
+    trained, other = (measured(indices, seed, training=True)[0] for seed in (0, 1))
+    found = {
+        "parts_loss_ratio": _over(together[0], sum(loss_sum for loss_sum, _ in alone)),
+        "parts_targets_ratio": _over(together[1], sum(num_targets for _, num_targets in alone)),
+        "parts_training_ratio": _over(trained, sum(halves)),
+        "loss_randomness": _over(abs(trained), abs(other - trained)),
+    }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _over(whole: float, value: float) -> float | None:
+    return value / whole if whole else None
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward in training mode does to BatchNorm's statistics and the like."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _seeded(module: nn.Module, seed: int) -> Iterator[None]:
+    """Draw random numbers from this seed, and leave the generators as they were."""
+    with torch.random.fork_rng(_cuda_devices(module)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _cuda_devices(module: nn.Module) -> list[torch.device]:
+    return [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]

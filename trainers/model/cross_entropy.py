@@ -1,0 +1,125 @@
+"""Cross-entropy summed over targets: from logits that are held whole, or a chunk of them at a time.
+
+Shapes: B micro-batch, T sequence, N = B x T targets, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainers.criteria import IGNORED_TARGET
+
+NUM_CHUNKS = 16
+"""As many whatever the micro-batch, so that memory stays a line in it. With fewer, more logits are held at once; with more,
+products are too small for a GPU, and the head's gradient is passed over more often."""
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy summed over the targets that count, and how many they are; logits (B, T, V), targets
+    (B, T)."""
+    loss_sum = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=IGNORED_TARGET,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return loss_sum, (targets != IGNORED_TARGET).sum()
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the same from hidden (B, T, D) and the head's weight (V, D), in autocast's precision where that is on. The
+    logits of all targets never exist at once: the gradient of a chunk is taken in the forward pass, and its logits are let
+    go."""
+    rows, wanted = hidden.flatten(0, 1), targets.flatten()
+    if torch.compiler.is_compiling():
+        from trainers.model.uncompiled_loss import loss_outside_graphs  # imports the compiler, which is loaded here
+
+        loss_sum = loss_outside_graphs(rows, weight, wanted, label_smoothing)  # pyright: ignore[reportCallIssue]  (torch's)
+    else:
+        loss_sum = loss_in_chunks(rows, weight, wanted, label_smoothing)
+    return loss_sum, (wanted != IGNORED_TARGET).sum()
+
+
+def loss_in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    device = hidden.device.type
+    low = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if low else hidden.dtype
+    with torch.autocast(device, enabled=False):
+        loss_sum = _Chunked.apply(hidden, weight, targets, label_smoothing, dtype)
+    assert isinstance(loss_sum, Tensor)
+    return loss_sum
+
+
+class _Chunked(torch.autograd.Function):
+    """hidden (N, D), weight (V, D), targets (N) -> the sum of the losses. Both gradients are made in the forward pass, and
+    the backward pass scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, dtype: torch.dtype
+    ) -> Tensor:
+        factor, counted = weight.to(dtype), targets != IGNORED_TARGET
+        gradients = _Gradients(hidden, weight) if any(ctx.needs_input_grad) else None
+        loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for rows in _chunks(len(hidden)):
+            chunk, counts = hidden[rows].to(dtype), counted[rows].unsqueeze(1)
+            log_shares = torch.log_softmax(chunk @ factor.t(), dim=1, dtype=torch.float32)
+            loss_sum += _losses(log_shares, targets[rows], label_smoothing).mul_(counts).sum()
+            if gradients is not None:
+                of_logits = _gradient(log_shares, targets[rows], label_smoothing).to(dtype)
+                # What does not count is left out here, where a row has D entries, and not V.
+                gradients.of_hidden[rows] = (of_logits @ factor).mul_(counts)
+                gradients.add_to_weight(of_logits, chunk * counts)
+        if gradients is not None:
+            ctx.save_for_backward(gradients.of_hidden, gradients.of_weight)
+        return loss_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  (as above)
+        of_hidden, of_weight = ctx.saved_tensors
+        return of_hidden * upstream[0], of_weight * upstream[0], None, None, None
+
+
+class _Gradients:
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self.of_hidden, self.of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+
+    def add_to_weight(self, of_logits: Tensor, chunk: Tensor) -> None:
+        if chunk.dtype == self.of_weight.dtype:
+            torch.addmm(self.of_weight, of_logits.t(), chunk, out=self.of_weight)
+        else:
+            self.of_weight += of_logits.t() @ chunk
+
+
+def _chunks(num_rows: int) -> list[slice]:
+    """Return NUM_CHUNKS parts whose sizes differ by one row at most; fewer where there are fewer rows."""
+    bounds = [num_rows * number // NUM_CHUNKS for number in range(NUM_CHUNKS + 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
+
+
+def _losses(log_shares: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Return the loss of each row (N, 1)."""
+    losses = -log_shares.gather(1, targets.clamp(min=0).unsqueeze(1))
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_shares.mean(dim=1, keepdim=True)
+    return losses
+
+
+def _gradient(log_shares: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Return the gradient of each row's loss by its logits (N, V), in the memory of log_shares: what the model expects less
+    what the target says."""
+    shares = log_shares.exp_()
+    at = targets.clamp(min=0).unsqueeze(1)
+    if label_smoothing:
+        shares -= label_smoothing / shares.shape[1]
+    return shares.scatter_add_(1, at, torch.full_like(at, label_smoothing - 1, dtype=shares.dtype))

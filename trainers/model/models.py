@@ -1,0 +1,260 @@
+"""From a `ModelConfig` to an nn.Module, and from an nn.Module to its repeated blocks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.config import ModelConfig, TrialConfig, call_target, resolve
+from trainers.files import quoted
+from trainers.model.cross_entropy import summed_cross_entropy
+from trainers.model.gpt import GPT
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
+MOST_NAMES = 3
+"""The tensors of a file that are named where they do not fit."""
+
+
+def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
+    """Build the module that `model.target` names. The data gives vocab_size and seq_len where kwargs leave them out."""
+    target = _target(config.target)
+    parameters = inspect.signature(target).parameters
+    from_data = {
+        name: getattr(train_set, name)
+        for name in ("vocab_size", "seq_len")
+        if name in parameters and name not in config.kwargs and hasattr(train_set, name)
+    }
+    model = call_target("model", target, {**from_data, **config.kwargs})
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model.target '{config.target}' returned a {type(model).__name__}, not an nn.Module; return the module itself"
+        )
+    _keep_nothing_for_a_next_token(model)
+    return model
+
+
+def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
+    """Build the model as its seed makes it, or with the weights that it is to begin with. It is drawn on the host, so it is
+    the same for every rank and device."""
+    torch.manual_seed(config.seed)
+    module = build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
+    if config.initial_weights is not None:
+        load_weights(module, Path(config.initial_weights))
+    return module
+
+
+def _keep_nothing_for_a_next_token(model: nn.Module) -> None:
+    """Switch off the cache of keys and values that models of transformers fill in each forward, for text that is generated. A
+    checkpointed block's second forward would find it filled by the first."""
+    for module in model.modules():
+        is_of_transformers = any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
+        settings: Any = getattr(module, "config", None) if is_of_transformers else None
+        if getattr(settings, "use_cache", False):
+            settings.use_cache = False
+
+
+def _target(name: str) -> Callable[..., Any]:
+    if name == "gpt":
+        return GPT
+    if name == "hf":
+        return hf
+    if ":" not in name:
+        raise ValueError(
+            f"model.target '{name}' is not built in; use gpt, hf or an import path package.module:callable"
+        )
+    found = resolve(name)
+    if not callable(found):
+        raise ValueError(
+            f"model.target '{name}' is a {type(found).__name__}; name a callable that returns an nn.Module"
+        )
+    return found
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Give a model the weights in a file. Raises ValueError where they are not all of this model's, and no others."""
+    found, own = _tensors_in(path), module.state_dict()
+    held = {tensor.data_ptr() for name, tensor in own.items() if name in found}  # a tied one may stand there once
+    faults = {
+        "lacks": [name for name, tensor in own.items() if name not in found and tensor.data_ptr() not in held],
+        "has, unknown to the model,": [name for name in found if name not in own],
+        "has in another shape": [
+            f"{name} ({_shape(found[name])}, not {_shape(own[name])})"
+            for name in found
+            if name in own and found[name].shape != own[name].shape
+        ],
+    }
+    told = [f"it {what} {_some(names)}" for what, names in faults.items() if names]
+    if told:
+        raise ValueError(
+            f"initial_weights {quoted(path)} are not those of this model: {'; '.join(told)}; save model.state_dict() of the same "
+            "model (model.target and model.kwargs), or load a transformers folder with model.kwargs {name: FOLDER, pretrained: true}"
+        )
+    module.load_state_dict(found, strict=False)
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a file by their names, on the host."""
+    if not path.is_file():
+        raise ValueError(f"initial_weights: there is no file {quoted(path)}; check the path")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"initial_weights {quoted(path)} needs the library safetensors; pip install safetensors"
+        ) from error
+    except OSError:
+        raise
+    except Exception as error:  # torch and safetensors each raise several kinds for a file that is not theirs
+        raise ValueError(
+            f"initial_weights {quoted(path)} cannot be read ({type(error).__name__}); write it with "
+            "torch.save(model.state_dict(), ...), or as *.safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        holds = _some([str(key) for key in found]) if isinstance(found, dict) else f"a {type(found).__name__}"
+        raise ValueError(
+            f"initial_weights {quoted(path)} holds {holds}, not tensors by their names; save model.state_dict() alone"
+        )
+    return found
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def regularizers(config: ModelConfig) -> dict[str, float]:
+    """Return which of `dropout` and `label_smoothing` the model's target takes as a number, with the one that it has.
+
+    Label smoothing is that of the built-in cross-entropy alone: a user's own might smooth the validation loss, too.
+    """
+    parameters = inspect.signature(_target(config.target)).parameters
+    names = ["dropout", *(["label_smoothing"] if config.target in ("gpt", "hf") else [])]
+    values = {name: config.kwargs.get(name, parameters[name].default) for name in names if name in parameters}
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+
+
+class CausalLanguageModel(nn.Module):
+    """A transformers causal language model under this project's contract: batch in, (loss_sum, num_targets) out."""
+
+    def __init__(self, inner: nn.Module, label_smoothing: float = 0.0) -> None:
+        """label_smoothing: the share of each target that is spread over all tokens, in training alone."""
+        super().__init__()
+        self.inner = inner
+        self.label_smoothing = label_smoothing
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.inner(input_ids=batch["input_ids"]).logits
+        return summed_cross_entropy(logits, batch["targets"], self.label_smoothing if self.training else 0.0)
+
+
+def hf(
+    *,
+    name: str | None = None,
+    model_type: str | None = None,
+    pretrained: bool = False,
+    vocab_size: int | None = None,
+    config: dict[str, Any] | None = None,
+    label_smoothing: float = 0.0,
+) -> nn.Module:
+    """Build a transformers causal LM from `name` (a hub name or local folder), or from `model_type` and `config`."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise ValueError("model.target 'hf' needs transformers; pip install 'batchscout[hf]'") from error
+    overrides = dict(config or {})
+    if vocab_size is not None and not pretrained:
+        overrides["vocab_size"] = vocab_size
+    if name is not None and model_type is None:
+        settings = AutoConfig.from_pretrained(name, **overrides)
+    elif model_type is not None and name is None:
+        settings = AutoConfig.for_model(model_type, **overrides)
+    else:
+        raise ValueError("model.kwargs of 'hf' need either name or model_type; give one of the two")
+    # Weights and gradients in float32 whatever the hub's file says: precision is the trial's, as autocast.
+    if pretrained and name is not None:
+        inner = AutoModelForCausalLM.from_pretrained(name, config=settings, dtype=torch.float32)
+    else:
+        inner = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    return CausalLanguageModel(inner, label_smoothing)
+
+
+def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """Turn every BatchNorm into SyncBatchNorm. Raises ValueError on a CPU, where torch has none."""
+    if num_batch_norms(module) and device.type == "cpu":
+        raise ValueError(
+            "sync_batch_norm needs GPUs: torch's SyncBatchNorm does not run on a CPU; use world_size: 1, or GroupNorm"
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+
+
+def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | None:
+    """Return the repeated blocks: the ModuleList called `name`, else the longest whose members are all of one class."""
+    if name is not None:
+        named = dict(model.named_modules())
+        found = named.get(name)
+        if not isinstance(found, nn.ModuleList):
+            lists = [key for key, module in named.items() if isinstance(module, nn.ModuleList)]
+            raise ValueError(
+                f"model.blocks names '{name}', which is no ModuleList of this model; it has: {', '.join(lists) or 'none'}"
+            )
+        return found
+    uniform = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
+    ]
+    return max(uniform, key=len, default=None)
+
+
+def num_batch_norms(model: nn.Module) -> int:
+    """Count the layers whose statistics depend on the micro-batch: with them a split of the batch is another
+    experiment."""
+    return sum(isinstance(module, BATCH_NORM) for module in model.modules())
+
+
+def switch_off_dropout(model: nn.Module) -> int:
+    """Set every dropout probability of the model to 0, and return how many there were.
+
+    They are found by name: the `p` of dropout layers, and any `attention_dropout`, `drop_path` or the like that a layer
+    or its `config` holds as a number. What a forward draws otherwise goes on, see
+    `trainers.model.contract.loss_of_parts`.
+    """
+    return sum(_without_dropout(module) for module in model.modules())
+
+
+def _without_dropout(module: nn.Module) -> int:
+    attributes = vars(module)
+    names = _dropout_probabilities(attributes, also_p=_is_dropout(module))
+    attributes.update(dict.fromkeys(names, 0.0))
+    config = attributes.get("config")
+    of_config = _dropout_probabilities(getattr(config, "__dict__", {}))
+    if of_config:  # a copy: the user's code may build the next model from the same object
+        attributes["config"] = copy.copy(config)
+        vars(attributes["config"]).update(dict.fromkeys(of_config, 0.0))
+    return len(names) + len(of_config)
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return isinstance(module, nn.modules.dropout._DropoutNd) or "drop" in name or name == "stochasticdepth"
+
+
+def _dropout_probabilities(attributes: dict[str, Any], *, also_p: bool = False) -> list[str]:
+    """Return the names of the attributes that hold a probability of dropout above 0."""
+    named = [name for name in attributes if "drop" in name.lower() or (also_p and name == "p")]
+    return [name for name in named if isinstance(attributes[name], float) and 0 < attributes[name] <= 1]

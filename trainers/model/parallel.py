@@ -1,0 +1,138 @@
+"""One model on several ranks, whole on each (DDP) or in shards (FSDP2): when gradients meet, and whole tensors
+again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from trainers.config import Precision, TrialConfig
+from trainers.model.models import find_blocks, num_batch_norms
+
+
+def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
+    """Return the model that ranks call. FSDP2 shards blocks, then the rest, in place. DDP and FSDP2 average
+    gradients."""
+    if config.parallel == "fsdp":
+        mesh = init_device_mesh(device.type, (config.world_size,))
+        for block in find_blocks(module, config.model.blocks) or ():
+            fully_shard(block, mesh=mesh, mp_policy=_mixed_precision(block, config.precision))
+        fully_shard(module, mesh=mesh)
+        return module
+    module.to(device)
+    if config.world_size == 1:
+        return module
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def _mixed_precision(block: nn.Module, precision: Precision) -> MixedPrecisionPolicy:
+    """Return how a block is gathered: in the precision in which autocast computes it, which halves what is sent and held.
+
+    Its inputs are cast to that, too, since not every kernel takes both. Gradients are summed and exchanged in float32, and
+    shards stay in it. So does a block with BatchNorm, whose statistics no policy casts.
+    """
+    if precision == "float32" or num_batch_norms(block):
+        return MixedPrecisionPolicy()
+    low = getattr(torch, precision)
+    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+
+
+def several_ranks() -> bool:
+    """True if this process is one of several that train together; a process group may also be one process."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Return the context for forward *and* backward of one micro-batch: ranks exchange gradients in a step's last one
+    only.
+
+    DDP arms its all-reduce in the forward, so no_sync around the backward alone would save nothing.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        model.set_is_last_backward(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def leaves_of(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters whose hooks see each of this rank's micro-gradients whole.
+
+    Under FSDP2 these are what a forward unshards into, the same objects in every step; the shards never see a gradient
+    before it is reduced. Group by group: all of them at once are what sharding is there to avoid.
+    """
+    groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not groups:
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    leaves: list[nn.Parameter] = []
+    for group in groups:
+        group.unshard()
+        own = [p for p in group.parameters() if not isinstance(p, DTensor)]  # its members' are shards still
+        leaves += [parameter for parameter in own if parameter.requires_grad]
+        group.reshard()
+    return leaves
+
+
+def reshard(model: nn.Module) -> None:
+    """Shard the model again after a forward without a backward, which FSDP2 leaves partly whole."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole tensor. Where it is sharded, all ranks call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """Place and shard a whole tensor as the other one is."""
+    if isinstance(other, DTensor):
+        return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)
+    return tensor.to(other.device)
+
+
+_WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of model and optimizer, whole on rank 0. All ranks call this together."""
+    if not isinstance(module, FSDPModule):
+        return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+    return {
+        "model": get_model_state_dict(module, options=_WHOLE_ON_RANK_0),
+        "optimizer": get_optimizer_state_dict(module, optimizer, options=_WHOLE_ON_RANK_0),
+    }
+
+
+def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what `state_of` has returned. Every rank loads all of it."""
+    if isinstance(module, FSDPModule):
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(module, state["model"], options=options)
+        set_optimizer_state_dict(module, optimizer, state["optimizer"], options=options)
+    else:
+        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,70 @@
+"""The loss in eager mode and without dropout: over the same validation samples for every configuration, and over training
+samples."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from trainers.data.batches import fetch, move
+from trainers.data.order import longest
+from trainers.data.samples import SampleSet
+from trainers.model.parallel import reshard
+from trainers.run import Run
+from trainers.step.accumulation import over_all_ranks
+
+
+def evaluate(run: Run) -> dict[str, float]:
+    """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples."""
+    config = run.config
+    num_samples = min(config.evaluation_samples, len(run.val_set))
+    indices = longest(run.val_set, num_samples) if config.longest_samples else range(num_samples)
+    val_loss = _mean_loss(run, run.val_set, indices)
+    if val_loss is None:
+        raise ValueError(
+            f"none of the {num_samples} validation samples has a target: every label is masked; leave such samples out, or "
+            "raise evaluation_samples"
+        )
+    return {"val_loss": val_loss, "perplexity": math.exp(val_loss) if val_loss < 700 else math.inf}
+
+
+def generalisation(run: Run, val_loss: float) -> dict[str, float]:
+    """Return {train_loss, generalisation_gap}: the loss over as many samples that the run has trained on as evaluations
+    use, measured as val_loss is (the same weights, no dropout), and val_loss less that. Neither where none has a target.
+
+    The samples are the first of the run's order. So runs that differ in their batch alone are measured on the same ones, and
+    what is hard about these is no difference between their gaps; the gap itself holds how much harder the validation
+    samples are. A run that takes every sample once has met them longest ago, so its gap is at its narrowest.
+    """
+    num_samples = min(run.config.evaluation_samples, run.samples_seen, len(run.train_set))
+    train_loss = _mean_loss(run, run.train_set, run.order.indices(range(num_samples)))
+    return {} if train_loss is None else {"train_loss": train_loss, "generalisation_gap": val_loss - train_loss}
+
+
+@torch.no_grad()
+def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | None:
+    """Return the loss per target over these samples, split over the ranks; None where none of them has a target.
+
+    Eager: the last micro-batch may be smaller, and a graph for every such shape would cost more than it saves.
+    """
+    config = run.config
+    mine = list(indices)[run.rank :: config.world_size]
+    loss_sum = torch.zeros((), device=run.device)
+    num_targets = torch.zeros((), device=run.device)
+    run.module.eval()
+    averaged = run.average.in_place() if run.average else contextlib.nullcontext()
+    with averaged, torch.compiler.set_stance("force_eager"):
+        for start in range(0, math.ceil(len(indices) / config.world_size), config.micro_batch_size):
+            numbers = mine[start : start + config.micro_batch_size]
+            # Shards meet in every forward: a rank that has no sample left takes one that does not count.
+            batch = move(fetch(samples, numbers or [0]), run.device)
+            loss, targets = run.loss_function(run.module, batch)
+            if numbers:
+                loss_sum, num_targets = loss_sum + loss, num_targets + targets
+        reshard(run.module)  # before the averaged weights leave
+    run.module.train()
+    loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
+    return None if num_targets == 0 else (loss_sum / num_targets).item()

@@ -1,0 +1,153 @@
+"""What a run measures of itself. Figures stay on the device until an interval is read, so that no step has to wait."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.config import TrialConfig
+from trainers.device import memory
+from trainers.device.device_peak import device_peak
+from trainers.model.models import num_batch_norms
+from trainers.noise.gradient_noise import NoiseLog
+from trainers.noise.noise_estimate import SquaredNorms
+from trainers.speed import throughput
+from trainers.speed.flops import Work
+
+
+class Meter:
+    """Counts from its creation on: memory above what the process held then, seconds beside those of earlier
+    processes."""
+
+    def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float) -> None:
+        """compile_seconds: the seconds already spent on compiling the run's code."""
+        self.config, self.device = config, device
+        self._device_peak = config.device_peaks.get(config.precision) or device_peak(
+            device, config.precision, allow_tf32=config.allow_tf32
+        )
+        self.peak = memory.PeakMeter(device)
+        self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
+        self.num_micro_batches = config.split.num_micro_batches
+        """Of each step since the phase began, over all ranks."""
+        self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
+        self._unread: list[Tensor] = []
+        self._steps_to_time = throughput.NUM_WARMUP_STEPS
+        self._loss_sum = self._num_targets = 0.0
+        self._gradient_norm = 0.0
+        self._loss: float | None = None
+        self._observed: dict[str, float] = {}
+        self.snapshot: dict[str, float] = {}
+        self._train_seconds_before, self._compile_seconds = 0.0, compile_seconds
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        """Where a phase of more or fewer micro-batches begins, begin anew: its steps are of another length, and the
+        estimates of the noise need a fixed number. What was not read by then is not told apart, so read before it."""
+        if num_micro_batches == self.num_micro_batches:
+            return
+        self.begin_pace()
+        self.num_micro_batches = num_micro_batches
+        self.noise = NoiseLog(self.config.micro_batch_size, num_micro_batches)
+
+    def begin_pace(self) -> None:
+        """Tell from here on the speed of the steps that follow. Those before have been read, and their time still counts."""
+        self._train_seconds_before += self.pace.total_seconds()
+        self.pace = throughput.Pace()
+        self._steps_to_time = throughput.NUM_WARMUP_STEPS
+
+    def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
+        """squares: the sum of num_targets x |g_k|^2 over this rank's micro-batches, where it is known."""
+        if squares is not None:
+            self.noise.add(squares * self.config.world_size / num_targets, gradient_norm, num_targets)
+        self._unread.append(torch.stack([loss_sum, num_targets, gradient_norm.double()]))
+        self.clock.end_of_step()
+        self._steps_to_time -= 1
+        if self._steps_to_time == 0:  # those that follow are timed
+            self.peak.forget_retries()
+
+    def read(self) -> list[tuple[float, float]]:
+        """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm) of each."""
+        seconds = self.clock.read()
+        self.noise.read()
+        steps = torch.stack(self._unread).tolist() if self._unread else []
+        self._unread = []
+        for (loss_sum, num_targets, gradient_norm), step_seconds in zip(steps, seconds, strict=True):
+            self._loss_sum += loss_sum
+            self._num_targets += num_targets
+            self.pace.add(step_seconds, num_targets)
+            self._gradient_norm = gradient_norm
+        if not all(num_targets for _, num_targets, _ in steps):
+            raise ValueError(
+                f"one of the last {len(steps)} steps had no targets: every label of its "
+                f"{self._effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
+            )
+        return [(loss_sum / num_targets, gradient_norm) for loss_sum, num_targets, gradient_norm in steps]
+
+    def observe(self, found: dict[str, float]) -> None:
+        """Take in figures of the last step alone; they stand until there are newer ones."""
+        self._observed |= found
+
+    def metrics(self, module: nn.Module, num_train_samples: int, work: Work | None) -> dict[str, float]:
+        """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
+        if self._num_targets:
+            self._loss = self._loss_sum / self._num_targets
+            self._loss_sum = self._num_targets = 0.0
+        found: dict[str, float | None] = {
+            "loss": self._loss,
+            "gradient_norm": self._gradient_norm,
+            "peak_memory_bytes": self.peak.peak_bytes(),
+            "num_batch_norms": num_batch_norms(module),
+            **memory.device_metrics(self.device),
+            **self.clock.load.metrics(),
+            **self._seconds(),
+            **asdict(self.noise.estimate()),
+            **self._observed,
+            **self.snapshot,
+            **self._rates(num_train_samples, work),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _seconds(self) -> dict[str, float]:
+        return {
+            "train_seconds": self._train_seconds_before + self.pace.total_seconds(),
+            "compile_seconds": self._compile_seconds,
+        }
+
+    def _rates(self, num_train_samples: int, work: Work | None) -> dict[str, float]:
+        step_seconds, tokens_per_second = self.pace.median_step_seconds(), self.pace.median_rate()
+        if step_seconds is None or tokens_per_second is None:
+            return {}
+        samples_per_second = self._effective_batch_size / step_seconds
+        return {
+            "step_seconds": step_seconds,
+            "epoch_seconds": num_train_samples / samples_per_second,
+            "tokens_per_second": tokens_per_second,
+            **throughput.utilisation(work, self._device_peak, samples_per_second / self.config.world_size),
+        }
+
+    @property
+    def _effective_batch_size(self) -> int:
+        return self.config.micro_batch_size * self.num_micro_batches
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later process must know to continue the counts."""
+        return {
+            **self._seconds(),
+            "noise_steps": [tuple(step) for step in self.noise.steps],
+            "observed": self._observed,
+            "snapshot": self.snapshot,
+            "micro_batch_size": self.config.micro_batch_size,
+            "num_micro_batches": self.num_micro_batches,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._train_seconds_before = state["train_seconds"]
+        self._compile_seconds += state["compile_seconds"]
+        self._observed = state.get("observed", {})  # which earlier checkpoints did not have
+        self.snapshot = state.get("snapshot", {})  # nor this
+        if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
+            self.begin_step(state.get("num_micro_batches", self.num_micro_batches))
+            # Earlier versions kept no number of targets: what cannot be weighed is left out.
+            self.noise.steps.extend(SquaredNorms(*step) for step in state["noise_steps"] if len(step) == 3)

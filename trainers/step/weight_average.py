@@ -1,0 +1,74 @@
+"""An exponential moving average of the weights, its memory in samples: the same for every batch size.
+
+Weights that were left s samples ago count 0.5^(s / half-life), and the initial weights, which are nobody's result, do
+not count at all: as in Adam (Kingma and Ba 2014, arXiv 1412.6980, section 3), the sum is divided by the weight that it
+has gathered. After S samples this is 1 - 0.5^(S / half-life), so the average moves, in a step of B samples, by
+
+    (1 - 0.5^(B / half-life)) / (1 - 0.5^(S / half-life))
+
+of its distance to the newest weights: all the way in the first step. The law holds where B changes in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from trainers.model.parallel import like, local, whole
+
+
+class WeightAverage:
+    """Moves once per optimizer step; holds one more copy of the weights."""
+
+    def __init__(self, parameters: list[nn.Parameter], half_life_samples: int) -> None:
+        """half_life_samples: weights that were left so many samples ago count half."""
+        self._parameters, self._half_life_samples = parameters, half_life_samples
+        self._values = [parameter.detach().clone() for parameter in parameters]
+        self._samples = 0.0
+
+    @torch.no_grad()
+    def update(self, effective_batch_size: int) -> None:
+        """Move by the step that has just been taken, of so many samples."""
+        self._samples += effective_batch_size
+        move = get_ema_multi_avg_fn(1 - self._weight(effective_batch_size) / self._weight(self._samples))
+        now = [local(parameter.detach()) for parameter in self._parameters]
+        move([local(value) for value in self._values], now, None)
+
+    def _weight(self, samples: float) -> float:
+        """Return what share of an average over endlessly many samples the last `samples` of them have."""
+        return -math.expm1(-math.log(2) * samples / self._half_life_samples)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the averaged weights into the model for as long as the block runs."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for parameter, value in zip(self._parameters, self._values, strict=True):
+            mine, theirs = local(parameter.detach()), local(value)
+            kept = mine.clone()
+            mine.copy_(theirs)
+            theirs.copy_(kept)
+
+    def state(self) -> dict[str, Any]:
+        """Return whole tensors. Where they are sharded, all ranks call this together."""
+        return {"samples": self._samples, "values": [whole(value).cpu() for value in self._values]}
+
+    def load(self, state: dict[str, Any] | list[Tensor]) -> None:
+        """state: what `state` has returned. That of version 0.1.0 is a list: there the initial weights counted, as if
+        they had stood for ever, and such an average goes on so."""
+        if isinstance(state, list):
+            state = {"samples": math.inf, "values": state}
+        self._samples, values = state["samples"], state["values"]
+        self._values = [like(value, parameter) for value, parameter in zip(values, self._parameters, strict=True)]
