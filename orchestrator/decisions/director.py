@@ -152,6 +152,7 @@ class Director:
         decision = self._between_rungs(trial, message.metrics)
         if message.evaluated:
             self._evaluated(trial_id, message)
+            decision = decision if decision.action is Action.STOP else self._on_outlook(trial)
         if decision.action is Action.GO_ON and self._spending.is_spent:
             decision = stop(Cause.BUDGET, self._spending.reason)
         if decision.action is Action.STOP:
@@ -284,6 +285,10 @@ class Director:
     def _on_probe(self, metrics: dict[str, float]) -> Decision:
         limit = self.stage.step_seconds_limit(self.context)
         return GO_ON if limit is None else judge_probe(metrics, limit)
+
+    def _on_outlook(self, trial: Trial) -> Decision:
+        why = self.stage.too_slow_to_win(self.context, trial)
+        return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
 
     def _evaluated(self, trial_id: str, message: Message) -> None:
         values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))

@@ -28,6 +28,10 @@ def _no_figures(context: object) -> list[Figure]:
     return []
 
 
+def _no_reason(context: object, trial: Trial) -> None:
+    return None
+
+
 def _no_metrics(context: object, trial: Trial) -> Metrics:
     return {}
 
@@ -61,6 +65,8 @@ class Stage(Generic[Keys]):
     event."""
     step_seconds_limit: Callable[[StageContext[Keys]], float | None] = _none
     """Returns the seconds that a step of its trials may take; None if its trials do not probe what is usable."""
+    too_slow_to_win: Callable[[StageContext[Keys], Trial], str | None] = _no_reason
+    """Returns why a trial that was just evaluated is too slow to win, whatever it comes to; None while it may."""
     fails_by_mode: bool = False
     """True if its trials run in different modes: a model may fail in one and run in another, so it is never given up
     early."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from orchestrator.stages import train
 from orchestrator.stages.findings import found
 from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
 from orchestrator.stages.train.conclude import WINNERS_CUT
+from orchestrator.stages.train.outlook import CANNOT_WIN
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, TrialState
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
@@ -33,6 +35,7 @@ from trainers.config import TrialConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 BUDGET = 8192
+OFF = "runs did not train at the speed they were timed at"
 
 
 def study(**changes: Any) -> StudyConfig:
@@ -95,6 +98,64 @@ def test_a_batch_that_is_far_slower_than_it_was_timed_is_stopped_and_not_chosen(
     (as_timed := tmp_path / "as timed").mkdir()
     _, undisturbed = played(as_timed, IDEAL)
     assert not [trial for trial in undisturbed.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+
+
+def slowed_by(factor: float, *batches: int) -> World:
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        found = IDEAL(config, samples)
+        slower = factor if config.effective_batch_size in batches else 1.0
+        return found | {"step_seconds": slower * found["step_seconds"]}
+
+    return world
+
+
+def too_slow(known: Study) -> list[Trial]:
+    return [trial for trial in known.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+
+
+def test_a_batch_that_cannot_win_at_the_speed_it_has_is_stopped_with_the_numbers(tmp_path: Path) -> None:
+    """At 0.6 x its speed it is above the half at which any run is stopped: what the others came to decides."""
+    _, known = played(tmp_path, IDEAL, slowed_by(1 / 0.6, 4, 256))
+    stopped = too_slow(known)
+    assert {trial.config.effective_batch_size for trial in stopped} == {256}, (
+        "4 is far behind, and heard before the others"
+    )
+    for trial in stopped:
+        told = re.fullmatch(
+            r"it trains at 0\.60 x the speed that its sample budget was made for: at equal cost effective batch 256 would end at "
+            r"val loss ([\d.]+), ([\d.]+) at best, even at its best learning rate, and effective batch (\d+) ends at ([\d.]+)",
+            trial.reason,
+        )
+        assert told is not None
+        middle, best, _, others = map(float, told.groups())
+        assert middle > best > others
+
+
+def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_path: Path) -> None:
+    def p_best(share: float) -> float:
+        (path := tmp_path / str(share)).mkdir()
+        _, known = played(path, IDEAL, slowed_by(1 / share, 64))
+        mine = findings_of(known).of_batch(64)
+        assert mine is not None
+        assert bool(too_slow(known)) == (mine.p_best < CANNOT_WIN)
+        return mine.p_best
+
+    assert p_best(0.75) < 0.1
+    assert p_best(0.85) >= ENOUGH, "within what statistics take of a run's speed"
+
+
+def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: Path) -> None:
+    for name, world in (("slowed", slowed_by(1 / 0.6, *BATCHES)), ("as timed", IDEAL)):
+        (tmp_path / name).mkdir()
+        _, known = played(tmp_path / name, IDEAL, world)
+        assert too_slow(known) == []
+        assert (findings_of(known).winner, OFF in " ".join(known.conclusions["train"].notes)) == ("train-m64k1", False)
+
+
+def test_a_speed_that_was_not_as_timed_is_told(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL, slowed_by(1 / 0.7, 64))
+    (told,) = [note for note in known.conclusions["train"].notes if OFF in note]
+    assert f"{OFF}: effective batch 64 at 0.70 x; what they end at is corrected for that" in told
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1.5])

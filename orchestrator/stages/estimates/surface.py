@@ -15,7 +15,7 @@ on that scale what seeds and learning rates do to a loss is alike for models, le
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -121,6 +121,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """What a batch's speed, of which its sample budget was made, makes of its loss at equal cost, in units of the loss."""
+
+    deviation: float = 0.0
+    """How uncertain the loss is, as the speed is."""
+    loss_higher_by: float = 0.0
+    """What the loss would be higher by, had the budget been made of the speed that its runs turned out to have."""
+
+
+@dataclass(frozen=True)
 class Surface:
     """Draws of the surface that agree with what was observed: each is equally likely."""
 
@@ -136,9 +146,9 @@ class Surface:
     """[draw]: the deviation from seed to seed."""
     highest: dict[int, float] = field(default_factory=dict)
     """For each batch at which a rate diverged, the highest u that is counted on."""
-    of_timing: dict[int, Array] = field(default_factory=dict)
-    """For each batch, by what its loss is off because its speed, of which its budget was made, is off: [draw], in units of
-    the loss. No further run tells more about it."""
+    of_speed: dict[int, Array] = field(default_factory=dict)
+    """For each batch, what its loss is higher by at equal cost: [draw], in units of the loss. No further run tells more about
+    it."""
 
     def best_u(self, batch: int) -> Array:
         """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
@@ -150,8 +160,9 @@ class Surface:
         return self.loss(batch, self.best_u(batch))
 
     def at_equal_cost(self, batch: int) -> Array:
-        """Return what the batch would end at with its best rate, had its speed been known: [draw], in units of the loss."""
-        return self.best_loss(batch) + self.of_timing.get(batch, 0.0)
+        """Return what the batch would end at with its best rate, had its budget been made of its true speed: [draw], in units of
+        the loss."""
+        return self.best_loss(batch) + self.of_speed.get(batch, 0.0)
 
     def loss(self, batch: int, u: Array | float) -> Array:
         """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
@@ -189,12 +200,12 @@ def fit(
     coordinates: Coordinates,
     observations: Sequence[Observation],
     scale: Scale,
-    timing: Mapping[int, float] | None = None,
+    speeds: Mapping[int, Speed] | None = None,
     seed: int = 0,
 ) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
-    timing: the standard deviation, in units of the loss, by which what a batch ends at is uncertain because its speed is.
+    speeds: what is known of the batches' speeds; one that is not here has just the speed that its budget was made of.
     seed: of the draws. The same observations in the same order give the same surface.
     """
     finite = [one for one in observations if one.loss is not None]
@@ -215,8 +226,9 @@ def fit(
         curvature=posterior.curvature[chosen],
         noise=posterior.noise[chosen],
         highest=_highest(coordinates, observations),
-        of_timing={
-            batch: deviation * random.standard_normal(NUM_DRAWS) for batch, deviation in sorted((timing or {}).items())
+        of_speed={
+            batch: speed.loss_higher_by + speed.deviation * random.standard_normal(NUM_DRAWS)
+            for batch, speed in sorted((speeds or {}).items())
         },
     )
 
@@ -316,7 +328,11 @@ def _highest(coordinates: Coordinates, observations: Sequence[Observation]) -> d
 
 
 def next_setting(
-    surface: Surface, tried: Sequence[Setting], choice: int, unheard: Sequence[Setting] = ()
+    surface: Surface,
+    tried: Sequence[Setting],
+    choice: int,
+    unheard: Sequence[Setting] = (),
+    given_up: Collection[int] = (),
 ) -> Setting | None:
     """Return the run that is expected to tell most about whether another batch is better than `choice`.
 
@@ -324,14 +340,15 @@ def next_setting(
     at their best rates (as in optimal computing-budget allocation). None where no run would say anything new.
 
     tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
-    count for another.
+    count for another. given_up: the batches that are not to be run any more.
     """
     rival = _rival(surface, choice)
     if rival is None:
         return None
     difference = surface.at_equal_cost(rival) - surface.at_equal_cost(choice)
     heard = _results(surface, unheard)
-    options = [setting for batch in surface.coordinates.batches for setting in _options(surface, batch, tried)]
+    batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
+    options = [setting for batch in batches for setting in _options(surface, batch, tried)]
     return max(options, key=lambda setting: _told(surface, setting, difference, heard), default=None)
 
 
@@ -352,10 +369,10 @@ def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float | None:
     rival = _rival(surface, batch)
     if rival is None:
         return 0.0
-    difference = surface.best_loss(rival) - surface.best_loss(batch)
-    wanted = max(abs(float(difference.mean())), surface.useful_gain) / DECISIVE
-    of_timing = np.zeros(NUM_DRAWS) + surface.of_timing.get(rival, 0.0) - surface.of_timing.get(batch, 0.0)
-    left = wanted**2 - float(of_timing.var())
+    difference, at_equal_cost = (end(rival) - end(batch) for end in (surface.best_loss, surface.at_equal_cost))
+    wanted = max(abs(float(at_equal_cost.mean())), surface.useful_gain) / DECISIVE
+    of_speeds = np.zeros(NUM_DRAWS) + surface.of_speed.get(rival, 0.0) - surface.of_speed.get(batch, 0.0)
+    left = wanted**2 - float(of_speeds.var())
     return max(0.0, num_runs * (float(difference.var()) / left - 1)) if left > 0 else None
 
 

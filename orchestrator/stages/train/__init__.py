@@ -21,6 +21,7 @@ from orchestrator.stages.train.findings import BatchFindings as BatchFindings
 from orchestrator.stages.train.findings import Ranked as Ranked
 from orchestrator.stages.train.findings import TrainFindings as TrainFindings
 from orchestrator.stages.train.lineup import lineup_of
+from orchestrator.stages.train.outlook import why_it_cannot_win
 from orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
 from orchestrator.stages.train.propose import propose
 from orchestrator.units import number_text
@@ -50,4 +51,5 @@ STAGE = Stage[Train](
     winner=lambda context: winner_of(context.study, TrainFindings),
     precedence=2,
     num_full_runs=lambda context: context.stage.max_runs,
+    too_slow_to_win=why_it_cannot_win,
 )

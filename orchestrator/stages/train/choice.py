@@ -22,8 +22,8 @@ def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
-    speeds = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
-    return surface_through(trials, context.config, kept, speeds)
+    timings = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
+    return surface_through(trials, context.config, kept, timings)
 
 
 def _cannot_run(trial: Trial) -> bool:

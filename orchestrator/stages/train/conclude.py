@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
+from orchestrator.stages.estimates.observed import is_off, shares_of_plan
 from orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
 from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.findings import concluded, found
@@ -47,6 +48,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         *lineup.left_out,
         *_repeated(context, ranking),
         *_at_equal_samples(ranking, winner),
+        *_off_their_speed(context),
         *_foretold(context, findings),
         *_widening(findings.generalisation),
         *_overfitting(winner),
@@ -78,6 +80,18 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
     return [
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
         f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
+    ]
+
+
+def _off_their_speed(context: StageContext[Train]) -> list[str]:
+    """Return which batches did not train at the speed that they were timed at, and what was made of it."""
+    shares = shares_of_plan(context.trials())
+    off = [f"effective batch {batch} at {share:.2f} x" for batch, share in sorted(shares.items()) if is_off(share)]
+    if not off or context.config.objective != "time":
+        return []
+    return [
+        f"beside the others, runs did not train at the speed they were timed at: {', '.join(off)}; what they end at is corrected for "
+        "that. Something else may have had the machine: time them again when it is quiet"
     ]
 
 

@@ -13,6 +13,7 @@ from orchestrator.stages.estimates.observed import setting_of
 from orchestrator.stages.estimates.surface import Setting, next_setting
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.lineup import Lineup, lineup_of
+from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Proposal
 
 FIRST_RUNS = 3
@@ -115,4 +116,5 @@ def _next(
         [one for one in asked if one.effective_batch_size in on_surface],
         choice,
         [one for one in unheard if one.effective_batch_size in on_surface],
+        given_up={t.config.effective_batch_size for t in context.trials() if t.cause is Cause.LOW_THROUGHPUT},
     )

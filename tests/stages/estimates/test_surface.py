@@ -20,6 +20,7 @@ from orchestrator.stages.estimates.surface import (
     Observation,
     Scale,
     Setting,
+    Speed,
     Surface,
     fit,
     next_setting,
@@ -318,10 +319,10 @@ def test_fewer_runs_are_said_to_decide_what_lies_further_apart() -> None:
     assert left(0.01) > 1
 
 
-def of_three(timing: dict[int, float]) -> Surface:
+def of_three(deviations: dict[int, float]) -> Surface:
     """Three batches, of which 32 was the best by a little."""
     runs = [Observation(batch, rate, 3.0 + 0.03 * (batch != 32)) for batch, rate in THREE.rule.items()]
-    return fit(THREE, runs, Scale(0.1, 0.01), timing)
+    return fit(THREE, runs, Scale(0.1, 0.01), {batch: Speed(deviation) for batch, deviation in deviations.items()})
 
 
 def test_what_is_open_of_a_speed_is_open_of_the_loss_at_equal_cost() -> None:
@@ -348,6 +349,6 @@ def test_a_batch_whose_speed_makes_it_a_rival_is_what_the_next_run_tells_of() ->
     runs = [Observation(batch, rate, 3.0 + 3.0 * (batch != 32)) for batch, rate in THREE.rule.items()]
     tried = [Setting(batch, rate) for batch, rate in THREE.rule.items()]
     for rival in (4, 256):
-        found = next_setting(fit(THREE, runs, Scale(0.1, 0.01), {rival: 3.0}), tried, 32)
+        found = next_setting(fit(THREE, runs, Scale(0.1, 0.01), {rival: Speed(3.0)}), tried, 32)
         assert found is not None
         assert found.effective_batch_size in (32, rival)

@@ -1,0 +1,36 @@
+"""Can a run that is slower than it was timed still show its batch to be the best? Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.config.stages import Train
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.observed import AS_PLANNED, shares_of_plan
+from orchestrator.stages.train.choice import surface_of
+from orchestrator.stages.train.lineup import lineup_of
+from orchestrator.study.trial import Trial
+
+CANNOT_WIN = 0.01
+"""The probability of being the best below which a slow batch is not trained on."""
+
+
+def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
+    """Return why the batch of a run that trains more slowly than it was timed cannot be the best any more, even at its best
+    learning rate; None while it may be."""
+    batch, share = (
+        trial.config.effective_batch_size,
+        shares_of_plan(context.trials()).get(trial.config.effective_batch_size),
+    )
+    if trial.protected or context.config.objective != "time" or share is None or share >= AS_PLANNED:
+        return None
+    surface = surface_of(context, lineup_of(context))
+    if surface is None or surface.p_best.get(batch, 1.0) >= CANNOT_WIN:
+        return None
+    ends = {one: surface.at_equal_cost(one) for one in surface.coordinates.batches}
+    ahead = min(ends, key=lambda one: float(np.median(ends[one])))
+    return (
+        f"it trains at {share:.2f} x the speed that its sample budget was made for: at equal cost effective batch {batch} would "
+        f"end at val loss {np.median(ends[batch]):.3f}, {np.quantile(ends[batch], 0.05):.3f} at best, even at its best learning "
+        f"rate, and effective batch {ahead} ends at {np.median(ends[ahead]):.3f}"
+    )
