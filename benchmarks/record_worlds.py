@@ -19,7 +19,7 @@ depend on the budget, all budgets share one trunk of which each anneals a copy. 
 edge, two more are recorded beyond it.
 
 A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
-anew, remove the file. NAME.OPTION records the same grid with a setting that follows the batch, to worlds/options/, and
+anew, remove the file. NAME.OPTION records the same grid with a setting that follows the batch otherwise, to worlds/options/, and
 prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
 """
 
@@ -94,6 +94,7 @@ class Recipe:
     """{effective batch size: the middle of its learning rates}"""
     optimizer: AdamW | Sgd = ADAMW
     weight_decay: float = 0.1
+    """Where there are no settings."""
     max_budget: int = 16384
     num_horizons: int = 6
     num_seeds: int = 3
@@ -102,8 +103,8 @@ class Recipe:
     passes: int = 1
     """How often the longest run meets every sample."""
     begins_with: Pretraining | None = None
-    follow: StudyOptimizer | None = None
-    """What AdamW's settings do where they follow the batch and the rate, as the study file would say it."""
+    settings: StudyOptimizer | None = None
+    """AdamW's settings, and what of them follows the batch, as a study file would say it. None: the same at every batch."""
 
     def horizons(self, batch: int) -> list[int]:
         """Return the sample budgets that hold enough steps of a batch, each twice the one before."""
@@ -124,9 +125,17 @@ def without(centres: Mapping[int, float], batch: int) -> dict[int, float]:
     return {other: centre for other, centre in centres.items() if other != batch}
 
 
+def defaults(reference_batch_size: int, lr: float, weight_decay: float = 0.1) -> StudyOptimizer:
+    """Return the product's settings at a reference batch, and its best rate at the longest budget."""
+    return StudyOptimizer(lr=lr, reference_batch_size=reference_batch_size, weight_decay=weight_decay)
+
+
 RECIPES: dict[str, Recipe] = {
     "noisy_regression": Recipe(
-        noisy_regression, by_base(0.001, {4: 1, 16: 2, 64: 3, 128: 3, 256: 4}), max_budget=32768
+        noisy_regression,
+        by_base(0.001, {4: 1, 16: 2, 64: 3, 128: 3, 256: 4}),
+        settings=defaults(16, 0.002),
+        max_budget=32768,
     ),
     "sgd_momentum": Recipe(
         sgd_momentum,
@@ -134,14 +143,34 @@ RECIPES: dict[str, Recipe] = {
         optimizer=Sgd(),
         weight_decay=5e-4,
     ),
-    "vit_images": Recipe(vit_images, by_base(0.001, {4: 0, 16: 1, 64: 3, 256: 4}), max_budget=20480, num_seeds=2),
-    "sequences": Recipe(sequences, by_base(0.001, {2: 0, 8: 2, 32: 3, 128: 4}), num_seeds=2),
-    "gpt_stdlib": Recipe(gpt_stdlib, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
-    "gpt_wikitext2": Recipe(gpt_wikitext2, by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}), max_budget=8192, num_seeds=2),
+    "vit_images": Recipe(
+        vit_images,
+        by_base(0.001, {4: 0, 16: 1, 64: 3, 256: 4}),
+        settings=defaults(16, 0.004),
+        max_budget=20480,
+        num_seeds=2,
+    ),
+    "sequences": Recipe(
+        sequences, by_base(0.001, {2: 0, 8: 2, 32: 3, 128: 4}), settings=defaults(8, 0.002), num_seeds=2
+    ),
+    "gpt_stdlib": Recipe(
+        gpt_stdlib,
+        by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}),
+        settings=defaults(4, 0.002),
+        max_budget=8192,
+        num_seeds=2,
+    ),
+    "gpt_wikitext2": Recipe(
+        gpt_wikitext2,
+        by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}),
+        settings=defaults(4, 0.002),
+        max_budget=8192,
+        num_seeds=2,
+    ),
     "gpt_finetuned": Recipe(
         gpt_topics,
         by_base(0.001, {1: -2, 4: -1, 16: 0, 64: 1}),
-        weight_decay=0.01,
+        settings=defaults(16, 0.002, weight_decay=0.01),
         max_budget=8192,
         num_seeds=2,
         warmup_steps=10,
@@ -151,29 +180,26 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def following(name: str, reference: int, rate: float) -> dict[str, Recipe]:
-    """Return the world's grid with a setting of AdamW that follows the batch, for each that can. reference: the batch at which it
-    stays as it is, which would be the same run again, so that is left out. rate: the best one there at the longest budget."""
-    world = RECIPES[name]
-    at = {"lr": rate, "reference_batch_size": reference, "weight_decay": world.weight_decay}
-    options = {
-        "beta2_samples": StudyOptimizer.model_validate({**at, "beta2_scaling": "samples"}),
-        "decay_samples": StudyOptimizer.model_validate({**at, "weight_decay_scaling": "samples"}),
+def options(name: str, recipe: Recipe) -> dict[str, Recipe]:
+    """Return the same grid with settings that follow the batch otherwise. At the reference batch they would be the same runs
+    again, so that is left out."""
+    own = recipe.settings
+    if own is None:
+        return {}
+    changes: dict[str, dict[str, str]] = {
+        "beta2_fixed": {"beta2_scaling": "none"},
+        "decay_samples": {"weight_decay_scaling": "samples"},
     }
+    centres = without(recipe.centres, own.reference_batch_size)
     return {
-        f"{name}.{option}": replace(world, follow=follow, num_rates=5, centres=without(world.centres, reference))
-        for option, follow in options.items()
+        f"{name}.{option}": replace(
+            recipe, settings=own.model_copy(update=change), num_rates=5, num_seeds=2, centres=centres
+        )
+        for option, change in changes.items()
     }
 
 
-OPTIONS: dict[str, Recipe] = {
-    **following("noisy_regression", 16, 0.002),
-    **following("gpt_stdlib", 4, 0.002),
-    **following("gpt_wikitext2", 4, 0.002),
-    **following("gpt_finetuned", 16, 0.002),
-    **following("vit_images", 16, 0.004),
-    **following("sequences", 8, 0.002),
-}
+OPTIONS = {option: recipe for name, world in RECIPES.items() for option, recipe in options(name, world).items()}
 
 
 @dataclass(frozen=True)
@@ -197,9 +223,9 @@ def starting(recipe: Recipe, task: Task, batch: int, members: Members) -> Ensemb
     weights = torch.stack(drawn if task.start is None else [task.start] * members.num_seeds)
     optimizer, rates = recipe.optimizer, torch.tensor([rate for rate, _ in members])
     decays = torch.full_like(rates, recipe.weight_decay)
-    if recipe.follow is not None:
-        settings = [optimizer_at(recipe.follow, batch, rate) for rate, _ in members]
-        optimizer, decays = AdamW(settings[0].betas), torch.tensor([one.weight_decay for one in settings])
+    if recipe.settings is not None:
+        followed = [optimizer_at(recipe.settings, batch, rate) for rate, _ in members]
+        optimizer, decays = AdamW(followed[0].betas), torch.tensor([one.weight_decay for one in followed])
     return ensemble(task.shapes, task.loss, optimizer, members.spread(weights), rates, decays)
 
 
@@ -285,15 +311,15 @@ def lines(recipe: Recipe, batch: int, members: Members, budget: int, points: Poi
             "seed": seed,
             "sample_budget": budget,
             "points": [[samples, rounded(loss)] for samples, loss in losses],
-        } | followed(recipe, batch, rate)
+        } | settings_at(recipe, batch, rate)
 
 
-def followed(recipe: Recipe, batch: int, rate: float) -> dict[str, Any]:
-    """Return what follows the batch, where anything does."""
-    if recipe.follow is None:
+def settings_at(recipe: Recipe, batch: int, rate: float) -> dict[str, Any]:
+    """Return AdamW's settings for the line of a run, where they may follow its batch."""
+    if recipe.settings is None:
         return {}
-    settings = optimizer_at(recipe.follow, batch, rate)
-    return {"betas": [round(beta, 6) for beta in settings.betas], "weight_decay": round(settings.weight_decay, 6)}
+    found = optimizer_at(recipe.settings, batch, rate)
+    return {"betas": [round(beta, 6) for beta in found.betas], "weight_decay": round(found.weight_decay, 6)}
 
 
 def rounded(loss: float) -> float | None:

@@ -15,12 +15,12 @@ from record_worlds import (
     Members,
     Pretraining,
     Recipe,
-    followed,
     places,
     rates_to_add,
     record,
     recorded,
     schedule_of,
+    settings_at,
     starting,
     task_of,
 )
@@ -97,8 +97,8 @@ def test_what_follows_the_batch_is_written_beside_the_run() -> None:
     both = StudyOptimizer(
         lr=0.004, reference_batch_size=8, beta2_scaling="samples", weight_decay_scaling="samples", weight_decay=0.1
     )
-    assert followed(TINY, 16, 0.008) == {}
-    found = followed(replace(TINY, follow=both), 16, 0.004)
+    assert settings_at(TINY, 16, 0.008) == {}
+    found = settings_at(replace(TINY, settings=both), 16, 0.004)
     assert found == {"betas": [0.9, pytest.approx(0.9025)], "weight_decay": pytest.approx(0.2)}
 
 

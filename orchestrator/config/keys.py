@@ -114,10 +114,10 @@ class StudyOptimizer(OptimizerConfig):
     """The samples over which the learning rate rises from zero. auto: 1 % of the run's samples, but at least those of
     30 optimizer steps, and at most a fifth of the run. short, which is the default of `regime: finetune`: 6 %, but at
     least those of 10 optimizer steps, and at most a fifth of the run."""
-    beta2_scaling: Literal["none", "samples"] = "none"
-    """How the second of `betas` follows the effective batch. none: it stays as it is. samples: AdamW's second moment
-    forgets over as many samples at every batch as at `reference_batch_size`, so it is betas[1] to the power of
-    batch / reference_batch_size, but at least betas[0] and at most 0.9999 (arXiv 2507.07101)."""
+    beta2_scaling: Literal["none", "samples"] = "samples"
+    """How the second of `betas` follows the effective batch. samples: AdamW's second moment forgets over as many samples
+    at every batch as at `reference_batch_size`, so it is betas[1] to the power of batch / reference_batch_size, but at
+    least betas[0] and at most 0.9999 (arXiv 2507.07101). none: it stays as it is."""
     weight_decay_scaling: Literal["none", "samples"] = "none"
     """How `weight_decay` follows the effective batch and the learning rate. none: it stays as it is. samples: weights
     decay over as many samples as at `reference_batch_size` and `lr`, so it is multiplied by batch /
@@ -319,11 +319,6 @@ class StudyConfig(Strict):
             )
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
-        if self.optimizer.type == "sgd" and self.optimizer.beta2_scaling != "none":
-            raise ValueError(
-                f"optimizer.beta2_scaling is {self.optimizer.beta2_scaling}, and sgd has no second moment; leave it out, or use "
-                "type: adamw"
-            )
         _check_regime(self)
         _check_branch(self)
         _check_regularization(self)

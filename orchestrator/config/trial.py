@@ -96,7 +96,7 @@ def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_
     """Return the optimizer of a run at this batch and rate: what the study file lets follow them does."""
     own = {name: getattr(optimizer, name) for name in OptimizerConfig.model_fields}
     ratio, (beta1, beta2) = effective_batch_size / optimizer.reference_batch_size, optimizer.betas
-    if optimizer.beta2_scaling == "samples":
+    if optimizer.beta2_scaling == "samples" and optimizer.type == "adamw":
         own["betas"] = beta1, min(max(beta2**ratio, beta1), LARGEST_BETA2)
     if optimizer.weight_decay_scaling == "samples":
         factor = ratio * optimizer.lr / learning_rate
