@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from trainers.config import (
     ActivationCheckpointing,
@@ -28,9 +28,9 @@ RampKind = Literal["doubling", "linear"]
 
 FEWEST_STEPS = 40
 """A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried."""
-PROBED_SHARE = 1 / 20
-"""The samples that frontier and throughput may take each, as a share of those of the study's full runs, where the study
-file does not say it."""
+PROBED_SHARES = {"frontier": 0.04, "throughput": 0.04, "equivalence": 0.02}
+"""The samples that each stage of probes may take, as a share of those of the study's full runs, where the study file does
+not say it: a tenth in all."""
 
 DEFAULT_FIRST_RUNG_SHARE = 1 / 4
 """The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
@@ -142,8 +142,8 @@ class Frontier(Strict):
     to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
-    takes beyond these, until it was timed for 2 seconds, do not count. null: a twentieth of those of the study's full training
-    runs, and any number in a study without such runs."""
+    takes beyond these, until it was timed for 2 seconds, do not count. null: 4 % of those of the study's full training runs,
+    and any number in a study without such runs."""
 
 
 class Throughput(Strict):
@@ -168,8 +168,8 @@ class Throughput(Strict):
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
     taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes
-    beyond these, until it was timed for 2 seconds, do not count. null: a twentieth of those of the study's full training runs,
-    and any number in a study without such runs."""
+    beyond these, until it was timed for 2 seconds, do not count. null: 4 % of those of the study's full training runs, and any
+    number in a study without such runs."""
 
 
 class Equivalence(Strict):
@@ -181,7 +181,8 @@ class Equivalence(Strict):
     for instance: then it says which comparisons of the study still hold. A loss that is no sum ends the study."""
     micro_batch_sizes: tuple[PositiveInt, ...] = ()
     """The micro-batch sizes, in samples per rank, into which the effective batch is split; the largest is what the
-    others are compared with. Empty: the chosen micro-batch size and its two largest divisors."""
+    others are compared with. Empty: the chosen micro-batch size, or the largest one for which `max_samples` is enough, and
+    its two largest divisors."""
     effective_batch_size: PositiveInt | None = None
     """The effective batch, in samples. null: twice the largest micro-batch size times `world_size`."""
     steps: PositiveInt = 10
@@ -190,6 +191,20 @@ class Equivalence(Strict):
     """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial
     weights. null: 3 times what rounding alone makes, measured by one to three runs with the samples of each
     micro-batch in another order, and at least 1e-4."""
+    max_samples: PositiveInt | None = None
+    """How many samples the trials of this stage may take in all: where it is too small for the chosen micro-batch size, a
+    smaller one is split, since the answer does not depend on it. One of 4 is split even so. null: 2 % of those of
+    the study's full training runs, and any number in a study without such runs. It does not go with `micro_batch_sizes` or
+    `effective_batch_size`, which say what the runs take."""
+
+    @model_validator(mode="after")
+    def _one_says_the_size(self) -> Equivalence:
+        if self.max_samples is not None and (self.micro_batch_sizes or self.effective_batch_size):
+            given = "micro_batch_sizes" if self.micro_batch_sizes else "effective_batch_size"
+            raise ValueError(
+                f"max_samples ({self.max_samples}) chooses the size that {given} says; leave one of them out"
+            )
+        return self
 
 
 class Train(Strict):

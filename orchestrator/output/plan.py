@@ -8,13 +8,13 @@ from rich.console import Group
 from rich.table import Table
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Frontier, Throughput
+from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes
-from orchestrator.stages.probing import max_samples, num_full_runs
+from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, seconds_text
@@ -97,8 +97,7 @@ def _not_predictable(error: Exception) -> str:
 
 def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
     """Return what the probes may cost, in samples and as a share of the training; None without a full run."""
-    stages = [keys for keys in config.stages if isinstance(keys, Frontier | Throughput)]
-    most = {keys.type: max_samples(StageContext(keys, config, study)) for keys in stages}
+    most = {keys.type: stage_of(keys).most_samples(StageContext(keys, config, study)) for keys in config.stages}
     known = {stage: samples for stage, samples in most.items() if samples is not None}
     if not known or not full_runs:
         return None

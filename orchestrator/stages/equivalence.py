@@ -8,6 +8,7 @@ control measures it: the reference once more, with the samples of each micro-bat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -16,6 +17,7 @@ from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series, short_name
 from orchestrator.stages.findings import concluded, found
+from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -40,6 +42,7 @@ MIXES_ABOVE = 1e-4
 RANDOM_ABOVE = 1e-6
 # So many splits are compared, unless the study file says which.
 DEFAULT_SPLITS = 3
+SMALLEST_SPLIT = 4
 
 Judgement = Literal["equivalent", "splits_differ", "random", "no_sum"]
 
@@ -121,16 +124,43 @@ def _most_splits(context: StageContext[Equivalence]) -> int:
 
 
 def _wanted(context: StageContext[Equivalence]) -> list[int]:
-    """Return the micro-batch sizes, the largest first: by default the chosen one and all that divide it."""
+    """Return the micro-batch sizes, the largest first: by default the chosen one, or one that is cheaper to split, and all that
+    divide it."""
     if context.stage.micro_batch_sizes:
         return sorted({*context.stage.micro_batch_sizes}, reverse=True)
-    chosen = chosen_split(context).micro_batch_size
-    return [size for size in range(chosen, 0, -1) if chosen % size == 0]
+    largest = min(chosen_split(context).micro_batch_size, _largest_affordable(context) or math.inf)
+    return [size for size in range(int(largest), 0, -1) if largest % size == 0]
+
+
+def _largest_affordable(context: StageContext[Equivalence]) -> int | None:
+    """Return the largest micro-batch size for which max_samples is enough, at least 4, which has three splits; None where any size
+    may be split."""
+    allowed = max_samples(context)
+    if allowed is None or context.stage.effective_batch_size:
+        return None
+    return max(SMALLEST_SPLIT, allowed // (_most_runs(context) * context.stage.steps * _of_micro_batch(context, 1)))
+
+
+def _most_runs(context: StageContext[Equivalence]) -> int:
+    controls = 0 if context.stage.tolerance is not None else MOST_CONTROLS
+    return _most_splits(context) + controls + (context.config.precision != "float32")
+
+
+def _of_micro_batch(context: StageContext[Equivalence], size: int) -> int:
+    """Return the effective batch that this micro-batch size makes in two accumulation steps."""
+    return context.split(size, 2).effective_batch_size
+
+
+def most_samples(context: StageContext[Equivalence]) -> int | None:
+    """Return how many samples the stage's trials take at most; None where that is not known yet."""
+    if context.stage.micro_batch_sizes or context.stage.effective_batch_size:
+        return _most_runs(context) * context.stage.steps * _effective_batch_size(context)
+    return max_samples(context)
 
 
 def _effective_batch_size(context: StageContext[Equivalence]) -> int:
     """Return the study file's effective batch, or that of the largest micro-batch in two accumulation steps."""
-    return context.stage.effective_batch_size or context.split(max(_wanted(context)), 2).effective_batch_size
+    return context.stage.effective_batch_size or _of_micro_batch(context, max(_wanted(context)))
 
 
 def _others(context: StageContext[Equivalence], reference: Trial) -> list[Proposal]:
@@ -325,7 +355,23 @@ def _left_out(context: StageContext[Equivalence]) -> tuple[str, ...]:
     """Return why trials are missing: their sizes do not divide the batch, they did not fit, or diverged."""
     _, skipped = _splits(context)
     silent = [trial for trial in context.trials() if trial.state.ruled_out]
-    return (*skipped, *(f"skipped: {trial.id} did not end, {trial.explanation}" for trial in silent))
+    return (
+        *_instead(context),
+        *skipped,
+        *(f"skipped: {trial.id} did not end, {trial.explanation}" for trial in silent),
+    )
+
+
+def _instead(context: StageContext[Equivalence]) -> list[str]:
+    """Return why a smaller micro-batch than the chosen one is split, where it is."""
+    chosen, split = chosen_split(context).micro_batch_size, max(_wanted(context))
+    if context.stage.micro_batch_sizes or split == chosen:
+        return []
+    samples = _most_runs(context) * context.stage.steps * _of_micro_batch(context, chosen)
+    return [
+        f"micro-batch {split} was split instead of the chosen {chosen}, with which the runs would take {samples:,} samples, more "
+        f"than max_samples ({max_samples(context):,}); whether a split changes the model does not depend on its size"
+    ]
 
 
 def describe(context: StageContext[Equivalence]) -> list[str]:
@@ -367,4 +413,4 @@ def _tolerance_lines(context: StageContext[Equivalence]) -> tuple[Line, ...]:
 
 COLUMNS = ("final_loss", "step_seconds", "tokens_per_second", "mfu", "rho")
 
-STAGE = Stage[Equivalence](propose, conclude, describe, figures, COLUMNS)
+STAGE = Stage[Equivalence](propose, conclude, describe, figures, COLUMNS, most_samples=most_samples)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import FEWEST_STEPS, PROBED_SHARE, Frontier, StageKeys, Throughput
+from orchestrator.config.stages import FEWEST_STEPS, PROBED_SHARES, Equivalence, Frontier, StageKeys, Throughput
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
@@ -20,12 +20,12 @@ def num_full_runs(config: StudyConfig, study: Study) -> int:
     return len(config.seeds) * sum(stage_of(context.stage).num_full_runs(context) for context in contexts)
 
 
-def max_samples(context: StageContext[Frontier | Throughput]) -> int | None:
+def max_samples(context: StageContext[Frontier | Throughput | Equivalence]) -> int | None:
     """Return how many samples the stage's trials may take; None for any number."""
     if context.stage.max_samples is not None:
         return context.stage.max_samples
     training = num_full_runs(context.config, context.study) * context.config.sample_budget
-    return int(PROBED_SHARE * training) or None
+    return int(PROBED_SHARES[context.stage.type] * training) or None
 
 
 def slowed_rounds(trials: Iterable[Trial]) -> frozenset[int]:

@@ -10,7 +10,7 @@ from orchestrator.output.plan import print_plan
 from orchestrator.study.facts import Facts
 from tests.support.lane_player import study_of
 
-FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "train")]
+FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "equivalence", "train")]
 
 
 def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) -> str:
@@ -22,9 +22,16 @@ def test_the_probes_take_a_tenth_of_the_training_where_the_study_file_says_nothi
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = planned(capsys, FUNNEL)
-    runs = int(said.split("at most ")[-2].split()[0])
-    each = runs * 10_000 // 20
-    assert f"at most {2 * each:,} samples of probes (frontier {each:,}, throughput {each:,}), 10% of those" in said
+    training = int(said.split("at most ")[-2].split()[0]) * 10_000
+    each = {"frontier": training * 4 // 100, "throughput": training * 4 // 100, "equivalence": training * 2 // 100}
+    listed = ", ".join(f"{stage} {samples:,}" for stage, samples in each.items())
+    assert f"at most {training // 10:,} samples of probes ({listed}), 10% of those" in said
+
+
+def test_what_given_splits_take_is_counted_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two splits and three controls of 5 steps each, over 16 samples."""
+    equivalence = {"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 5}
+    assert "(equivalence 400)" in planned(capsys, [equivalence, {"type": "train"}])
 
 
 def test_they_take_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

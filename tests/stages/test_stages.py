@@ -16,6 +16,7 @@ from orchestrator.study.events import Ended, proposed
 from orchestrator.study.facts import Facts
 from orchestrator.study.trial import TrialState
 from tests.support.known_stage import Known
+from tests.support.lane_player import study_of
 from tests.support.worlds import FRONTIER, KNOWN, NONE
 from trainers.config import DevicePeak, Precision
 
@@ -58,6 +59,34 @@ def test_the_splits_are_the_chosen_micro_batch_and_two_divisors_of_it_against_th
         assert (one.effective_batch_size, one.precision, one.dropout) == (16, "float32", False)
     assert control.split == reference.split
     assert [one.sample_permutation for one in (*others, control)] == [None, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "first", "second"),
+    [(10_000, "m8k2", "m4k4"), (2_000, "m5k2", "m1k10"), (100, "m4k2", "m2k4")],
+    ids=["enough for the chosen 8", "enough for 5", "enough for none"],
+)
+def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many_samples(
+    budget: int, first: str, second: str
+) -> None:
+    """Three splits and three controls of 10 steps: 120 samples for each sample of the micro-batch. 2 % of 16 runs are theirs."""
+    known = Known({"type": "equivalence"}, more_stages=[{"type": "train", "max_runs": 16}], sample_budget=budget)
+    known.concluded(FRONTIER)
+    assert known.ids() == [f"equivalence-{first}"]
+    known.end(f"equivalence-{first}")
+    assert known.ids()[1] == f"equivalence-{second}"
+    for name in known.ids()[1:]:
+        known.end(name, rho=1e-6)
+    told = " ".join(known.conclude().notes)
+    taken = "with which the runs would take 960 samples, more than max_samples"
+    assert (f"micro-batch {first[1]} was split instead of the chosen 8, {taken}" in told) is (budget < 10_000)
+
+
+def test_two_keys_do_not_both_say_what_is_split() -> None:
+    with pytest.raises(
+        ValueError, match=r"max_samples \(500\) chooses the size that micro_batch_sizes says; leave one of them"
+    ):
+        study_of(stages=[{"type": "equivalence", "max_samples": 500, "micro_batch_sizes": [4, 2]}])
 
 
 def test_a_run_in_another_precision_is_told_that_precisions_peak() -> None:

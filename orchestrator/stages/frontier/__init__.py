@@ -14,6 +14,7 @@ from orchestrator.stages.frontier.doubts import on_blocks
 from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.frontier.propose import modes, propose
+from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
 
 
@@ -57,6 +58,7 @@ STAGE = Stage[Frontier](
     figures,
     COLUMNS,
     winner=lambda context: winner_of(context.study, FrontierFindings),
+    most_samples=max_samples,
     step_seconds_limit=lambda context: context.stage.max_step_seconds,
     fails_by_mode=True,
     reuses_measurements=True,

@@ -8,6 +8,7 @@ two forms are close, in both.
 
 from orchestrator.config.stages import Throughput
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.throughput.conclude import conclude
 from orchestrator.stages.throughput.figures import derived, figures
@@ -29,4 +30,4 @@ COLUMNS = (
     "noise_scale_high", "goodput",
 )  # fmt: skip
 
-STAGE = Stage[Throughput](propose, conclude, describe, figures, COLUMNS, derived)
+STAGE = Stage[Throughput](propose, conclude, describe, figures, COLUMNS, derived, most_samples=max_samples)
