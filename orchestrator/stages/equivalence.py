@@ -153,9 +153,10 @@ def _of_micro_batch(context: StageContext[Equivalence], size: int) -> int:
 
 def most_samples(context: StageContext[Equivalence]) -> int | None:
     """Return how many samples the stage's trials take at most; None where that is not known yet."""
+    steps, allowed = _most_runs(context) * context.stage.steps, max_samples(context)
     if context.stage.micro_batch_sizes or context.stage.effective_batch_size:
-        return _most_runs(context) * context.stage.steps * _effective_batch_size(context)
-    return max_samples(context)
+        return steps * _effective_batch_size(context)
+    return None if allowed is None else max(allowed, steps * _of_micro_batch(context, SMALLEST_SPLIT))
 
 
 def _effective_batch_size(context: StageContext[Equivalence]) -> int:
