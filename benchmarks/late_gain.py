@@ -6,6 +6,7 @@ The late gain is what the loss of a run falls by over the second half of its sam
 
     seeds     the deviation of the final loss from seed to seed
     rate      what a learning rate that is off by a factor of 2 costs: the mean of both sides
+    doubling  what twice the samples gain, with a schedule of their own
 
 of each batch at its best learning rate, as the geometric mean over the recorded budgets. The last line says where each
 lies over all worlds, and the deviation of its logarithm. As shares of the late gain they are the prior of the surface over
@@ -39,6 +40,8 @@ class Effects:
     late_gain: float
     of_seeds: float
     of_rate: float
+    of_doubling: float | None
+    """None at the shortest budget."""
 
 
 def effects_in(world: World) -> Iterator[Effects]:
@@ -47,11 +50,13 @@ def effects_in(world: World) -> Iterator[Effects]:
         batches = [batch for batch in world.batches() if budget in world.budgets(batch)]
         known = [effects for batch in batches if (effects := _of_batch(world, batch, budget)) is not None]
         if known:
+            doublings = [one.of_doubling for one in known if one.of_doubling is not None]
             yield Effects(
                 statistics.fmean(one.loss for one in known),
                 statistics.fmean(one.late_gain for one in known),
                 math.sqrt(statistics.fmean(one.of_seeds**2 for one in known)),
                 statistics.fmean(one.of_rate for one in known),
+                statistics.fmean(doublings) if doublings else None,
             )
 
 
@@ -67,7 +72,9 @@ def _of_batch(world: World, batch: int, budget: int) -> Effects | None:
     if len(beside) < 2 or len(known) < len(ends):
         return None
     gain = abs(statistics.fmean(middles) - losses[best])
-    return Effects(losses[best], gain, statistics.stdev(known), statistics.fmean(beside) - losses[best])
+    halved = min(world.final_losses(batch, budget // 2).values()) if budget // 2 in world.budgets(batch) else None
+    doubling = None if halved is None else halved - losses[best]
+    return Effects(losses[best], gain, statistics.stdev(known), statistics.fmean(beside) - losses[best], doubling)
 
 
 @dataclass(frozen=True)
@@ -110,16 +117,24 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
     worlds = [load(path) for path in parser.parse_args().tables]
     effects = {world.name: list(effects_in(world)) for world in worlds}
-    print("| world | seeds, of the loss | of the late gain | rate, of the loss | of the late gain |")
-    print("|---|---|---|---|---|")
+    print(
+        "| world | seeds, of the loss | of the late gain | rate, of the loss | of the late gain | doubling, of the late gain |"
+    )
+    print("|---|---|---|---|---|---|")
     for name, found in effects.items():
         of_loss, of_gain = shares(found, loss), shares(found, late_gain)
         print(
-            f"| {name} | {of_loss.of_seeds:.1%} | {of_gain.of_seeds:.2f} | {of_loss.of_rate:.1%} | {of_gain.of_rate:.2f} |"
+            f"| {name} | {of_loss.of_seeds:.1%} | {of_gain.of_seeds:.2f} | {of_loss.of_rate:.1%} | {of_gain.of_rate:.2f} "
+            f"| {doubling(found):.2f} |"
         )
-    print(
-        json.dumps({"of_loss": _summary(effects.values(), loss), "of_late_gain": _summary(effects.values(), late_gain)})
-    )
+    summaries = {"of_loss": _summary(effects.values(), loss), "of_late_gain": _summary(effects.values(), late_gain)}
+    doublings = {name: round(doubling(found), 2) for name, found in effects.items()}
+    print(json.dumps(summaries | {"doubling": round(statistics.median(doublings.values()), 2)}))
+
+
+def doubling(effects: Sequence[Effects]) -> float:
+    """Return what twice the samples gain, in late gains, as the median over the budgets."""
+    return statistics.median(one.of_doubling / one.late_gain for one in effects if one.of_doubling is not None)
 
 
 def _summary(effects: Iterable[Sequence[Effects]], of: Callable[[Effects], float]) -> dict[str, float]:

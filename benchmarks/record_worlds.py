@@ -19,7 +19,7 @@ depend on the budget, all budgets share one trunk of which each anneals a copy. 
 edge, two more are recorded beyond it.
 
 A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
-anew, remove the file. NAME.OPTION records the same grid with a setting that follows the batch otherwise, to worlds/options/, and
+anew, remove the file. NAME.OPTION records the same grid with another rule for one of AdamW's settings, to worlds/options/, and
 prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
 """
 
@@ -126,7 +126,7 @@ def without(centres: Mapping[int, float], batch: int) -> dict[int, float]:
 
 
 def defaults(reference_batch_size: int, lr: float, weight_decay: float = 0.1) -> StudyOptimizer:
-    """Return the product's settings at a reference batch, and its best rate at the longest budget."""
+    """Return the product's settings. lr: the best one at the reference batch and the longest budget."""
     return StudyOptimizer(lr=lr, reference_batch_size=reference_batch_size, weight_decay=weight_decay)
 
 
@@ -156,7 +156,7 @@ RECIPES: dict[str, Recipe] = {
     "gpt_stdlib": Recipe(
         gpt_stdlib,
         by_base(0.001, {1: -1, 4: 1, 16: 2, 64: 3}),
-        settings=defaults(4, 0.002),
+        settings=defaults(4, 0.004),
         max_budget=8192,
         num_seeds=2,
     ),

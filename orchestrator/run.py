@@ -34,7 +34,7 @@ from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
-from orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory
+from orchestrator.study.run_directory import as_it_began, discard_what_nobody_needs, open_run_directory
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import TrialState
 from orchestrator.terminal import printable
@@ -65,6 +65,7 @@ def run_study(
     config: StudyConfig, run_dir: Path, address: str | None = None, *, remeasure: bool = False, quiet: bool = False
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
+    config = as_it_began(config, run_dir)
     with open_run_directory(config, run_dir) as journal, all_are_ctrl_c():
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)

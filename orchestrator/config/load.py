@@ -87,6 +87,10 @@ def load_stored_study(path: Path) -> StudyConfig:
         for stage in stages if isinstance(stages, list) else []:
             if isinstance(stage, dict):
                 stage.pop("unscaled_contrast", None)
+    if isinstance(tree, dict) and isinstance(optimizer := tree.get("optimizer"), dict):
+        optimizer.setdefault(
+            "beta2_scaling", "none"
+        )  # what it was before there was a choice; ours are stored with all keys
     return parse_study(tree, quoted(path))
 
 

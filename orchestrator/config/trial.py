@@ -93,7 +93,7 @@ def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -
 
 
 def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_rate: float) -> OptimizerConfig:
-    """Return the optimizer of a run at this batch and rate: what the study file lets follow them does."""
+    """Return the optimizer of a run: its betas and weight decay follow batch and rate where the study file says so."""
     own = {name: getattr(optimizer, name) for name in OptimizerConfig.model_fields}
     ratio, (beta1, beta2) = effective_batch_size / optimizer.reference_batch_size, optimizer.betas
     if optimizer.beta2_scaling == "samples" and optimizer.type == "adamw":

@@ -9,6 +9,7 @@ from orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_
 from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
+from orchestrator.stages.estimates.speeds import usual_share
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
@@ -143,14 +144,19 @@ def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
     rates = [rival.metric("tokens_per_second") for rival in study.speed_rivals(trial)]
     best = max((known for known in rates if known is not None), default=None)
     decision = judge_throughput(rate, best, rules.min_relative_throughput)
-    return decision if decision.action is Action.STOP else _on_plan(rules, trial, metrics)
+    return decision if decision.action is Action.STOP else _on_plan(study, rules, trial, metrics)
 
 
-def _on_plan(rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
+def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
     planned, step_seconds = trial.proposal.expected.get(PLANNED_RATE), metrics.get("step_seconds")
     if planned is None or not step_seconds:
         return GO_ON
-    return judge_plan(trial.config.effective_batch_size / step_seconds, planned, rules.min_relative_throughput)
+    rate = trial.config.effective_batch_size / step_seconds
+    decision = judge_plan(rate, planned, rules.min_relative_throughput)
+    if decision.action is not Action.STOP:
+        return decision
+    usual = min(1.0, usual_share(study.of_stage(trial.stage)) or 1.0)  # what slows all runs is nothing against this one
+    return judge_plan(rate, usual * planned, rules.min_relative_throughput)
 
 
 def on_short_run(losses: list[float]) -> Decision:

@@ -163,6 +163,13 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
+    trained = found(study, TrainFindings)
+    if trained and trained.off_speed:
+        off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in trained.off_speed.items())
+        warnings.append(
+            f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
+            "was planned; the probability counts with what it would have been"
+        )
     if overfitting := overfitting_of(winner):
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, winner.config.sample_budget
@@ -307,6 +314,8 @@ def _cost(study: Study, target_loss: float | None) -> str:
         return ""
     if findings is None or findings.seconds is None:
         return " after the same samples"
+    if findings.off_speed:
+        return f" after the training time that was planned for each ({seconds_text(findings.seconds)})"
     return f" after the same training time ({seconds_text(findings.seconds)})"
 
 

@@ -8,11 +8,11 @@ control measures it: the reference once more, with the samples of each micro-bat
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from orchestrator.config.stages import Equivalence, Frontier
+from orchestrator.config.trial import precisions
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series, short_name
@@ -128,22 +128,29 @@ def _wanted(context: StageContext[Equivalence]) -> list[int]:
     divide it."""
     if context.stage.micro_batch_sizes:
         return sorted({*context.stage.micro_batch_sizes}, reverse=True)
-    largest = min(chosen_split(context).micro_batch_size, _largest_affordable(context) or math.inf)
-    return [size for size in range(int(largest), 0, -1) if largest % size == 0]
+    return _divisors(_largest_affordable(context))
 
 
-def _largest_affordable(context: StageContext[Equivalence]) -> int | None:
-    """Return the largest micro-batch size for which max_samples is enough, at least 4, which has three splits; None where any size
-    may be split."""
-    allowed = max_samples(context)
+def _divisors(size: int) -> list[int]:
+    return [divisor for divisor in range(size, 0, -1) if size % divisor == 0]
+
+
+def _largest_affordable(context: StageContext[Equivalence]) -> int:
+    """Return the chosen micro-batch size, or its largest divisor for which max_samples is enough; at least 4, which has three
+    splits, unless the chosen one is smaller."""
+    chosen, allowed = chosen_split(context).micro_batch_size, max_samples(context)
     if allowed is None or context.stage.effective_batch_size:
-        return None
-    return max(SMALLEST_SPLIT, allowed // (_most_runs(context) * context.stage.steps * _of_micro_batch(context, 1)))
+        return chosen
+    if begun := [trial.config.micro_batch_size for trial in context.trials()]:
+        return max(begun)  # an earlier version may have begun it, which had no cap
+    of_one_sample = _most_runs(context) * context.stage.steps * _of_micro_batch(context, 1)
+    held = [size for size in _divisors(chosen) if SMALLEST_SPLIT <= size <= allowed // of_one_sample]
+    return held[0] if held else min(chosen, SMALLEST_SPLIT)
 
 
 def _most_runs(context: StageContext[Equivalence]) -> int:
     controls = 0 if context.stage.tolerance is not None else MOST_CONTROLS
-    return _most_splits(context) + controls + (context.config.precision != "float32")
+    return _most_splits(context) + controls + (precisions(context.config) != {"float32"})
 
 
 def _of_micro_batch(context: StageContext[Equivalence], size: int) -> int:
@@ -365,19 +372,19 @@ def _left_out(context: StageContext[Equivalence]) -> tuple[str, ...]:
 
 def _instead(context: StageContext[Equivalence]) -> list[str]:
     """Return why a smaller micro-batch than the chosen one is split, where it is."""
-    chosen, split = chosen_split(context).micro_batch_size, max(_wanted(context))
-    if context.stage.micro_batch_sizes or split == chosen:
+    chosen, split, allowed = chosen_split(context).micro_batch_size, max(_wanted(context)), max_samples(context)
+    if context.stage.micro_batch_sizes or split == chosen or allowed is None:
         return []
     samples = _most_runs(context) * context.stage.steps * _of_micro_batch(context, chosen)
     return [
         f"micro-batch {split} was split instead of the chosen {chosen}, with which the runs would take {samples:,} samples, more "
-        f"than max_samples ({max_samples(context):,}); whether a split changes the model does not depend on its size"
+        f"than max_samples ({allowed:,}); whether a split changes the model does not depend on its size"
     ]
 
 
 def describe(context: StageContext[Equivalence]) -> list[str]:
     if not context.stage.micro_batch_sizes and context.config.keys_of(Frontier):
-        splits = "the chosen micro-batch against the two largest sizes that divide it, over one effective batch"
+        splits = "the chosen micro-batch, or a cheaper one, against the two largest sizes that divide it, over one effective batch"
     else:
         splits = "one effective batch as " + ", ".join(map(str, _splits(context)[0]))
     if context.stage.tolerance is not None:

@@ -56,19 +56,28 @@ class Rate:
     """The ends of its 95 % interval. What moves all forms of a round alike is left out: rates are only compared."""
     num_rounds: int
     """How often it was timed."""
+    standard_error: float | None = None
+    """Of its logarithm; None where one round was timed, and in studies of earlier versions."""
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of its logarithm."""
-        return math.log(self.high / self.low) / (2 * NORMAL_QUANTILE)
+        """How well it is known, as the standard deviation of its logarithm."""
+        wide = math.log(self.high / self.low) / (2 * NORMAL_QUANTILE)
+        return wide if self.standard_error is None else self.standard_error
 
 
-def rate_of(form: Form, rate: float, interval: tuple[float, float] | None, num_rounds: int) -> Rate:
-    """Return the rate of a form. interval: None where its rounds do not tell it."""
+def rate_of(
+    form: Form,
+    rate: float,
+    interval: tuple[float, float] | None = None,
+    num_rounds: int = 1,
+    standard_error: float | None = None,
+) -> Rate:
+    """Return the rate of a form. interval, standard_error: None where its rounds do not tell them."""
     low, high = interval or (rate / SINGLE_TIMING_FACTOR, rate * SINGLE_TIMING_FACTOR)
     split = form.split
     sizes = (split.micro_batch_size, split.gradient_accumulation_steps, split.effective_batch_size)
-    return Rate(*sizes, form.mode, rate, low, high, num_rounds)
+    return Rate(*sizes, form.mode, rate, low, high, num_rounds, standard_error)
 
 
 def forms(frontier: FrontierFindings, effective_batch_size: int, world_size: int) -> list[Form]:

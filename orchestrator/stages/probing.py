@@ -25,7 +25,7 @@ def max_samples(context: StageContext[Frontier | Throughput | Equivalence]) -> i
     if context.stage.max_samples is not None:
         return context.stage.max_samples
     training = num_full_runs(context.config, context.study) * context.config.sample_budget
-    return int(PROBED_SHARES[context.stage.type] * training) or None
+    return max(1, int(PROBED_SHARES[context.stage.type] * training)) if training else None
 
 
 def slowed_rounds(trials: Iterable[Trial]) -> frozenset[int]:

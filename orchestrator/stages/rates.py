@@ -25,4 +25,4 @@ def rates(context: StageContext[StageKeys]) -> tuple[Rate, ...]:
 
 def _of_the_frontier(frontier: FrontierFindings, world_size: int) -> tuple[Rate, ...]:
     fastest = [forms(frontier, size * world_size, world_size)[0] for size in measured_sizes(frontier)]
-    return tuple(rate_of(form, form.predicted, interval=None, num_rounds=1) for form in fastest)
+    return tuple(rate_of(form, form.predicted) for form in fastest)

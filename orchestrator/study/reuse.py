@@ -135,7 +135,8 @@ class Measurements:
             warnings.warn(f"{trial.id} is not kept for later studies: {error}", stacklevel=2)
 
     def _key(self, trial: Proposal, predicted_memory_bytes: float | None) -> str:
-        config = trial.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+        config = trial.config.model_dump(mode="json", exclude={*WITHOUT_EFFECT, "optimizer"})
+        config["optimizer"] = trial.config.optimizer.type  # its numbers change neither
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

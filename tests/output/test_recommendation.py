@@ -127,7 +127,7 @@ def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) 
 
 def test_accumulate_1_the_batch_is_not_your_bottleneck(tmp_path: Path) -> None:
     """Batch 8 is the baseline's, and the larger ones waste what they train on."""
-    found, _ = recommended(tmp_path / "journal.jsonl", LossWorld(noise_scale=20, half_speed_batch=6))
+    found, _ = recommended(tmp_path / "journal.jsonl", LossWorld(noise_scale=10, half_speed_batch=6))
     assert (found.micro_batch_size, found.gradient_accumulation_steps) == (8, 1)
     assert "the batch is not your bottleneck" in found.verdict
 

@@ -63,8 +63,8 @@ def test_the_splits_are_the_chosen_micro_batch_and_two_divisors_of_it_against_th
 
 @pytest.mark.parametrize(
     ("budget", "first", "second"),
-    [(10_000, "m8k2", "m4k4"), (2_000, "m5k2", "m1k10"), (100, "m4k2", "m2k4")],
-    ids=["enough for the chosen 8", "enough for 5", "enough for none"],
+    [(10_000, "m8k2", "m4k4"), (2_800, "m4k2", "m2k4"), (100, "m4k2", "m2k4")],
+    ids=["enough for the chosen 8", "enough for 7, which does not divide it", "enough for none"],
 )
 def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many_samples(
     budget: int, first: str, second: str
@@ -80,6 +80,13 @@ def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many
     told = " ".join(known.conclude().notes)
     taken = "with which the runs would take 960 samples, more than max_samples"
     assert (f"micro-batch {first[1]} was split instead of the chosen 8, {taken}" in told) is (budget < 10_000)
+
+
+def test_what_an_earlier_version_began_with_the_chosen_size_goes_on_with_it() -> None:
+    known = Known({"type": "equivalence"}, sample_budget=100).concluded(FRONTIER)
+    known.end("equivalence-m8k2")
+    resumed = Known({"type": "equivalence"}, more_stages=[{"type": "train"}], sample_budget=100, study=known.study)
+    assert resumed.ids()[:2] == ["equivalence-m8k2", "equivalence-m4k4"]
 
 
 def test_two_keys_do_not_both_say_what_is_split() -> None:

@@ -84,8 +84,9 @@ def test_why_it_ran_out_of_memory_is_kept(tmp_path: Path) -> None:
     assert (found.cause, found.reason) == (Cause.OUT_OF_MEMORY, "6 MiB more did not fit")
 
 
-def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Path) -> None:
-    assert Measurements(file, IDENTITY, "/runs/second").find([proposal(learning_rate=1e-2, seed=5)])
+def test_the_optimizers_numbers_and_the_seed_change_neither_speed_nor_memory(file: Path) -> None:
+    numbers = {"betas": (0.9, 0.998), "weight_decay": 0.3}
+    assert Measurements(file, IDENTITY, "/runs/second").find([proposal(learning_rate=1e-2, seed=5, optimizer=numbers)])
 
 
 @pytest.mark.parametrize(
@@ -95,12 +96,13 @@ def test_the_learning_rate_and_the_seed_change_neither_speed_nor_memory(file: Pa
         proposal(precision="bfloat16"),
         proposal(activation_checkpointing="full"),
         proposal(memory_limit_bytes=10**9),
+        proposal(optimizer={"type": "sgd"}),
         proposal(model={"target": "gpt", "kwargs": {"num_layers": 3}}),
         proposal(data={"target": "python_stdlib", "kwargs": {"seq_len": 64}}),
         proposal(trial_id="frontier-none-m4-round2"),
         proposal(predicted=4.1e6),
     ],
-    ids=["size", "precision", "mode", "limit", "model", "data", "round", "prediction"],
+    ids=["size", "precision", "mode", "limit", "optimizer", "model", "data", "round", "prediction"],
 )
 def test_what_decides_on_the_outcome_makes_it_another_measurement(file: Path, other: Proposal) -> None:
     assert Measurements(file, IDENTITY, "/runs/second").find([other]) == {}

@@ -13,7 +13,7 @@ import yaml
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import base_trial
 from orchestrator.study.events import proposed
-from orchestrator.study.run_directory import open_run_directory
+from orchestrator.study.run_directory import as_it_began, open_run_directory
 from orchestrator.study.trial import Proposal
 from tests.support.lane_player import study_of
 
@@ -45,6 +45,20 @@ def test_a_study_of_version_0_2_goes_on_as_it_was_meant(tmp_path: Path) -> None:
     rewrite(tmp_path, objective="val_loss")
     with pytest.raises(ValueError, match="objective: samples there, time now"):
         open_run_directory(study_of(), tmp_path)
+
+
+def test_a_study_begun_with_a_fixed_beta2_goes_on_with_it(tmp_path: Path) -> None:
+    own = study_of().optimizer.model_dump()
+    begin(tmp_path, study_of(optimizer=own | {"beta2_scaling": "none"}))
+    tree = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    del tree["optimizer"]["beta2_scaling"]
+    rewrite(tmp_path, optimizer=tree["optimizer"])
+    resumed = as_it_began(study_of(), tmp_path)
+    assert resumed.optimizer.beta2_scaling == "none"
+    open_run_directory(resumed, tmp_path).close()
+    with pytest.raises(ValueError, match=r"optimizer\.beta2_scaling: none there, samples now"):
+        open_run_directory(as_it_began(study_of(optimizer=own), tmp_path), tmp_path)
+    assert as_it_began(study_of(), tmp_path / "new").optimizer.beta2_scaling == "samples"
 
 
 def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:

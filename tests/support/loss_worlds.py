@@ -47,9 +47,10 @@ class LossWorld:
     def samples_per_second(self, batch: int) -> float:
         return 1000 * batch / (batch + self.half_speed_batch)
 
-    def rates(self, batches: Iterable[int], largest_micro_batch: int = 64) -> ThroughputFindings:
-        """What the throughput stage would have found."""
-        return throughput_of({batch: self.samples_per_second(batch) for batch in batches}, largest_micro_batch)
+    def rates(self, batches: Iterable[int], largest_micro_batch: int = 64, within: float = 0.02) -> ThroughputFindings:
+        """What the throughput stage would have found. within: half the interval of each rate, as a share of it."""
+        rates = {batch: self.samples_per_second(batch) for batch in batches}
+        return throughput_of(rates, largest_micro_batch, within)
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,15 @@ def _steps(
     return found
 
 
-def throughput_of(samples_per_second: dict[int, float], largest_micro_batch: int = 64) -> ThroughputFindings:
+def throughput_of(
+    samples_per_second: dict[int, float], largest_micro_batch: int = 64, within: float = 0.02
+) -> ThroughputFindings:
     """Findings that know how fast these effective batches are; beyond the largest micro-batch they accumulate."""
     found = []
     for batch, rate in sorted(samples_per_second.items()):
         size = min(batch, largest_micro_batch)
-        found.append(Rate(size, batch // size, batch, NONE, rate, 0.99 * rate, 1.01 * rate, num_rounds=5))
+        low, high = (1 - within) * rate, (1 + within) * rate
+        found.append(Rate(size, batch // size, batch, NONE, rate, low, high, num_rounds=5))
     return replace(THROUGHPUT, rates=tuple(found))
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.estimates.ranking import Standing, by_candidate, scale_of, standings
-from orchestrator.stages.estimates.surface import Coordinates, Observation, Scale, Setting, Speed, Surface, fit
+from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
+from orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Speed, Surface, fit
 from orchestrator.study.causes import Cause
-from orchestrator.study.trial import PLANNED_RATE, Trial, TrialState
+from orchestrator.study.trial import Trial
 
-AS_PLANNED = 0.8
-"""Within this factor the speed of a run is that which its budget was made of: that was timed in turns and without statistics, which
-take a part of each of a run's first steps."""
+DOUBLING = 0.6
+"""What twice the samples, with a schedule of their own, lower a loss by, in late gains (benchmarks/late_gain.py)."""
 
 
 def surface_through(
@@ -31,55 +31,21 @@ def surface_through(
         return None
     ranking = standings(trials, config.target_loss)
     rule, scale = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}, scale_of(ranking)
-    worth, shares = _worth_of_speed(config, scale, ranking), shares_of_plan(trials)
+    shares = shares_of_plan(trials)
+    worth = (
+        DOUBLING * scale.late_gain if config.objective == "time" else 0.0
+    )  # seconds to a target are those of the runs
     speeds = {
-        batch: Speed(worth * deviation, _lost(config, scale, shares.get(batch, 1.0)))
+        batch: Speed(worth * deviation / math.log(2), worth * _octaves_lost(shares.get(batch, 1.0)))
         for batch, deviation in (timings or {}).items()
         if batch in rule
     }
     return fit(Coordinates(rule), observed, scale, speeds)
 
 
-def shares_of_plan(trials: Sequence[Trial]) -> dict[int, float]:
-    """Return the speed of each batch's runs as a share of that which their budgets were made of, beside what is usual among
-    them: what slows all alike tells nothing."""
-    known = [(t, share) for t in trials if (share := _share_of_plan(t)) is not None]
-    ended = [share for trial, share in known if trial.state is TrialState.COMPLETE]
-    if not ended:
-        return {}
-    by_batch = dict[int, list[float]]()
-    for trial, share in known:
-        by_batch.setdefault(trial.config.effective_batch_size, []).append(share)
-    usual = statistics.median(ended)
-    return {batch: statistics.median(shares) / usual for batch, shares in by_batch.items()}
-
-
-def is_off(share: float) -> bool:
-    """True of a share of its planned speed with which a batch was not what it was timed as."""
-    return abs(math.log(share)) > math.log(1 / AS_PLANNED)
-
-
-def _share_of_plan(trial: Trial) -> float | None:
-    planned, seconds = trial.proposal.expected.get(PLANNED_RATE), trial.metric("step_seconds")
-    return trial.config.effective_batch_size / seconds / planned if planned and seconds else None
-
-
-def _lost(config: StudyConfig, scale: Scale, share: float) -> float:
-    """Return what a batch's loss would have been higher by with the samples that its true speed makes of the same time. Seconds to
-    a target hold that already."""
-    return -math.log2(share) * scale.late_gain if config.objective == "time" and is_off(share) else 0.0
-
-
-def _worth_of_speed(config: StudyConfig, scale: Scale, ranking: Sequence[Standing]) -> float:
-    """Return by how much a score changes with the logarithm of the speed. A run of twice the speed has twice the samples in its
-    time, which is worth the late gain; to a target it takes half the seconds."""
-    match config.objective:
-        case "samples":
-            return 0.0
-        case "time":
-            return scale.late_gain / math.log(2)
-        case "target":
-            return statistics.median(one.score for one in ranking)
+def _octaves_lost(share: float) -> float:
+    """Return how many times as many samples, in factors of 2, a batch got as its true speed makes of its time."""
+    return -math.log2(share) if is_off(share) else 0.0
 
 
 def setting_of(trial: Trial) -> Setting:

@@ -122,12 +122,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a batch's speed, of which its sample budget was made, makes of its loss at equal cost, in units of the loss."""
+    """A batch's sample budget was made of a measured speed. This is what an error of that speed changes in its loss."""
 
     deviation: float = 0.0
-    """How uncertain the loss is, as the speed is."""
+    """The standard deviation of the loss that comes from not knowing the speed, in units of the loss."""
     loss_higher_by: float = 0.0
-    """What the loss would be higher by, had the budget been made of the speed that its runs turned out to have."""
+    """How much higher the loss would be, had the budget been made of the speed that the runs turned out to have."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,7 @@ class Surface:
     highest: dict[int, float] = field(default_factory=dict)
     """For each batch at which a rate diverged, the highest u that is counted on."""
     of_speed: dict[int, Array] = field(default_factory=dict)
-    """For each batch, what its loss is higher by at equal cost: [draw], in units of the loss. No further run tells more about
-    it."""
+    """For each batch, how much higher its loss is at equal cost than what its runs ended at: [draw], in units of the loss."""
 
     def best_u(self, batch: int) -> Array:
         """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
@@ -345,7 +344,7 @@ def next_setting(
     rival = _rival(surface, choice)
     if rival is None:
         return None
-    difference = surface.at_equal_cost(rival) - surface.at_equal_cost(choice)
+    difference = surface.best_loss(rival) - surface.best_loss(choice)  # what runs tell nothing of is left out
     heard = _results(surface, unheard)
     batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
     options = [setting for batch in batches for setting in _options(surface, batch, tried)]
@@ -364,16 +363,15 @@ def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float | None:
 
     The variance of their difference falls about as the number of runs grows, but for what their speeds leave open; it is told
     where the difference is as large as DECISIVE deviations, or both are known to lie within a useful gain of each other.
-    None where the speeds alone leave more open, so that no run would tell it.
+    None where the speeds leave more open than the runs do: more runs would hardly help.
     """
     rival = _rival(surface, batch)
     if rival is None:
         return 0.0
-    difference, at_equal_cost = (end(rival) - end(batch) for end in (surface.best_loss, surface.at_equal_cost))
-    wanted = max(abs(float(at_equal_cost.mean())), surface.useful_gain) / DECISIVE
-    of_speeds = np.zeros(NUM_DRAWS) + surface.of_speed.get(rival, 0.0) - surface.of_speed.get(batch, 0.0)
-    left = wanted**2 - float(of_speeds.var())
-    return max(0.0, num_runs * (float(difference.var()) / left - 1)) if left > 0 else None
+    by_runs, at_equal_cost = (end(rival) - end(batch) for end in (surface.best_loss, surface.at_equal_cost))
+    of_runs, of_speeds = float(by_runs.var()), float((at_equal_cost - by_runs).var())
+    left = (max(abs(float(at_equal_cost.mean())), surface.useful_gain) / DECISIVE) ** 2 - of_speeds
+    return max(0.0, num_runs * (of_runs / left - 1)) if left > 0 and of_runs >= of_speeds else None
 
 
 def _options(surface: Surface, batch: int, tried: Sequence[Setting]) -> list[Setting]:

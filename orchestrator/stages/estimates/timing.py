@@ -129,6 +129,10 @@ class Timings(Generic[Name]):
         error = self._error(num_pairs=1)
         return None if error is None else (self.rate(name) * math.exp(-error), self.rate(name) * math.exp(error))
 
+    def deviation(self) -> float | None:
+        """Return the standard error of a rate's logarithm within the rounds; None where nothing tells it."""
+        return None if self.spread is None else self.spread / math.sqrt(len(self.rounds))
+
     def ratio(self, one: Name, other: Name, num_compared: int | None = None) -> Ratio:
         """Return how many times as fast `one` is as `other`.
 

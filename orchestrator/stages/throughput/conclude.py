@@ -30,7 +30,10 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     fastest = timed.fastest_first(forms.values())[0]
     others = {batch: timed.ratio(form, fastest, len(forms)) for batch, form in forms.items() if form != fastest}
     scale = pooled_noise_scale(known.first_round())
-    rates = [rate_of(form, timed.rate(form), timed.interval(form), len(timed.rounds)) for form in forms.values()]
+    rates = [
+        rate_of(form, timed.rate(form), timed.interval(form), len(timed.rounds), timed.deviation())
+        for form in forms.values()
+    ]
     findings = _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed)))
     said = [_fastest(fastest, timed), *_others(context, timed, others), _noise(scale, findings)]
     return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))

@@ -10,8 +10,8 @@ import numpy as np
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
-from orchestrator.stages.estimates.observed import is_off, shares_of_plan
 from orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
+from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
 from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.throughput.findings import ThroughputFindings
@@ -43,12 +43,13 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         seconds=lineup.seconds,
         expected_regret=surface.expected_regret(choice),
         generalisation=generalisation_of(ranking),
+        off_speed=_off_speed(context),
     )
     notes = (
         *lineup.left_out,
         *_repeated(context, ranking),
         *_at_equal_samples(ranking, winner),
-        *_off_their_speed(context),
+        *_off_their_speed(findings),
         *_foretold(context, findings),
         *_widening(findings.generalisation),
         *_overfitting(winner),
@@ -83,16 +84,19 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
     ]
 
 
-def _off_their_speed(context: StageContext[Train]) -> list[str]:
-    """Return which batches did not train at the speed that they were timed at, and what was made of it."""
-    shares = shares_of_plan(context.trials())
-    off = [f"effective batch {batch} at {share:.2f} x" for batch, share in sorted(shares.items()) if is_off(share)]
-    if not off or context.config.objective != "time":
-        return []
+def _off_speed(context: StageContext[Train]) -> dict[int, float]:
+    """Return the batches that did not train at the speed that they were timed at, with the share of it that they had."""
+    if context.config.objective != "time":
+        return {}
+    return {batch: share for batch, share in sorted(shares_of_plan(context.trials()).items()) if is_off(share)}
+
+
+def _off_their_speed(findings: TrainFindings) -> list[str]:
+    off = [f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items()]
     return [
-        f"beside the others, runs did not train at the speed they were timed at: {', '.join(off)}; what they end at is corrected for "
-        "that. Something else may have had the machine: time them again when it is quiet"
-    ]
+        f"beside the others, runs did not train at the speed they were timed at: {', '.join(off)}; the probabilities count with the "
+        "samples that this speed would have made. Something else may have had the machine: time them again when it is quiet"
+    ] if off else []  # fmt: skip
 
 
 def _widening(generalisation: Generalisation | None) -> list[str]:

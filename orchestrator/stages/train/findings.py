@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from orchestrator.stages.estimates.generalisation import Generalisation
@@ -62,6 +62,9 @@ class TrainFindings:
     """What the choice costs on average against the batch that is the best, in units of the score. None in earlier studies."""
     generalisation: Generalisation | None = None
     """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
+    off_speed: dict[int, float] = field(default_factory=dict)
+    """The batches whose runs did not have the speed that they were timed at, with the share of it that they had, beside what is
+    usual among all runs."""
 
     def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
         """Return what is known of a batch; None in a study of version 0.2."""

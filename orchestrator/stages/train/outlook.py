@@ -6,7 +6,7 @@ import numpy as np
 
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.observed import AS_PLANNED, shares_of_plan
+from orchestrator.stages.estimates.speeds import AS_PLANNED, shares_of_plan
 from orchestrator.stages.train.choice import surface_of
 from orchestrator.stages.train.lineup import lineup_of
 from orchestrator.study.trial import Trial
@@ -30,7 +30,7 @@ def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
     ends = {one: surface.at_equal_cost(one) for one in surface.coordinates.batches}
     ahead = min(ends, key=lambda one: float(np.median(ends[one])))
     return (
-        f"it trains at {share:.2f} x the speed that its sample budget was made for: at equal cost effective batch {batch} would "
-        f"end at val loss {np.median(ends[batch]):.3f}, {np.quantile(ends[batch], 0.05):.3f} at best, even at its best learning "
+        f"runs of effective batch {batch} trained at {share:.2f} x the speed that they were timed at, beside the others: at equal "
+        f"cost it would end at val loss {np.median(ends[batch]):.3f}, {np.quantile(ends[batch], 0.05):.3f} at best, even at its best learning "
         f"rate, and effective batch {ahead} ends at {np.median(ends[ahead]):.3f}"
     )

@@ -10,10 +10,11 @@ from orchestrator.config.trial import scaled_learning_rate, warmup_samples
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.observed import setting_of
-from orchestrator.stages.estimates.surface import Setting, next_setting
+from orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
+from orchestrator.stages.estimates.surface import Setting, Surface, next_setting, runs_to_decide
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.lineup import Lineup, lineup_of
-from orchestrator.study.causes import Cause
+from orchestrator.stages.train.outlook import CANNOT_WIN
 from orchestrator.study.trial import Proposal
 
 FIRST_RUNS = 3
@@ -103,12 +104,13 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
 def _next(
     context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting]
 ) -> Setting | None:
-    """Return the run that would tell most about which batch is best; None where that is known well enough."""
+    """Return the run that would tell most about which batch is best; None where that is known well enough, and where runs would
+    hardly tell."""
     surface = surface_of(context, lineup)
     if surface is None:
         return None
     choice = choice_of(context, surface)
-    if surface.p_best[choice] >= ENOUGH:
+    if surface.p_best[choice] >= ENOUGH or runs_to_decide(surface, choice, len(asked)) is None:
         return None
     on_surface = surface.coordinates.rule
     return next_setting(
@@ -116,5 +118,13 @@ def _next(
         [one for one in asked if one.effective_batch_size in on_surface],
         choice,
         [one for one in unheard if one.effective_batch_size in on_surface],
-        given_up={t.config.effective_batch_size for t in context.trials() if t.cause is Cause.LOW_THROUGHPUT},
+        given_up=_given_up(context, surface),
     )
+
+
+def _given_up(context: StageContext[Train], surface: Surface) -> set[int]:
+    """Return the batches that are too slow: of which several runs were stopped for that, or one, where it cannot win."""
+    stopped = num_too_slow(context.trials())
+    return {
+        batch for batch, runs in stopped.items() if runs >= SLOW_RUNS or surface.p_best.get(batch, 0.0) < CANNOT_WIN
+    }

@@ -31,6 +31,8 @@ def test_one_step_is_thrown_away_on_every_kind_of_device_and_once_for_each_shape
     device = torch.device(kind)
     assert warm_up(config(micro_batch_size=8), device) > 0
     assert warm_up(config(micro_batch_size=16), device) == 0, "eager code is the same for every size"
+    other_betas = {"betas": (0.9, 0.998), "weight_decay": 0.3}
+    assert warm_up(config(optimizer=other_betas), device) == 0, "its numbers follow batch and rate, and change no code"
     assert [(run.config.micro_batch_size, run.num_steps) for run in runs] == [(2, 1)]
     assert warm_up(config(micro_batch_size=8, compile=False, precision="bfloat16"), device) > 0
     assert [run.num_steps for run in runs] == [1, 1]

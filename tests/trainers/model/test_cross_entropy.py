@@ -115,3 +115,32 @@ def test_chunks_never_hold_the_logits() -> None:
 def test_another_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="cross_entropy is 'some'; choose whole or chunked"):
         GPT(vocab_size=24, seq_len=12, cross_entropy="some")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # the compiler's own look at it
+def test_a_compiled_model_calls_the_chunks_and_does_not_unroll_them() -> None:
+    """Unrolled, they would stand in its graphs as one product of hidden and head for each chunk."""
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(2, 16, 8), torch.randint(0, 50, (2, 16))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def loss_of(how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = torch.linspace(-1, 1, 400).view(50, 8).requires_grad_()
+        loss, _ = how(hidden * 2, weight, targets)
+        (loss * 3).backward()
+        assert weight.grad is not None
+        return loss.detach(), weight.grad
+
+    torch.testing.assert_close(
+        loss_of(torch.compile(chunked_cross_entropy, backend=keep)), loss_of(chunked_cross_entropy)
+    )
+    assert graphs
+    assert not any("log_softmax" in str(node.target) for graph in graphs for node in graph.graph.nodes)

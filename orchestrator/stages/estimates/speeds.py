@@ -1,0 +1,54 @@
+"""Runs beside the speeds that their sample budgets were made of: how far off they were. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from orchestrator.study.causes import Cause
+from orchestrator.study.trial import PLANNED_RATE, Trial, TrialState
+
+AS_PLANNED = 0.8
+"""Within this factor the speed of a run is the planned one. Plans were timed in turns and without statistics, which take a part of
+each of a run's first steps."""
+SLOW_RUNS = 2
+"""One run that was stopped for its speed may have met a passing load: so many speak for their batch."""
+
+
+def is_off(share: float) -> bool:
+    """True of a speed, as a share of the planned one, that is not the planned one."""
+    return abs(math.log(share)) > math.log(1 / AS_PLANNED)
+
+
+def usual_share(trials: Sequence[Trial]) -> float | None:
+    """Return the usual speed of the runs that have ended, as a share of the planned one; None before one has."""
+    ended = [_share(trial) for trial in trials if trial.state is TrialState.COMPLETE]
+    known = [share for share in ended if share is not None]
+    return statistics.median(known) if known else None
+
+
+def shares_of_plan(trials: Sequence[Trial]) -> dict[int, float]:
+    """Return the speed of each batch's runs as a share of the planned one, beside what is usual: what slows all alike tells
+    nothing about a batch."""
+    usual, stopped = usual_share(trials), num_too_slow(trials)
+    if usual is None:
+        return {}
+    by_batch = dict[int, list[float]]()
+    for trial in trials:
+        batch, share = trial.config.effective_batch_size, _share(trial)
+        if share is not None and (trial.cause is not Cause.LOW_THROUGHPUT or stopped[batch] >= SLOW_RUNS):
+            by_batch.setdefault(batch, []).append(share)
+    return {batch: statistics.median(shares) / usual for batch, shares in by_batch.items()}
+
+
+def num_too_slow(trials: Sequence[Trial]) -> Counter[int]:
+    """Return how many runs of each batch were stopped for their speed; the seeds of a run count once."""
+    stopped = {trial.candidate: trial for trial in trials if trial.cause is Cause.LOW_THROUGHPUT}
+    return Counter(trial.config.effective_batch_size for trial in stopped.values())
+
+
+def _share(trial: Trial) -> float | None:
+    planned, seconds = trial.proposal.expected.get(PLANNED_RATE), trial.metric("step_seconds")
+    return trial.config.effective_batch_size / seconds / planned if planned and seconds else None
