@@ -18,10 +18,8 @@ CANNOT_WIN = 0.01
 def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
     """Return why the batch of a run that trains more slowly than it was timed cannot be the best any more, even at its best
     learning rate; None while it may be."""
-    batch, share = (
-        trial.config.effective_batch_size,
-        shares_of_plan(context.trials()).get(trial.config.effective_batch_size),
-    )
+    batch = trial.config.effective_batch_size
+    share = shares_of_plan(context.trials()).get(batch)
     if trial.protected or context.config.objective != "time" or share is None or share >= AS_PLANNED:
         return None
     surface = surface_of(context, lineup_of(context))
