@@ -100,9 +100,16 @@ def check_new_study(
         "the model's first forward and backward pass, for which data are loaded again,", say, MANY_SECONDS
     ):
         found = first_pass(base_trial(config, None), seconds)
-    what = {"data": _data_of(config), "model": _model_of(config)}.get(
-        found.part, "the model's first forward and backward pass"
-    )
+    named = {"data": _data_of(config), "model": _model_of(config)}
+    what = named.get(found.part, "the model's first forward and backward pass")
+    if found.outcome == "slow":
+        say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
+    else:
+        _act_on(found, what, say, is_local=is_local)
+
+
+def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_local: bool) -> None:
+    """Raise ValueError for a pass that showed a fault; say what is none. what: the part that it came to, in words."""
     match found.outcome:
         case "refused":
             raise ValueError(found.said)
@@ -110,9 +117,7 @@ def check_new_study(
             raise ValueError(f"{what} {_how_it_failed(found)}")
         case "raised" | "ended":
             say(f"{what} {_how_it_failed(found)}; that was on this machine, and the cluster's devices may do better")
-        case "slow":
-            say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
-        case "passed" | "too_large" if found.said:
+        case _ if found.said:
             say(found.said)
         case _:
             pass

@@ -45,8 +45,9 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
     """Return the study with the setting that an earlier version began it with, which knew no other, where the study file leaves it
     open: all its runs are then compared under one."""
     path = run_dir / "study.yaml"
-    if "beta2_scaling" in config.optimizer.model_fields_set or not path.is_file():
-        return config
+    with own_file(run_dir):
+        if "beta2_scaling" in config.optimizer.model_fields_set or not path.is_file():
+            return config
     stored = read_yaml(path)
     optimizer = stored.get("optimizer") if isinstance(stored, dict) else None
     if not isinstance(optimizer, dict) or "beta2_scaling" in optimizer:
