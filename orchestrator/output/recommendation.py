@@ -13,7 +13,9 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.output.verdict import (
     Scope,
     expected_regret,
+    gain_over_baseline,
     kept_setting,
+    most_to_gain,
     p_best,
     scope_of,
     undecided_between,
@@ -26,6 +28,7 @@ from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.mode import mode_of
+from orchestrator.stages.train import Gain
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text
@@ -63,6 +66,9 @@ class Evidence:
     noise_scale_high: float | None = None
     coherence: float | None = None
     coherence_floor: float | None = None
+    noise_measured_at_samples: float | None = None
+    """The samples seen when the figures above were measured, at weights that stood still; None if they are of the run's last steps,
+    in which the weights moved."""
     mfu: float | None = None
     memory_limit_bytes: int | None = None
     memory_margin_bytes: int | None = None
@@ -134,6 +140,12 @@ class Recommendation:
     expected_regret: float | None = None
     """What the choice of the batch costs on average, should another one be the best: validation loss, or seconds to the target.
     None, and not in the file, where only one was tried, and in studies of earlier versions."""
+    gain_over_baseline: Gain | None = None
+    """What the batch gains over the baseline's at equal cost, each at its best learning rate, with its 90 % interval: validation loss,
+    or seconds to the target. None, and not in the file, where it is the baseline's batch, and in studies of earlier versions."""
+    most_to_gain: float | None = None
+    """With a probability of 0.9 the best other batch gains no more than this over it. None, and not in the file, where only one was
+    tried, and in studies of earlier versions."""
     scope: Scope | None = None
     """What the recommendation was measured on."""
     undecided_between: tuple[int, ...] = ()
@@ -204,6 +216,8 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         verdict=verdict(config, study, winner, _mode_text(trial)),
         p_best=p_best(study, winner),
         expected_regret=expected_regret(study, winner),
+        gain_over_baseline=gain_over_baseline(study, winner),
+        most_to_gain=most_to_gain(study, winner),
         scope=scope_of(config, study, winner),
         undecided_between=undecided_between(study, winner),
         would_decide=would_decide(config, study, winner),
@@ -253,11 +267,12 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
         step_seconds=winner.metric("step_seconds"),
         peak_memory_bytes=peak,
         train_seconds=winner.metric("train_seconds"),
-        noise_scale=winner.metric("noise_scale"),
-        noise_scale_low=winner.metric("noise_scale_low"),
-        noise_scale_high=winner.metric("noise_scale_high"),
-        coherence=winner.metric("coherence"),
-        coherence_floor=winner.metric("coherence_floor"),
+        noise_scale=_noise(winner, "noise_scale"),
+        noise_scale_low=_noise(winner, "noise_scale_low"),
+        noise_scale_high=_noise(winner, "noise_scale_high"),
+        coherence=_noise(winner, "coherence"),
+        coherence_floor=_noise(winner, "coherence_floor"),
+        noise_measured_at_samples=winner.metric(_AT),
         mfu=winner.metric("mfu"),
         memory_limit_bytes=limit if margin is not None else None,
         memory_margin_bytes=margin,
@@ -269,6 +284,14 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
             *(note for one in study.conclusions.values() for note in one.notes),
         ),
     )
+
+
+_AT = "snapshot_samples_seen"
+
+
+def _noise(winner: Trial, key: str) -> float | None:
+    """Return a figure of the gradient noise: of the last snapshot at weights that stood still, or else of the moving run."""
+    return winner.metric(key if winner.metric(_AT) is None else f"snapshot_{key}")
 
 
 def _whole(num_bytes: float | None) -> int | None:

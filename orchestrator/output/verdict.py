@@ -16,7 +16,7 @@ from orchestrator.stages.horizons import HorizonsFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
+from orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text, seconds_text
@@ -72,6 +72,18 @@ def expected_regret(study: Study, winner: Trial) -> float | None:
     """Return what the recommended batch costs on average, should another one be the best; None where only one was tried."""
     compared = _compared(study, winner)
     return compared.findings.expected_regret if compared else None
+
+
+def gain_over_baseline(study: Study, winner: Trial) -> Gain | None:
+    """Return what the recommended batch gains over the baseline's; None where it is that one."""
+    compared = _compared(study, winner)
+    return compared.findings.gain_over_baseline if compared else None
+
+
+def most_to_gain(study: Study, winner: Trial) -> float | None:
+    """Return what the best other batch gains at most over the recommended one; None where only one was tried."""
+    compared = _compared(study, winner)
+    return compared.findings.most_to_gain if compared else None
 
 
 def undecided_between(study: Study, winner: Trial) -> tuple[int, ...]:
@@ -140,9 +152,12 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
     published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
     beside = f" For comparison, {published}." if published else ""
+    scope += _of_the_host(study)
+    deciding = would_decide(config, study, winner)
+    more = f" To decide it: {deciding}." if deciding else ""
     on_edge = _is_on_edge(study, _without_setting(study, winner))
     warnings = "".join(f" Warning: {warning}." for warning in _warnings(config, study, winner))
-    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{end}{warnings}{scope}{beside}"
+    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{end}{more}{warnings}{scope}{beside}"
 
 
 def _times(accumulation: int) -> str:
@@ -255,7 +270,8 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
         return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared, target)}"
-    return f"{_against(ours, theirs, target)}{_cost(study, target)}{_sure(study, winner, compared, target)}"
+    gain = _gain(compared, target)
+    return f"{_against(ours, theirs, target)}{_cost(study, target)}{gain}{_sure(study, winner, compared, target)}"
 
 
 def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
@@ -325,23 +341,35 @@ def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float
         if findings and findings.batches:
             return "it is the only batch that was tried"
         return f"no batch that was tried beat the baseline's{_cost(study, target_loss)}"
-    if not compared.is_decided:
+    most = compared.findings.most_to_gain
+    if not compared.is_decided or most is None:  # None: in an earlier study
         return "the baseline's batch is as good as any that was tried"
-    gain = max(0.0, compared.mine.score - min(one.score_low for one in compared.others))
     how_much = (
-        f"gains more than {gain:.3f} over the baseline's{_cost(study, target_loss)}"
+        f"gains more than {most:.2g} over the baseline's{_cost(study, target_loss)}"
         if target_loss is None
-        else f"is faster than the baseline's by more than {seconds_text(gain)}"
+        else f"is faster than the baseline's by more than {seconds_text(most)}"
     )
-    return f"no other batch {how_much} (95 %), so the batch is not your bottleneck"
+    return f"no other batch {how_much} ({ENOUGH * 100:.0f} %), so the batch is not your bottleneck"
+
+
+def _gain(compared: _Compared | None, target_loss: float | None) -> str:
+    """Return what the batch wins over the baseline's where each has its best learning rate, with how far that is known."""
+    gain = compared.findings.gain_over_baseline if compared else None
+    if gain is None:
+        return ""
+    low, high = (_of_score(end, target_loss) for end in (gain.low, gain.high))
+    return f", a gain of {low} to {high} (90 %) where each batch has its best learning rate"
+
+
+def _of_score(difference: float, target_loss: float | None) -> str:
+    return f"{difference:.2g}" if target_loss is None else seconds_text(difference)
 
 
 def _if_wrong(regret: float | None, target_loss: float | None) -> str:
     """Return what the choice costs on average, should another batch be the best; nothing in a study that does not know."""
     if regret is None:
         return ""
-    cost = f"{regret:.2g}" if target_loss is None else seconds_text(regret)
-    return f" (on average this choice costs {cost} more than the best one)"
+    return f" (on average this choice costs {_of_score(regret, target_loss)} more than the best one)"
 
 
 def _sure(study: Study, winner: Trial, compared: _Compared | None, target_loss: float | None) -> str:
@@ -350,8 +378,31 @@ def _sure(study: Study, winner: Trial, compared: _Compared | None, target_loss: 
     p = f"{compared.mine.p_best:.2f}"
     if compared.is_decided:
         return f"; the right batch with probability {p}{_if_wrong(compared.findings.expected_regret, target_loss)}"
-    between = _listed(undecided_between(study, winner))
-    return f"; undetermined between effective batches {between} (this one with probability {p})"
+    between, most = _listed(undecided_between(study, winner)), compared.findings.most_to_gain
+    bound = (
+        ""
+        if most is None
+        else f"; no other gains more than {_of_score(most, target_loss)} over it, {ENOUGH * 100:.0f} %"
+    )
+    return f"; undetermined between effective batches {between} (this one with probability {p}{bound})"
+
+
+MOST_GROWTH = 1.1
+"""Samples/s that grow by less than this factor, from the smallest batch to any other, give larger batches nothing to win."""
+
+
+def _of_the_host(study: Study) -> str:
+    """Return that a larger batch is no faster on this machine, where its timings exclude that; nothing elsewhere."""
+    throughput = found(study, ThroughputFindings)
+    first, *others = throughput.rates if throughput and throughput.rates else (None,)
+    if first is None or not others or max(rate.high for rate in others) > MOST_GROWTH * first.low:
+        return ""
+    rates = [rate.samples_per_second for rate in (first, *others)]
+    return (
+        f" Samples/s do not grow with the batch on this machine: {number_text(min(rates))} to "
+        f"{number_text(max(rates))} at effective batches {first.effective_batch_size} to "
+        f"{others[-1].effective_batch_size}."
+    )
 
 
 def _listed(batches: tuple[int, ...]) -> str:

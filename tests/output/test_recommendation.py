@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
+from orchestrator.stages.findings import found as found_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.train import TrainFindings
@@ -80,12 +81,16 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     baseline, winner = study.trials["train-m8k1"], study.trials[found.evidence.trial]
     assert found.p_best is not None
     assert found.expected_regret is not None
+    trained = found_of(study, TrainFindings)
+    gain = trained.gain_over_baseline if trained else None
+    assert gain is not None
+    assert gain.low < gain.middle < gain.high
     assert found.verdict == (
         f"Train with micro-batch 32, 2 accumulation steps (effective batch 64), activation checkpointing none and learning "
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against the baseline's "
-        f"{baseline.measured('val_loss'):.3f} (effective batch 8) after the same training time (12 s); the right batch with "
-        f"probability {found.p_best:.2f} (on average this choice costs {found.expected_regret:.2g} more than the best one). It is "
-        f"the largest batch that was compared: a larger one may be better. Measured with {found.scope}."
+        f"{baseline.measured('val_loss'):.3f} (effective batch 8) after the same training time (12 s), a gain of {gain.low:.2g} "
+        f"to {gain.high:.2g} (90 %) where each batch has its best learning rate; the right batch with probability {found.p_best:.2f} (on average this choice costs {found.expected_regret:.2g} more than the best one). It "
+        f"is the largest batch that was compared: a larger one may be better. Measured with {found.scope}."
     )
 
 

@@ -11,14 +11,15 @@ from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.verdict import Scope
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.findings import Findings
+from orchestrator.stages.forms import Rate
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import BatchFindings, TrainFindings
+from orchestrator.stages.train import BatchFindings, Gain, TrainFindings
 from orchestrator.study.events import Evaluated, FactsRead
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
-from tests.support.worlds import FRONTIER
+from tests.support.worlds import FRONTIER, NONE
 
 SMALLEST = "It is the smallest batch that was compared: a smaller one may be better."
 LARGEST = "It is the largest batch that was compared: a larger one may be better."
@@ -43,12 +44,12 @@ def recommended(
     runs: tuple[Run, ...] = (SMALL, LARGE),
     tuned: Run | None = None,
     earlier: tuple[Findings, ...] = (),
-    regret: float | None = None,
+    found: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
 
-    tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
+    found: what else it found. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
     config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
     study = Study(config.name)
@@ -57,15 +58,13 @@ def recommended(
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
-    conclude(
-        study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, expected_regret=regret), ""
-    )
+    conclude(study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, **(found or {})), "")
     if tuned is not None:
         add(study, config, "learning_rate-x2", tuned)
         conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}), "")
-    found = recommend(config, study)
-    assert found is not None
-    return found
+    recommendation = recommend(config, study)
+    assert recommendation is not None
+    return recommendation
 
 
 def add(study: Study, config: Any, trial_id: str, run: Run, role: str = "") -> None:
@@ -99,13 +98,13 @@ def test_a_batch_that_beats_the_baselines_says_by_how_much_after_what_and_how_su
 
 def test_what_being_wrong_would_cost_is_told_where_it_is_known() -> None:
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    found = recommended(*batches, regret=0.00123)
+    found = recommended(*batches, found={"expected_regret": 0.00123})
     assert (
         "; the right batch with probability 0.97 (on average this choice costs 0.0012 more than the best one)."
         in found.verdict
     )
     assert found.expected_regret == found.to_json()["expected_regret"] == 0.00123
-    timed = recommended(*batches, regret=90.0, objective="target", target_loss=3.3)
+    timed = recommended(*batches, found={"expected_regret": 90.0}, objective="target", target_loss=3.3)
     assert "(on average this choice costs 1 min 30 s more than the best one)" in timed.verdict
     assert "expected_regret" not in recommended(*batches).to_json()
 
@@ -116,17 +115,33 @@ def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
     assert "(effective batch 8) after the same samples; the right batch" in found.verdict
 
 
+def test_what_it_gains_over_the_baselines_batch_is_told_with_its_interval() -> None:
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    found = recommended(*batches, found={"gain_over_baseline": Gain(0.25, 0.21, 0.292)})
+    assert (
+        "after the same training time (1 min 0 s), a gain of 0.21 to 0.29 (90 %) where each batch has its best learning rate; "
+        "the right batch" in found.verdict
+    )
+    assert found.to_json()["gain_over_baseline"] == {"middle": 0.25, "low": 0.21, "high": 0.292}
+    assert not recommended(*batches).to_json().keys() & {"gain_over_baseline", "most_to_gain"}, "of an earlier study"
+    timed = {"objective": "target", "target_loss": 3.3, "found": {"gain_over_baseline": Gain(30.0, -3.0, 65.0)}}
+    assert ", a gain of -3 s to 1 min 5 s (90 %) where" in recommended(*batches, **timed).verdict
+
+
 def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_could_gain() -> None:
     batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.51, 0.3)
-    found = recommended(*batches, winner=8)
+    found = recommended(*batches, winner=8, found={"most_to_gain": 0.0123})
     assert reason(found) == (
-        "no other batch gains more than 0.020 over the baseline's after the same training time (1 min 0 s) (95 %), so the "
+        "no other batch gains more than 0.012 over the baseline's after the same training time (1 min 0 s) (90 %), so the "
         f"batch is not your bottleneck; the right batch with probability 0.95. {SMALLEST}"
     )
-    far = recommended(batches[0], batch_findings(32, 4.0, 0.0), winner=8)
-    assert "no other batch gains more than 0.000 over" in far.verdict
-    unsure = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.5), winner=8)
+    of_an_earlier_study = recommended(*batches, winner=8)
+    assert "the baseline's batch is as good as any that was tried; the right batch" in of_an_earlier_study.verdict
+    unsure = recommended(
+        batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.5), winner=8, found={"most_to_gain": 0.04}
+    )
     assert "bottleneck" not in unsure.verdict
+    assert "(this one with probability 0.60; no other gains more than 0.04 over it, 90 %)" in unsure.verdict
 
 
 def test_the_baseline_with_a_better_rate_says_what_the_rate_brings() -> None:
@@ -166,7 +181,8 @@ def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> Non
     )  # fmt: skip
     found = recommended(*batches)
     assert reason(found).endswith(
-        "; undetermined between effective batches 16 and 32 (this one with probability 0.55)."
+        "; undetermined between effective batches 16 and 32 (this one with probability 0.55). To decide it: about 3 more runs "
+        "of 1 min 0 s each, 0.05 device-hours: raise stages.train.max_runs."
     )
     assert found.undecided_between == (16, 32)
     assert found.would_decide == "about 3 more runs of 1 min 0 s each, 0.05 device-hours: raise stages.train.max_runs"
@@ -195,7 +211,7 @@ def test_the_baseline_that_may_be_as_good_does_not_say_more_than_that() -> None:
     found = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.5, 0.58), winner=8)
     assert reason(found) == (
         "the baseline's batch is as good as any that was tried; undetermined between effective batches 8 and 32 (this one "
-        "with probability 0.60)."
+        "with probability 0.60). To decide it: about 1 more run of 1 min 0 s, 0.017 device-hours: raise stages.train.max_runs."
     )
 
 
@@ -221,11 +237,11 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
         f"reach 3.4 after about 1 min {round(projected) - 60} s; the right batch with probability 0.97. {LARGEST}"
     )
     stays = recommended(
-        batch_findings(8, 45.0, 0.95), batch_findings(32, 60.0, 0.1, score_low=40.0), winner=8,
+        batch_findings(8, 45.0, 0.95), batch_findings(32, 60.0, 0.1), winner=8, found={"most_to_gain": 5.2},
         runs=(Run(8, ((30, 3.6), (60, 3.2))), Run(32, ((30, 3.9), (60, 3.9)))), **target,
     )  # fmt: skip
     assert reason(stays) == (
-        "no other batch is faster than the baseline's by more than 5 s (95 %), so the batch is not your bottleneck; the "
+        "no other batch is faster than the baseline's by more than 5 s (90 %), so the batch is not your bottleneck; the "
         f"right batch with probability 0.95. {SMALLEST}"
     )
 
@@ -250,6 +266,25 @@ def test_the_losses_are_the_means_of_the_seeds() -> None:
     assert found is not None
     assert "val loss 3.300 against the baseline's 3.600" in found.verdict
     assert "Measured with 2 seeds, " in found.verdict
+
+
+# The machine
+
+
+@pytest.mark.parametrize(("rates", "told"), [
+    ({8: (99.0, 100.0, 101.0), 16: (98.0, 101.0, 104.0), 32: (102.0, 104.0, 106.0)}, "100 to 104 at effective batches 8 to 32"),
+    ({8: (99.0, 100.0, 101.0), 16: (80.0, 82.0, 84.0)}, "82 to 100 at effective batches 8 to 16"),
+    ({8: (99.0, 100.0, 101.0), 16: (98.0, 104.0, 110.0)}, None),
+    ({8: (99.0, 100.0, 101.0)}, None),
+], ids=["flat", "falling", "it may grow by more", "a single batch"])  # fmt: skip
+def test_a_machine_on_which_a_larger_batch_is_no_faster_is_told(
+    rates: dict[int, tuple[float, float, float]], told: str | None
+) -> None:
+    timed = tuple(Rate(batch, 1, batch, NONE, rate, low, high, 3, None) for batch, (low, rate, high) in rates.items())
+    throughput = ThroughputFindings(None, None, None, {}, RankBatch(8, 1), RankBatch(8, 1), rates=timed)
+    found = recommended(batch_findings(8, 3.5, 0.05), batch_findings(32, 3.2, 0.95), earlier=(throughput,))
+    assert ("Samples/s do not grow with the batch" in found.verdict) == (told is not None)
+    assert told is None or f" Samples/s do not grow with the batch on this machine: {told}." in found.verdict
 
 
 # Scope

@@ -242,6 +242,10 @@ def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path:
     recommendation = recommended(config, known)
     assert {4, 8, 16, 32} <= set(recommendation.undecided_between)
     assert "; undetermined between effective batches 4, 8, 16, 32" in recommendation.verdict
+    most = findings_of(known).most_to_gain
+    assert most is not None
+    assert most < 0.01 * recommendation.alternatives[0].val_loss, "that it matters little is told with its bound"
+    assert f"; no other gains more than {most:.2g} over it, 90 %)" in recommendation.verdict
     assert "bottleneck" not in recommendation.verdict
     assert recommendation.would_decide is not None
     assert recommendation.would_decide.endswith("raise stages.train.max_runs")

@@ -117,7 +117,8 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
         Axis("noise scale, samples", zero=True, top=top),
         series,
         "Gradient noise scale (B_simple) with its 95 % interval, each measured at weights that stood still. It orders "
-        "candidates and decides nothing: it is SGD's measure, and other optimizers have others (arXiv 2602.03001).",
+        "candidates and decides nothing: it is SGD's measure, and other optimizers have others (arXiv 2602.03001); what it says of "
+        "a batch's efficiency was found for other schedules than warmup-stable-decay (arXiv 2601.05034).",
     )
 
 
@@ -144,7 +145,8 @@ def _noise_table(curves: RunCurves) -> Element:
     """Return a row for every number of micro-batches at every snapshot."""
     rows = [_noise_row(snapshot, row) for snapshot in curves.snapshots for row in snapshot.accumulated]
     summary = (
-        f"Gradients of 1 to {curves.snapshots[-1].accumulated[-1].num_micro_batches} micro-batches, {curves.name} run"
+        f"Gradients of 1 to {curves.snapshots[-1].accumulated[-1].num_micro_batches} micro-batches, {curves.name} run; both SNRs "
+        "follow from the noise scale of their snapshot"
     )
     return element("details", element("summary", summary), html_table(list(_HEADERS), rows, "numbers"))
 

@@ -188,6 +188,15 @@ class Surface:
         good = losses <= losses.min(axis=1, keepdims=True) + self.useful_gain
         return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
 
+    def gain(self, batch: int, other: int) -> Array:
+        """Return by how much lower the batch ends than another one, each at its best rate and at equal cost: [draw]."""
+        return self.at_equal_cost(other) - self.at_equal_cost(batch)
+
+    def gain_of_another(self, batch: int) -> Array:
+        """Return by how much lower than the batch the best of the others ends: [draw], below 0 where the batch is the best."""
+        others = [self.at_equal_cost(other) for other in self.coordinates.batches if other != batch]
+        return self.at_equal_cost(batch) - np.min(others, axis=0) if others else np.zeros_like(self.curvature)
+
     def expected_regret(self, batch: int) -> float:
         """Return what choosing this batch costs on average, against the one that ends lowest: 0 in the draws in which it is
         that one."""

@@ -18,6 +18,7 @@ from orchestrator.stages.train.choice import ENOUGH as ENOUGH
 from orchestrator.stages.train.conclude import conclude
 from orchestrator.stages.train.figures import figures
 from orchestrator.stages.train.findings import BatchFindings as BatchFindings
+from orchestrator.stages.train.findings import Gain as Gain
 from orchestrator.stages.train.findings import Ranked as Ranked
 from orchestrator.stages.train.findings import TrainFindings as TrainFindings
 from orchestrator.stages.train.lineup import lineup_of

@@ -15,8 +15,8 @@ from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
 from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.throughput.findings import ThroughputFindings
-from orchestrator.stages.train.choice import choice_of, surface_of
-from orchestrator.stages.train.findings import BatchFindings, Ranked, TrainFindings
+from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
+from orchestrator.stages.train.findings import BatchFindings, Gain, Ranked, TrainFindings
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion
@@ -42,6 +42,8 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
         expected_regret=surface.expected_regret(choice),
+        gain_over_baseline=_gain_over_baseline(lineup, surface, choice),
+        most_to_gain=_most_to_gain(surface, choice),
         generalisation=generalisation_of(ranking),
         off_speed=_off_speed(context),
     )
@@ -172,6 +174,21 @@ def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surfa
         num_runs=len(runs),
         num_runs_to_decide=runs_to_decide(surface, batch, len({t.candidate for t in context.trials()})),
     )
+
+
+def _gain_over_baseline(lineup: Lineup, surface: Surface, choice: int) -> Gain | None:
+    baseline = lineup.baseline.split.effective_batch_size
+    if baseline == choice or baseline not in surface.coordinates.batches:
+        return None
+    low, middle, high = _interval(surface.gain(choice, baseline))
+    return Gain(middle, low, high)
+
+
+def _most_to_gain(surface: Surface, choice: int) -> float | None:
+    """Return what the best of the others gains at most; a choice that is likely enough has less than a useful gain to fear."""
+    if len(surface.coordinates.batches) == 1:
+        return None
+    return max(0.0, float(np.quantile(surface.gain_of_another(choice), ENOUGH)))
 
 
 def _interval(draws: Array) -> tuple[float, float, float]:

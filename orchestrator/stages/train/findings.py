@@ -44,6 +44,16 @@ class BatchFindings:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What one batch gains over another at equal cost, each at its best learning rate, in units of the score."""
+
+    middle: float
+    low: float
+    high: float
+    """The ends of the 90 % interval."""
+
+
+@dataclass(frozen=True)
 class TrainFindings:
     STAGE: ClassVar[str] = "train"
 
@@ -60,6 +70,11 @@ class TrainFindings:
     """The training time that each could take; None where all trained on the same samples."""
     expected_regret: float | None = None
     """What the choice costs on average against the batch that is the best, in units of the score. None in earlier studies."""
+    gain_over_baseline: Gain | None = None
+    """What the winner's batch gains over the baseline's; None where it is the baseline's, and in earlier studies."""
+    most_to_gain: float | None = None
+    """With a probability of 0.9 the best of all other batches gains no more than this over the winner's, in units of the score;
+    None where there is no other, and in earlier studies."""
     generalisation: Generalisation | None = None
     """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
     off_speed: dict[int, float] = field(default_factory=dict)

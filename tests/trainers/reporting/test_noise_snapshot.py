@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
 from trainers.noise.noise_estimate import SquaredNorms, estimate_noise
+from trainers.noise.step_statistics import adam_snr_of
 from trainers.report import Answer, Report
 from trainers.reporting import reporter
 from trainers.reporting.noise_snapshot import FEWEST_WINDOWS, SHARE_OF_TRAINING, Windows, take_snapshot, windows_of
@@ -161,6 +163,29 @@ def assert_figures_are_those_of(found: NoiseSnapshot, windows: list[list[tuple[T
         assert row.gradient_norm == pytest.approx(mean.square().sum(1).mean().sqrt().item(), rel=1e-4)
         assert row.gradient_mean == pytest.approx(mean.mean().item(), rel=1e-3, abs=1e-9)
         assert row.gradient_variance == pytest.approx(mean.var(dim=1, correction=0).mean().item(), rel=1e-4)
+        if expected.noise_scale:
+            assert row.gradient_snr == pytest.approx(row.samples / expected.noise_scale, rel=1e-3)
+            assert row.adam_snr == pytest.approx(adam_snr_of(row.samples / expected.noise_scale, 0.9), rel=1e-3)
+
+
+def update_ratio(run: Run, windows: list[list[tuple[Tensor, int]]]) -> float:
+    """What a step with each window's gradient would move the weights by, over the weights: the root of the mean square. AdamW's
+    way is as long as its learning rate, so it is taken at one at which float32 rounds nothing off."""
+    squares = []
+    for window in windows:
+        module, optimizer = copy.deepcopy((run.module, run.optimizer))
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        before = torch.nn.utils.parameters_to_vector(parameters).detach().double()
+        gradients = mean_gradient(window).float().split([p.numel() for p in parameters])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.view_as(parameter).clone()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+        after = torch.nn.utils.parameters_to_vector(parameters).detach().double()
+        squares.append(((after - before).square().sum() / before.square().sum()).item())
+    return math.sqrt(sum(squares) / len(squares)) * run.optimizer.param_groups[0]["lr"] / 0.01
 
 
 def windows_from(batches: list[Any], size: int) -> list[list[tuple[Tensor, int]]]:
@@ -174,7 +199,12 @@ def test_its_figures_are_those_of_the_explicit_micro_gradients() -> None:
     found, batches = seen_by(run_of())
     assert [row.num_micro_batches for row in found.accumulated] == [1, 2]
     assert found.num_micro_batches == len(batches) >= 10
-    assert_figures_are_those_of(found, windows_from(batches, 2))
+    windows = windows_from(batches, 2)
+    assert_figures_are_those_of(found, windows)
+    run = run_of()
+    for row in found.accumulated:
+        sums = [window[: row.num_micro_batches] for window in windows]
+        assert row.update_ratio == pytest.approx(update_ratio(run, sums), rel=1e-3)
 
 
 def on_a_rank(parallel: str) -> tuple[NoiseSnapshot, list[Any]]:
