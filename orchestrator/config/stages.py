@@ -29,8 +29,8 @@ RampKind = Literal["doubling", "linear"]
 FEWEST_STEPS = 40
 """A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried."""
 PROBED_SHARES = {"frontier": 0.04, "throughput": 0.04, "equivalence": 0.02}
-"""The samples that each stage of probes may take, as a share of those of the study's full runs, where the study file does
-not say it: a tenth in all."""
+"""The samples that each stage of probes may take, as a share of the most that the study's full runs may take, where the
+study file does not say it: a tenth in all."""
 
 DEFAULT_FIRST_RUNG_SHARE = 1 / 4
 """The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
@@ -142,8 +142,8 @@ class Frontier(Strict):
     to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
-    takes beyond these, until it was timed for 2 seconds, do not count. null: 4 % of those of the study's full training runs,
-    and any number in a study without such runs."""
+    takes beyond these, until it was timed for 2 seconds, do not count. null: 4 % of the most that the study's full training
+    runs may take, and any number in a study without such runs."""
 
 
 class Throughput(Strict):
@@ -168,8 +168,8 @@ class Throughput(Strict):
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
     taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes
-    beyond these, until it was timed for 2 seconds, do not count. null: 4 % of those of the study's full training runs, and any
-    number in a study without such runs."""
+    beyond these, until it was timed for 2 seconds, do not count. null: 4 % of the most that the study's full training runs may take,
+    and any number in a study without such runs."""
 
 
 class Equivalence(Strict):
@@ -193,8 +193,8 @@ class Equivalence(Strict):
     micro-batch in another order, and at least 1e-4."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all: where it is too small for the chosen micro-batch size, a
-    smaller one is split, since the answer does not depend on it. One of 4 is split even so. null: 2 % of those of
-    the study's full training runs, and any number in a study without such runs. It does not go with `micro_batch_sizes` or
+    smaller one is split, since the answer does not depend on it. One of 4 is split even so. null: 2 % of the most
+    that the study's full training runs may take, and any number in a study without such runs. It does not go with `micro_batch_sizes` or
     `effective_batch_size`, which say what the runs take."""
 
     @model_validator(mode="after")

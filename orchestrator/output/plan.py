@@ -103,7 +103,9 @@ def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
         return None
     total, training = sum(known.values()), full_runs * config.sample_budget
     each = ", ".join(f"{stage} {samples:,}" for stage, samples in known.items())
-    return f"at most {total:,} samples of probes ({each}), {total / training:.0%} of those of the full runs"
+    return (
+        f"at most {total:,} samples of probes ({each}), {total / training:.0%} of the most that the full runs may take"
+    )
 
 
 def _memory(context: StageContext[Frontier]) -> Group:

@@ -4,14 +4,13 @@ no batch that they could not use."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import FEWEST_STEPS, PROBED_SHARES, Equivalence, Frontier, StageKeys, Throughput
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
 
 
 def num_full_runs(config: StudyConfig, study: Study) -> int:
@@ -28,10 +27,11 @@ def max_samples(context: StageContext[Frontier | Throughput | Equivalence]) -> i
     return max(1, int(PROBED_SHARES[context.stage.type] * training)) if training else None
 
 
-def slowed_rounds(trials: Iterable[Trial]) -> frozenset[int]:
-    """Return the rounds of timings in which a GPU slowed itself down for its heat or power supply."""
-    slowed = [trial.proposal.round for trial in trials if trial.metric("gpu_slowed")]
-    return frozenset(number for number in slowed if number is not None)
+def disturbed_rounds(context: StageContext[Frontier] | StageContext[Throughput]) -> frozenset[int]:
+    """Return the rounds of timings in which something else was at work, or a GPU slowed itself down for its heat or power
+    supply."""
+    disturbed = [trial.proposal.round for trial in context.trials() if context.disturbance(trial)]
+    return frozenset(number for number in disturbed if number is not None)
 
 
 def largest_usable(context: StageContext[StageKeys], speedup: float) -> int | None:

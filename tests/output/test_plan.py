@@ -25,7 +25,9 @@ def test_the_probes_take_a_tenth_of_the_training_where_the_study_file_says_nothi
     training = int(said.split("at most ")[-2].split()[0]) * 10_000
     each = {"frontier": training * 4 // 100, "throughput": training * 4 // 100, "equivalence": training * 2 // 100}
     listed = ", ".join(f"{stage} {samples:,}" for stage, samples in each.items())
-    assert f"at most {training // 10:,} samples of probes ({listed}), 10% of those" in said
+    assert (
+        f"at most {training // 10:,} samples of probes ({listed}), 10% of the most that the full runs may take" in said
+    )
 
 
 def test_what_given_splits_take_is_counted_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

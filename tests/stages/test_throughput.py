@@ -274,11 +274,22 @@ def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     assert not alone.found(ThroughputFindings).busy
     assert crowded.found(ThroughputFindings).busy
     first = next(iter(crowded.study.trials))
-    told = (
-        f"the machine was busy: {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet"
-    )
-    assert told in crowded.conclude().notes
+    (told,) = [note for note in crowded.conclude().notes if note.startswith("the machine was busy: ")]
+    assert "round 1 was disturbed and does not count" in told
+    assert told.endswith(f"; {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet")
+    assert (rounds_of(alone), rounds_of(crowded)) == (3, 3 + 1), "the round that it disturbed does not count"
     assert not ended(0.6, world_size=2).found(ThroughputFindings).busy, "the other rank may have half of them"
+
+
+def test_where_every_round_is_disturbed_all_that_are_allowed_are_timed_and_count() -> None:
+    known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN])
+    known.concluded(frontier(4, 8))
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, other_cpu_share=0.6)
+    assert rounds_of(known) == 8
+    findings = known.found(ThroughputFindings)
+    assert findings.busy
+    assert {rate.num_rounds for rate in findings.rates} == {8}
 
 
 def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:

@@ -73,23 +73,28 @@ class Timings(Generic[Name]):
     one."""
 
     rates: Mapping[Name, Mapping[int, float]]
-    slowed: Collection[int] = ()
-    """The rounds in which a GPU slowed itself down."""
+    seen_disturbed: Collection[int] = ()
+    """The rounds in which something else was seen at work, or a GPU slowed itself down."""
 
     @cached_property
     def disturbed(self) -> tuple[int, ...]:
-        """The rounds in which something took the machine from some of them and not from others, and those in which a GPU
-        slowed itself down: they do not count."""
+        """The rounds in which something took the machine from some of them and not from others, and those that were seen to be
+        disturbed: they do not count."""
         usual = {name: statistics.median(logs.values()) for name, logs in self._logs.items()}
         off = {number: [self._logs[name][number] - usual[name] for name in usual] for number in self._timed_rounds}
         residuals = [abs(one - statistics.median(round)) for round in off.values() for one in round]
         limit = max(math.log(DISAGREEMENT), OUTLYING * statistics.median(residuals) / _MAD_SHARE)
-        return tuple(n for n, round in off.items() if n in self.slowed or max(round) - min(round) > limit)
+        return tuple(n for n, round in off.items() if n in self.seen_disturbed or max(round) - min(round) > limit)
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:
         """The rounds that count: those that are not disturbed, or all of them where every one is."""
         return tuple(number for number in self._timed_rounds if number not in self.disturbed) or self._timed_rounds
+
+    @property
+    def num_quiet_rounds(self) -> int:
+        """How many rounds nothing disturbed."""
+        return len(self._timed_rounds) - len(self.disturbed)
 
     @cached_property
     def spread(self) -> float | None:

@@ -14,7 +14,7 @@ from orchestrator.stages.estimates.timing import DISAGREEMENT, GPU_TIMING_SECOND
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import largest_usable, max_samples, rate_at, slowed_rounds
+from orchestrator.stages.probing import disturbed_rounds, largest_usable, max_samples, rate_at
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -301,14 +301,16 @@ class FrontierProgress:
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
         wanted = self.stage.rounds + (MORE_ROUNDS if self.fallen else 0)
-        clear = timed.is_clear() and len(timed.rounds) >= wanted
+        clear = timed.is_clear() and timed.num_quiet_rounds >= wanted
         return clear or not self._affordable(self.finalists, num_rounds + 1)
 
     def _affordable(self, finalists: list[OperatingPoint], num_rounds: int) -> bool:
-        """True if max_samples holds so many rounds beside the probes and a verification."""
+        """True if max_samples holds so many rounds beside the probes and the verifications."""
         allowed = max_samples(self.context)
         costs = [self._samples(point, TIMED_STEPS) for point in finalists]
-        return allowed is None or self._probed() + max(costs) + num_rounds * sum(costs) <= allowed
+        edges = set(self._edges_of(self.fitting())) - set(finalists) if self._trains() else set()
+        verifications = max(costs) + sum(self._samples(point, TIMED_STEPS) for point in edges)
+        return allowed is None or self._probed() + verifications + num_rounds * sum(costs) <= allowed
 
     def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
         return self.study.trials.get(self._name(point, f"round{number}"))
@@ -325,14 +327,14 @@ class FrontierProgress:
             done = {n: rate_of(trial) for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
             if len(done) == num_rounds and all(done.values()):
                 rates[point] = done
-        return Timings(rates, slowed_rounds(self.trials())) if num_rounds and len(rates) > 1 else None
+        return Timings(rates, disturbed_rounds(self.context)) if num_rounds and len(rates) > 1 else None
 
     # Verification
 
     def verifications(self) -> list[Proposal]:
         """Return trials in a fresh process: of the best point, and of the largest that are to be trained. Where one does
         not fit there, the next one follows."""
-        points = [*self._until_one_fits(), *(self._edges() if self._trains() else [])]
+        points = [*self._until_one_fits(), *(self._edges_of(self.standing()) if self._trains() else [])]
         return [
             self._static(point, "verified", role="once more, in a fresh process", fresh_process=True)
             for point in dict.fromkeys(points)
@@ -347,13 +349,12 @@ class FrontierProgress:
         """True if a later stage trains other sizes than the chosen one."""
         return self.context.config.keys_of(Train) is not None
 
-    def _edges(self) -> list[OperatingPoint]:
+    def _edges_of(self, probes: dict[OperatingPoint, Trial]) -> list[OperatingPoint]:
         """Return each mode's largest size of those at which it is the fastest: that is how they are trained.
 
         Where the largest size fits the mode's smaller ones do, too, so they are not run in a process of their own.
         """
-        standing = self.standing()
-        by_rate = sorted(standing, key=lambda point: rate_of(standing[point]))
+        by_rate = sorted(probes, key=lambda point: rate_of(probes[point]))
         fastest = {point.micro_batch_size: point for point in by_rate}
         return list({fastest[size].mode: fastest[size] for size in sorted(fastest)}.values())
 
@@ -407,7 +408,7 @@ class FrontierProgress:
         held = {point: rounds for point, rounds in rates.items() if self.most_memory(point) <= capacity}
         if not held:
             return [] if self.num_rounds else self.finalists
-        timed = Timings(held, slowed_rounds(self.trials()))
+        timed = Timings(held, disturbed_rounds(self.context))
         tied = sorted(timed.tied(), key=self.most_memory)
         return tied + [point for point in timed.fastest_first() if point not in tied]
 

@@ -13,7 +13,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, rounds_wanted
 from orchestrator.stages.forms import Form
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import max_samples, slowed_rounds
+from orchestrator.stages.probing import disturbed_rounds, max_samples
 from orchestrator.stages.throughput.batches import Batches, batches, named
 from orchestrator.study.trial import Proposal, Trial, TrialState
 
@@ -96,7 +96,7 @@ class ThroughputProgress:
         timed = self._timed_in(num_rounds)
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
-        sure = len(timed.rounds) >= self.context.stage.rounds and self._is_clear(timed)
+        sure = timed.num_quiet_rounds >= self.context.stage.rounds and self._is_clear(timed)
         allowed, another = (
             max_samples(self.context),
             sum(_timed_steps(form) * form.split.effective_batch_size for form in self.forms),
@@ -126,7 +126,7 @@ class ThroughputProgress:
             done = {n: rate for n, trial in trials.items() if trial and (rate := _samples_per_second(trial))}
             if len(done) == num_rounds:
                 rates[form] = done
-        return Timings(rates, slowed_rounds(self.context.trials())) if rates and num_rounds else None
+        return Timings(rates, disturbed_rounds(self.context)) if rates and num_rounds else None
 
     def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
         """Return the fastest form of a batch; None if none of them ran."""

@@ -103,9 +103,9 @@ def test_a_disturbed_round_does_not_count_and_is_named() -> None:
 def test_a_round_in_which_a_gpu_slowed_itself_down_does_not_count_unless_all_are() -> None:
     """It may slow all of them down alike, and then the clock of the next round is another."""
     rates = {"a": {n: 100.0 + n for n in range(1, 5)}, "b": {n: 90.0 + n for n in range(1, 5)}}
-    assert Timings(rates, slowed={1, 3}).rounds == (2, 4)
-    assert Timings(rates, slowed={1, 3}).unrest().endswith("round 1, 3 was disturbed and does not count")
-    assert Timings(rates, slowed={1, 2, 3, 4}).rounds == (1, 2, 3, 4)
+    assert Timings(rates, seen_disturbed={1, 3}).rounds == (2, 4)
+    assert Timings(rates, seen_disturbed={1, 3}).unrest().endswith("round 1, 3 was disturbed and does not count")
+    assert Timings(rates, seen_disturbed={1, 2, 3, 4}).rounds == (1, 2, 3, 4)
 
 
 def test_a_machine_that_is_noisy_all_the_time_is_busy_and_most_rounds_count() -> None:
