@@ -1,6 +1,6 @@
 """How often the study's answer is right, replayed on recorded worlds: its decision code as it is, and what else there is.
 
-    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--lanes 1]
+    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--lanes 1 4 8]
     python benchmarks/recommendation.py --real [RUN_DIR]      instead: a study's answer against its own grid (real_grid.py)
 
 A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
@@ -24,7 +24,7 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ from orchestrator.stages.findings import concluded, found
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.rates import Rate
 from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.causes import Cause
+from orchestrator.stages.train import Gain, TrainFindings
 from orchestrator.study.events import Concluded, RunBegan
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Message
@@ -163,9 +162,13 @@ class Answer:
     wait: float
     """How long people wait for it, in the time that a full run takes."""
     cut_best: bool
-    """True if of all runs that it began it cut the one that would have ended best."""
+    """True if of all runs that it began it cut the one that would have ended best, at a rung or for its speed."""
     p_best_of: Mapping[int, float] = field(default_factory=dict)
     """What it claimed of every batch."""
+    gain: Gain | None = None
+    """What it claimed to gain over the baseline's batch."""
+    most_to_gain: float | None = None
+    """What it claimed that no other batch gains more than."""
     refused: tuple[str, ...] = ()
 
 
@@ -267,7 +270,11 @@ class Player:
                 return
             self.trained[trial.id] = samples / config.sample_budget
             metrics = {"samples_seen": samples, "val_loss": math.nan if loss is None else loss}
-            metrics |= {"train_seconds": samples / self.case.speed(config.effective_batch_size)}
+            batch = config.effective_batch_size
+            metrics |= {
+                "train_seconds": samples / self.case.speed(batch),
+                "step_seconds": batch / self.case.speed(batch),
+            }
             rungs = tuple(rung for rung in config.rungs if before < rung <= samples)
             before = samples
             if samples == config.sample_budget:
@@ -294,6 +301,8 @@ def _answer(case: Case, study: Study, player: Player) -> Answer:
         player.now / case.seconds,
         _cut_best(case, study, player),
         p_best_of,
+        trained.gain_over_baseline if trained else None,
+        trained.most_to_gain if trained else None,
         tuple(player.refused),
     )
 
@@ -307,14 +316,14 @@ def stage_winner(study: Study) -> str:
 
 
 def _cut_best(case: Case, study: Study, player: Player) -> bool:
-    """True if the run that would have ended best of all that began was cut at a rung."""
+    """True if the run that would have ended best of all that began was cut."""
     ends = {}
     for trial in study.trials.values():
         loss = player.loss(trial.config, trial.config.sample_budget) if trial.id in player.trained else None
         if loss is not None:
             ends[trial.id] = loss
     best = study.trials[min(ends, key=lambda name: ends[name])]
-    return best.state is TrialState.PRUNED and best.cause is Cause.RUNG
+    return best.state is TrialState.PRUNED
 
 
 @dataclass(frozen=True)
@@ -329,6 +338,10 @@ class Judged:
     """Against running every batch at every recorded rate with every seed once, which is what the truth took."""
     claims: tuple[tuple[float, bool], ...]
     """Of every batch: the claimed probability that none is better, and whether none is."""
+    gain_covered: bool | None
+    """Whether the interval of the gain over the baseline's batch, which claims 0.9, holds the true one."""
+    bound_holds: bool | None
+    """Whether no other batch gains more over the chosen one than was claimed with 0.9."""
     answer: Answer
 
 
@@ -345,8 +358,14 @@ def judge(case: Case, answer: Answer) -> Judged:
         of_batch[answer.batch] <= best + spread,
         answer.cost / grid,
         tuple((claimed, of_batch[batch] <= best + spread) for batch, claimed in answer.p_best_of.items()),
+        _gain_covered(answer.gain, of_batch[case.reference] - of_batch[answer.batch]),
+        None if answer.most_to_gain is None else of_batch[answer.batch] - best <= answer.most_to_gain,
         answer,
     )
+
+
+def _gain_covered(claimed: Gain | None, true: float) -> bool | None:
+    return None if claimed is None else claimed.low <= true <= claimed.high
 
 
 PEERS: dict[str, Callable[[Space, random.Random], Chosen]] = {"ray_asha": ray_asha, "optuna": optuna_tpe}
@@ -374,23 +393,32 @@ def main() -> None:
         )
     cases, refused = cases_of([load(path) for path in arguments.tables])
     repeats = 2 if arguments.quick else 8
-    print(
-        f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed; {arguments.lanes} lanes"
-    )
+    lanes, *more_lanes = arguments.lanes
+    print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed; {lanes} lanes")
     every: list[Judged] = []
+    worlds: dict[str, list[Judged]] = {}
     peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
     recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
     for case in cases:
-        judged = judged_by_others(case, recorded, repeats, arguments.timing_noise, arguments.lanes)
+        judged = judged_by_others(case, recorded, repeats, arguments.timing_noise, lanes)
         _print_case(case, judged)
         every += judged
+        worlds.setdefault(case.world.name, []).extend(judged)
         for name, search in PEERS.items():
             answers = [of_peer(case, search, one.answer, seed) for seed, one in enumerate(judged)]
             peers[name] += [judge(case, answer) if answer else None for answer in answers]
     print(f"left out, as fewer than two batches lie within what was recorded: {'; '.join(refused)}")
     num_beyond = sum(len(one.answer.refused) for one in every)
     print(f"{num_beyond} runs were asked for at learning rates beyond those recorded, and failed")
-    print(json.dumps(summary(every) | {name: _of_peer(found) for name, found in peers.items()}))
+    line = summary(every) | {name: _of_peer(found) for name, found in peers.items()}
+    line["by_world"] = {name: summary(some) for name, some in worlds.items()}
+    line["by_lanes"] = {
+        number: summary([
+            one for case in cases for one in judged_by_others(case, recorded, repeats, arguments.timing_noise, number)
+        ])
+        for number in more_lanes
+    }  # fmt: skip
+    print(json.dumps(line))
 
 
 def judged_by_others(
@@ -419,7 +447,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer draws: to see that it runs, not to quote it")
     parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
     parser.add_argument("--timing-noise", type=float, default=0.05, help="deviation of one timing, relative")
-    parser.add_argument("--lanes", type=int, default=1, help="how many runs train at a time")
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="how many runs train at a time; further numbers are replayed, too",
+    )
     parser.add_argument("--real", type=Path, nargs="?", const=Path("runs/quickstart"), metavar="RUN_DIR")
     return parser.parse_args()
 
@@ -447,7 +481,15 @@ def summary(judged: Sequence[Judged]) -> dict[str, Any]:
         "wait": _mean(one.answer.wait for one in judged),
         "calibration": round(abs(statistics.fmean(claimed) - statistics.fmean(batch_right)), 4),
         "calibration_error": calibration_error([claim for one in judged for claim in one.claims]),
+        "gain_covered": _share(one.gain_covered for one in judged),
+        "bound_holds": _share(one.bound_holds for one in judged),
     }
+
+
+def _share(found: Iterable[bool | None]) -> float | None:
+    """Return how many are true of those that are known; None where none is."""
+    known = [one for one in found if one is not None]
+    return _mean(known) if known else None
 
 
 def calibration_error(claims: Sequence[tuple[float, bool]]) -> float | None:

@@ -19,8 +19,8 @@ depend on the budget, all budgets share one trunk of which each anneals a copy. 
 edge, two more are recorded beyond it.
 
 A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
-anew, remove the file. NAME.OPTION records the same grid with another rule for one of AdamW's settings, to worlds/options/, and
-prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
+anew, remove the file. NAME.OPTION records the same grid with another rule for one of AdamW's settings, or another warm-up, to
+worlds/options/, and prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ POINTS = 8
 MIN_STEPS = 40
 """The fewest optimizer steps of a recorded run."""
 WARMUP_STEPS = 30
+WARMUPS = (0, 3, 100)
+"""The other warm-ups that are recorded, in steps; of each at most a fifth of the shortest budget."""
 DECAY_START = 0.8
 """The share of the budget after which the learning rate falls, as in the product's default schedule."""
 STEP = 2.0
@@ -181,22 +183,23 @@ RECIPES: dict[str, Recipe] = {
 
 
 def options(name: str, recipe: Recipe) -> dict[str, Recipe]:
-    """Return the same grid with settings that follow the batch otherwise. At the reference batch they would be the same runs
-    again, so that is left out."""
+    """Return the same grid with settings that follow the batch otherwise, where at the reference batch they would be the same runs
+    again, so that is left out; and with other warm-ups, at every batch."""
     own = recipe.settings
     if own is None:
         return {}
+    fewer = replace(recipe, num_rates=5, num_seeds=2)
     changes: dict[str, dict[str, str]] = {
         "beta2_fixed": {"beta2_scaling": "none"},
         "decay_samples": {"weight_decay_scaling": "samples"},
     }
     centres = without(recipe.centres, own.reference_batch_size)
-    return {
-        f"{name}.{option}": replace(
-            recipe, settings=own.model_copy(update=change), num_rates=5, num_seeds=2, centres=centres
-        )
+    followed = {
+        option: replace(fewer, settings=own.model_copy(update=change), centres=centres)
         for option, change in changes.items()
     }
+    warmed_up = {f"warmup_{steps}": replace(fewer, warmup_steps=steps) for steps in WARMUPS}
+    return {f"{name}.{option}": found for option, found in (followed | warmed_up).items()}
 
 
 OPTIONS = {option: recipe for name, world in RECIPES.items() for option, recipe in options(name, world).items()}
