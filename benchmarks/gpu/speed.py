@@ -8,14 +8,17 @@ longest kernels of a step, and each side's best against that of the loop by hand
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lines import Lines, ended, gpt, options, synchronize
 
-SIZES, TINY_SIZES = (8, 16, 32, 64), (2,)
+SIZES, TINY_SIZES = (32, 64, 16, 8), (2,)
+"""Those that are probably the best come first."""
 ROUNDS, TURN_SECONDS = 3, 5.0
 NUM_KERNELS = 15
 BY_HAND = "by hand"
@@ -27,7 +30,7 @@ OURS: dict[str, tuple[bool | str, str, bool]] = {
     "ours, whole, statistics": ("whole", "whole", True),
 }
 TOLD = (
-    "mfu", "clock_hertz", "clock_ratio", "gpu_watts", "gpu_throttle_reasons", "peak_memory_bytes", "peak_allocated_bytes",
+    "mfu", "clock_hertz", "gpu_clock_ratio", "gpu_watts", "gpu_throttle_reasons", "peak_memory_bytes", "peak_allocated_bytes",
 )  # fmt: skip
 
 
@@ -57,34 +60,67 @@ class Turns:
         self._seconds, self._found = seconds, found
 
     def take(self) -> dict[str, Any]:
-        from trainers.device.memory import give_back
-
-        sides = {name: self._made(name) for name in (BY_HAND, *OURS)}
-        for round_ in range(ROUNDS):
-            for name in list(sides):
-                self._turn(sides, name, round_)
-                give_back()
-        return {"micro_batch_size": self._size, "sides_that_fit": list(sides), "ok": BY_HAND in sides}
-
-    def _made(self, name: str) -> Callable[[float], dict[str, float]]:
-        make = by_hand if name == BY_HAND else ours
-        return make(config(name, self._tiny, self._size), self._device)
-
-    def _turn(self, sides: dict[str, Callable[[float], dict[str, float]]], name: str, round_: int) -> None:
-        from trainers.device import memory
-        from trainers.device.device import pick_device
-        from trainers.device.out_of_memory import is_out_of_memory
-
-        place = {"side": name, "micro_batch_size": self._size, "round": round_}
+        sides = {name: Side(name, self._device, self._tiny, self._size) for name in (BY_HAND, *OURS)}
+        fit = list(sides)
         try:
-            figures = sides[name](self._seconds)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error, memory.free_bytes(pick_device())):
-                raise
-            del sides[name]
-            return self._lines.say("turn", **place, out_of_memory=str(error)[:300])
-        self._found.setdefault(name, {}).setdefault(self._size, []).append(figures["tokens_per_second"])
+            for round_ in range(ROUNDS):
+                for name in list(fit):
+                    if not self._turn(sides[name], name, round_):
+                        fit.remove(name)
+        finally:
+            for side in sides.values():
+                side.finish()
+        return {"micro_batch_size": self._size, "sides_that_fit": fit, "ok": BY_HAND in fit}
+
+    def _turn(self, side: Side, name: str, round_: int) -> bool:
+        """Return whether it fitted."""
+        place = {"side": name, "micro_batch_size": self._size, "round": round_}
+        figures = side.take(self._seconds)
         self._lines.say("turn", **place, **figures)
+        if "out_of_memory" in figures:
+            return False
+        self._found.setdefault(name, {}).setdefault(self._size, []).append(figures["tokens_per_second"])
+        return True
+
+
+class Side:
+    """A process that has one side's model alone, so that its peaks are that side's, and waits for its turns."""
+
+    def __init__(self, name: str, device: str, tiny: bool, size: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._there, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=run_side, args=(theirs, name, device, tiny, size), daemon=True)
+        self._process.start()
+
+    def take(self, seconds: float) -> dict[str, Any]:
+        """Return the figures of a turn of so many seconds; {out_of_memory} where it does not fit. Raises RuntimeError where it
+        fails otherwise."""
+        self._there.send(seconds)
+        figures = self._there.recv()
+        if "raised" in figures:
+            raise RuntimeError(figures["raised"])
+        return figures
+
+    def finish(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def run_side(driver: Connection, name: str, device: str, tiny: bool, size: int) -> None:
+    from trainers.device import memory
+    from trainers.device.device import pick_device
+    from trainers.device.out_of_memory import is_out_of_memory
+
+    place, turn = pick_device(), None
+    while True:
+        seconds = driver.recv()
+        try:
+            turn = turn or (by_hand if name == BY_HAND else ours)(config(name, tiny, size), place)
+            driver.send(turn(seconds))
+        except Exception as error:  # the other sides are to go on
+            what = "out_of_memory" if is_out_of_memory(error, memory.free_bytes(place)) else "raised"
+            driver.send({what: f"{type(error).__name__}: {error}"[:300]})
+        memory.give_back()
 
 
 def config(name: str, tiny: bool, size: int) -> Any:
@@ -97,15 +133,13 @@ def config(name: str, tiny: bool, size: int) -> Any:
     })  # fmt: skip
 
 
-def ours(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
+def ours(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     """Return what trains as a run does for so many seconds."""
-    import torch
-
     from trainers.noise.gradient_noise import FIRST_STEPS
     from trainers.run import STEPS_PER_INTERVAL, Run
     from trainers.speed.throughput import NUM_WARMUP_STEPS
 
-    run = Run(trial, torch.device(device))
+    run = Run(trial, place)
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
 
     def turn(seconds: float) -> dict[str, float]:
@@ -125,7 +159,7 @@ def ours(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
     return turn
 
 
-def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
+def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     """Return nanoGPT's loop: the model compiled as one graph, fused AdamW, batches pinned and copied while the GPU computes."""
     import torch
 
@@ -137,7 +171,6 @@ def by_hand(trial: Any, device: str) -> Callable[[float], dict[str, float]]:
     from trainers.speed.throughput import StepClock, utilisation
     from trainers.step.optim import build_optimizer
 
-    place = torch.device(device)
     train_set, _ = load_data(trial.data)
     module = initial_module(trial, train_set)
     work = work_of(trial, module, train_set)
@@ -202,12 +235,12 @@ def random_batches(train_set: Any, size: int, device: Any) -> Iterator[Any]:
 
 def longest_kernels(device: str, tiny: bool, size: int) -> dict[str, Any]:
     """Return the operations of a step that take longest on the device, in microseconds a step."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
+    from trainers.device.device import pick_device
     from trainers.run import Run
 
-    run, num_steps = Run(config("ours, whole", tiny, size), torch.device(device)), 3
+    run, num_steps = Run(config("ours, whole", tiny, size), pick_device()), 3
     for _ in range(3):
         run.step()
     run.read()

@@ -77,7 +77,10 @@ class LoadMeter:
         found = cpu_shares(self.seconds, len(os.sched_getaffinity(0)))
         if self._hertz:
             lowest, highest = self._hertz
-            found |= {"clock_hertz": lowest, "clock_ratio": lowest / highest}
+            ratio = (
+                "clock_ratio" if self._gpu is None else "gpu_clock_ratio"
+            )  # a GPU at its power limit always clocks lower
+            found |= {"clock_hertz": lowest, ratio: lowest / highest}
         return found | (self._gpu.metrics() if self._gpu else {})
 
 
@@ -99,8 +102,8 @@ def disturbance(metrics: Mapping[str, float | None], lanes_share: float = 0.0) -
     """Return, in a sentence, what disturbed the timed steps of these metrics; None if nothing is known that did.
 
     Thresholds: the thread that trains waited more than a quarter of the time for a CPU; a virtual machine's host kept more
-    than 3 % of the CPUs from it; other processes took more than a quarter of the CPUs; the clock fell by more than 7 %, or a
-    GPU was slowed for its heat or power supply; another process was on the GPU. lanes_share: the share of the CPUs that
+    than 3 % of the CPUs from it; other processes took more than a quarter of the CPUs; the CPUs' clock fell by more than 7 %,
+    or a GPU was slowed for its heat or power supply; another process was on the GPU. lanes_share: the share of the CPUs that
     the study's other lanes and ranks may take.
     """
     told = {key: value for key, value in metrics.items() if value is not None}
@@ -171,21 +174,24 @@ class _Gpu:
         """Take in the GPU's state, and return its clock in Hz."""
         import pynvml
 
-        try:
+        unanswered = contextlib.suppress(
+            pynvml.NVMLError
+        )  # each question by itself: a slice of a GPU has no power of its own
+        with unanswered:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            slowed = self._slowdowns(pynvml) & reasons
-            self._reasons |= reasons
-            self._found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
-            others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1
-            self._note("gpu_slowed", float(slowed != 0))
-            self._note("other_gpu_processes", float(max(0, others)))
-            with contextlib.suppress(pynvml.NVMLError):  # a slice of a GPU has no figure of its own
+            with unanswered:
+                reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                self._reasons |= reasons
+                self._found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
+                self._note("gpu_slowed", float(self._slowdowns(pynvml) & reasons != 0))
+            with unanswered:
+                others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1
+                self._note("other_gpu_processes", float(max(0, others)))
+            with unanswered:
                 self._note("gpu_watts", pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
             return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6
-        except pynvml.NVMLError:
-            return None
+        return None
 
     def metrics(self) -> dict[str, float]:
         return dict(self._found)

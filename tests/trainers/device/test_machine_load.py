@@ -108,15 +108,33 @@ POWER_CAP = 0x04
 def test_a_gpus_clock_power_and_reasons_are_told_and_its_power_limit_is_no_disturbance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0), (1900, 700_000, POWER_CAP)))
+    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0), (1400, 700_000, POWER_CAP)))
     meter = LoadMeter("GPU-1")
     meter.look()
     meter.look()
     found = meter.metrics()
-    told = {"clock_hertz": 1.9e9, "gpu_watts": 700.0, "gpu_throttle_reasons": 4.0, "gpu_slowed": 0.0}
+    told = {"clock_hertz": 1.4e9, "gpu_watts": 700.0, "gpu_throttle_reasons": 4.0, "gpu_slowed": 0.0}
     assert {key: found[key] for key in told} == told
-    assert found["clock_ratio"] == pytest.approx(1900 / 1980)
+    assert found["gpu_clock_ratio"] == pytest.approx(1400 / 1980)
     assert disturbance(found) is None
+
+
+@pytest.mark.parametrize("refused", ["Reasons", "Processes", "PowerUsage"])
+def test_what_a_gpu_does_not_answer_costs_no_other_figure(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    driver = DriverOfAGpu((1980, 650_000, 0))
+    (name,) = [name for name in vars(driver) if name.startswith("nvml") and name.endswith(refused)]
+
+    def refuse(*_: object) -> None:
+        raise DriverOfAGpu.NVMLError("Not Supported")
+
+    setattr(driver, name, refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    meter = LoadMeter("GPU-1")
+    meter.look()
+    answers = {"Reasons": "gpu_slowed", "Processes": "other_gpu_processes", "PowerUsage": "gpu_watts"}
+    expected = {"clock_hertz", *(key for question, key in answers.items() if question != refused)}
+    assert expected <= meter.metrics().keys()
+    assert answers[refused] not in meter.metrics()
 
 
 def test_a_gpu_that_was_hot_once_was_disturbed_though_it_is_cool_again(monkeypatch: pytest.MonkeyPatch) -> None:
