@@ -119,9 +119,10 @@ class Run:
         norms, self.norms = self.norms, None
         if norms is not None:
             norms.rest()
-        for _ in range(num_steps):
+        for number in range(1, num_steps + 1):
             self.step()
-        self.read()
+            if number % STEPS_PER_INTERVAL == 0 or number == num_steps:
+                self.read()
         self.norms, (self.num_steps, self.samples_seen) = norms, place
 
     def _accumulate(self, first_sample: int, split: Split) -> tuple[Tensor, Tensor]:

@@ -125,6 +125,12 @@ class PeakMeter:
         if self.device.type == "cuda":
             torch.cuda.reset_accumulated_memory_stats(self.device)
 
+    def retries(self) -> dict[str, float]:
+        """{allocator_retries}: how often a GPU's allocator had to empty its cache and ask again since `forget_retries`."""
+        if self.device.type != "cuda":
+            return {}
+        return {"allocator_retries": float(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))}
+
     def peak_bytes(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved(self.device)
@@ -140,6 +146,8 @@ def held_to(limit_bytes: int | None, device: torch.device, idle_bytes: int | Non
     if limit_bytes is None:
         yield
     elif device.type == "cuda":
+        if device.index is None:  # this call alone does not take the current one by itself
+            device = torch.device("cuda", torch.cuda.current_device())
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         try:
@@ -194,14 +202,13 @@ def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char],
 
 
 def device_metrics(device: torch.device) -> dict[str, float]:
-    """{peak_allocated_bytes, allocator_retries, device_memory_bytes, gpu_utilisation}: live tensors without the
-    allocator's reserve; how often it had to empty its cache and ask again; what of the GPU this process can have; the
-    share of time in kernels as the driver tells it, where it answers. Empty on a CPU host."""
+    """{peak_allocated_bytes, device_memory_bytes, gpu_utilisation}: live tensors without the allocator's reserve; what of
+    the GPU this process can have; the share of time in kernels as the driver tells it, where it answers. Empty on a CPU
+    host."""
     if device.type != "cuda":
         return {}
     found = {
         "peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device)),
-        "allocator_retries": float(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
         "device_memory_bytes": float(capacity_bytes(device)),
     }
     with contextlib.suppress(Exception):  # no library, no permission, not on a share of a GPU: each raises its own kind

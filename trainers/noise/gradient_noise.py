@@ -12,6 +12,7 @@ from collections import deque
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from trainers.model.parallel import several_ranks
 from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
@@ -29,27 +30,39 @@ class MicroGradientNorms:
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
         """parameters: as `trainers.model.parallel.leaves_of` finds them."""
-        self._looks, self._follows_sum = True, False
+        self._follows_sum = False
+        self._hooks: list[RemovableHandle] = []
         self._parameters, self._world_size = parameters, world_size
         self._norms: list[Tensor] = []
         self._weighted_squares: list[Tensor] = []
         self._lengths: list[Tensor] = []
-        for parameter in parameters:
-            parameter.register_hook(self._see)
+        self._look(True)
 
     def begin_step(self, number: int, *, follow_sum: bool) -> None:
         """number: the step's, from 1. follow_sum: true to measure also the sum of the micro-gradients as it grows."""
-        self._looks = number <= FIRST_STEPS or number % THEN_ONE_IN == 0
+        self._look(number <= FIRST_STEPS or number % THEN_ONE_IN == 0)
         self._follows_sum = follow_sum
 
     def rest(self) -> None:
         """See nothing until the next step begins."""
-        self._looks = self._follows_sum = False
+        self._look(False)
+        self._follows_sum = False
+
+    @property
+    def _looks(self) -> bool:
+        return bool(self._hooks)
+
+    def _look(self, looks: bool) -> None:
+        """Have hooks only while they see something: to call Python for every parameter is what a fast step would notice."""
+        if looks == self._looks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [parameter.register_hook(self._see) for parameter in self._parameters] if looks else []
 
     def _see(self, gradient: Tensor) -> None:
-        if self._looks:
-            wide = torch.promote_types(gradient.dtype, torch.float32)  # a narrower one than its own is refused
-            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=wide).float())
+        wide = torch.promote_types(gradient.dtype, torch.float32)  # a narrower one than its own is refused
+        self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=wide).float())
 
     def end_of_micro_batch(self, num_targets: Tensor, scale: Tensor, *, last: bool) -> None:
         """The micro-batch whose loss, summed over num_targets and multiplied by scale, has gone backward; last: of

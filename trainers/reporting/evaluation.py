@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet
@@ -50,15 +51,15 @@ def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | 
 
     Eager: the last micro-batch may be smaller, and a graph for every such shape would cost more than it saves.
     """
-    config = run.config
+    config, size = run.config, _micro_batch_size(run.config)
     mine = list(indices)[run.rank :: config.world_size]
     loss_sum = torch.zeros((), device=run.device)
     num_targets = torch.zeros((), device=run.device)
     run.module.eval()
     averaged = run.average.in_place() if run.average else contextlib.nullcontext()
     with averaged, torch.compiler.set_stance("force_eager"):
-        for start in range(0, math.ceil(len(indices) / config.world_size), config.micro_batch_size):
-            numbers = mine[start : start + config.micro_batch_size]
+        for start in range(0, math.ceil(len(indices) / config.world_size), size):
+            numbers = mine[start : start + size]
             # Shards meet in every forward: a rank that has no sample left takes one that does not count.
             batch = move(fetch(samples, numbers or [0]), run.device)
             loss, targets = run.loss_function(run.module, batch)
@@ -68,3 +69,9 @@ def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | 
     run.module.train()
     loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
     return None if num_targets == 0 else (loss_sum / num_targets).item()
+
+
+def _micro_batch_size(config: TrialConfig) -> int:
+    """Return how many samples are evaluated at once: what is trained as one graph holds no logits of its own size, and eager code
+    does, so fewer of them keep the peak that of training."""
+    return math.ceil(config.micro_batch_size / 4) if config.compile == "whole" else config.micro_batch_size

@@ -86,7 +86,8 @@ class Reporter:
         if not seconds or self._run.device.type != "cuda":
             return
         self._read()
-        num_steps = number_of_rank_0(steps_to_time(self._run.meter.pace, seconds))
+        had_statistics = self._run.norms is not None
+        num_steps = number_of_rank_0(steps_to_time(self._run.meter.pace, seconds, had_statistics=had_statistics))
         if num_steps:
             self._run.time_steps(num_steps)
 

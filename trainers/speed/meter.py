@@ -30,6 +30,7 @@ class Meter:
         )
         self.peak = memory.PeakMeter(device)
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
+        self._retries: dict[str, float] = {}
         self.num_micro_batches = config.split.num_micro_batches
         """Of each step since the phase began, over all ranks."""
         self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
@@ -55,6 +56,7 @@ class Meter:
         """Tell from here on the speed of the steps that follow. Those before have been read, and their time still counts."""
         self._train_seconds_before += self.pace.total_seconds()
         self.pace = throughput.Pace()
+        self.clock.begin_load()
         self._steps_to_time = throughput.NUM_WARMUP_STEPS
 
     def end_of_step(self, loss_sum: Tensor, num_targets: Tensor, gradient_norm: Tensor, squares: Tensor | None) -> None:
@@ -70,6 +72,7 @@ class Meter:
     def read(self) -> list[tuple[float, float]]:
         """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm) of each."""
         seconds = self.clock.read()
+        self._retries = self.peak.retries()  # before an evaluation, whose tensors have other sizes, makes more of them
         self.noise.read()
         steps = torch.stack(self._unread).tolist() if self._unread else []
         self._unread = []
@@ -100,6 +103,7 @@ class Meter:
             "peak_memory_bytes": self.peak.peak_bytes(),
             "num_batch_norms": num_batch_norms(module),
             **memory.device_metrics(self.device),
+            **self._retries,
             **self.clock.load.metrics(),
             **self._seconds(),
             **asdict(self.noise.estimate()),

@@ -25,10 +25,16 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.load = LoadMeter(f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None)
+        self.begin_load()
         self._unread: list[float] = []
         self._marks: list[torch.cuda.Event] = []
         self._last = 0.0
+
+    def begin_load(self) -> None:
+        """Tell from here on what else the machine does."""
+        is_gpu = self.device.type == "cuda"
+        self.load = LoadMeter(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}" if is_gpu else None)
+        self.load.start()
 
     def start(self) -> None:
         """Begin a run of back-to-back steps; what lies before it (evaluation, saving, waiting) is not timed."""
@@ -100,11 +106,14 @@ class Pace:
         return statistics.median(amount / seconds for seconds, amount in self._recent) if self._recent else None
 
 
-def steps_to_time(pace: Pace, seconds: float) -> int:
+def steps_to_time(pace: Pace, seconds: float, *, had_statistics: bool) -> int:
     """Return how many steps to take so that those beyond the warm-up last so long; 0 where enough were timed, or none to
-    judge by. A quarter more than that takes at this pace: without statistics they are faster."""
+    judge by. A quarter more than that takes at this pace: without statistics they are faster.
+
+    had_statistics: true where the steps so far were slowed down by measuring micro-gradients, so that none of them counts.
+    """
     step_seconds = pace.median_step_seconds()
-    if step_seconds is None or pace.timed_seconds() >= seconds:
+    if step_seconds is None or (pace.timed_seconds() >= seconds and not had_statistics):
         return 0
     return NUM_WARMUP_STEPS + math.ceil(1.25 * seconds / step_seconds)
 

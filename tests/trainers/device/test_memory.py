@@ -7,6 +7,7 @@ import itertools
 import resource
 import tempfile
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -276,19 +277,53 @@ def test_the_allocators_retries_count_in_timed_steps_alone(monkeypatch: pytest.M
     allocator = {"num_alloc_retries": 0}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: allocator)
     monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: allocator.update(num_alloc_retries=0))
-    for name in ("max_memory_allocated", "memory_reserved", "utilization"):
-        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
-    monkeypatch.setattr(memory.time, "sleep", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 0)
     meter = Meter(config(), CPU, 0.0)
     meter.peak.device = CUDA
     one = torch.ones(())
     for step in range(NUM_WARMUP_STEPS + 2):
         allocator["num_alloc_retries"] += 1
-        assert device_metrics(CUDA)["allocator_retries"] >= 1, step
+        assert meter.peak.retries()["allocator_retries"] >= 1, step
         meter.end_of_step(one, one, one, None)
-    assert device_metrics(CUDA)["allocator_retries"] == 2
-    capacity_bytes.cache_clear()
+    meter.read()
+    allocator["num_alloc_retries"] += 5  # those of an evaluation, whose tensors have other sizes
+    assert meter.metrics(torch.nn.Linear(1, 1), 1, None)["allocator_retries"] == 2
+    assert PeakMeter(CPU).retries() == {}
+
+
+def test_on_a_gpu_the_peak_is_what_was_reserved_and_its_tensors_stand_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What does not fit is what cannot be reserved."""
+    allocator = {"reserved": 5 * MIB, "allocated": 3 * MIB}
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: allocator["reserved"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: allocator["allocated"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: allocator.update(reserved=MIB, allocated=0))
+    monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 0)
+    monkeypatch.setattr(memory, "capacity_bytes", lambda _: 80 * MIB)
+    meter = PeakMeter(CUDA)
+    assert meter.peak_bytes() == MIB
+    allocator.update(reserved=7 * MIB, allocated=4 * MIB)
+    assert meter.peak_bytes() == 7 * MIB
+    found = device_metrics(CUDA)
+    assert (found["peak_allocated_bytes"], found["device_memory_bytes"]) == (4 * MIB, 80 * MIB)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_a_limit_on_a_gpu_is_its_share_of_the_device_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, device: str, index: int
+) -> None:
+    """torch refuses a share for a device without a number, where other calls take the current one."""
+    shares: list[tuple[float, Any]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(total_memory=80 * MIB))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, where: shares.append((share, where.index))
+    )
+    with held_to(20 * MIB, torch.device(device)):
+        assert shares == [(0.25, index)]
+    assert shares[-1] == (1.0, index)
 
 
 def device_that_failed(*_: Any) -> None:

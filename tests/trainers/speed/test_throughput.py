@@ -86,10 +86,18 @@ def test_a_long_run_says_how_fast_it_is_now() -> None:
 def test_a_timing_takes_the_steps_that_its_seconds_need_and_none_where_they_were_timed_already() -> None:
     pace = pace_of([9.0] * NUM_WARMUP_STEPS + [0.01] * 10, [1.0] * (NUM_WARMUP_STEPS + 10))
     assert pace.timed_seconds() == pytest.approx(0.1)
-    assert steps_to_time(pace, 0.09) == 0
-    wanted = steps_to_time(pace, 2.0)
-    assert 2.0 <= (wanted - NUM_WARMUP_STEPS) * 0.01 <= 2.6
-    assert steps_to_time(pace_of([9.0] * NUM_WARMUP_STEPS, [1.0] * NUM_WARMUP_STEPS), 2.0) == 0
+    assert steps_to_time(pace, 0.09, had_statistics=False) == 0
+    for had_statistics in (False, True):
+        wanted = steps_to_time(pace, 2.0, had_statistics=had_statistics)
+        assert 2.0 <= (wanted - NUM_WARMUP_STEPS) * 0.01 <= 2.6
+    nothing_timed = pace_of([9.0] * NUM_WARMUP_STEPS, [1.0] * NUM_WARMUP_STEPS)
+    assert steps_to_time(nothing_timed, 2.0, had_statistics=False) == 0
+
+
+def test_steps_that_were_measured_on_the_way_are_timed_again_however_long_they_took() -> None:
+    pace = pace_of([9.0] * NUM_WARMUP_STEPS + [3.0] * 4, [1.0] * (NUM_WARMUP_STEPS + 4))
+    assert steps_to_time(pace, 2.0, had_statistics=False) == 0
+    assert steps_to_time(pace, 2.0, had_statistics=True) == NUM_WARMUP_STEPS + 1
 
 
 def test_timed_steps_tell_the_speed_and_are_no_part_of_the_run() -> None:
@@ -119,7 +127,7 @@ def test_a_cpu_is_timed_up_to_the_budget_alone(tmp_path: Path) -> None:
 
 def test_a_gpu_that_was_timed_for_long_enough_keeps_its_rates(tmp_path: Path) -> None:
     """The run is on the CPU, and told only here that it is on a GPU."""
-    run = cpu_run(config(gpu_timing_seconds=1e-9))
+    run = cpu_run(config(gpu_timing_seconds=1e-9, statistics=False))
     reporter = Reporter(run, lambda _: None, tmp_path, "token")
     for _ in range(NUM_WARMUP_STEPS + 2):
         run.step()
