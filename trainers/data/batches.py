@@ -6,15 +6,19 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from trainers.data.samples import SampleSet
+
+MOST_IN_FLIGHT = 4
+"""So many batches are copied ahead of the one that a GPU computes on."""
 
 
 def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
@@ -91,6 +95,7 @@ def move_aside(batch: Any, device: torch.device) -> Any:
     if device.type != "cuda" or any(_moves_itself(leaf) for leaf in leaves(batch)):
         return move(batch, device)
     now, aside = torch.cuda.current_stream(device), _stream_aside(device)
+    _in_flight(device).one_more()
     with torch.cuda.stream(aside):
         moved = move(batch, device)
     now.wait_stream(aside)
@@ -98,6 +103,35 @@ def move_aside(batch: Any, device: torch.device) -> Any:
         if isinstance(leaf, Tensor):
             leaf.record_stream(now)  # or the next copy could be given its memory while it is being read
     return moved
+
+
+class InFlight:
+    """Lets the host run ahead of a GPU by a few batches and no more: the memory of each is kept until it has been computed on, and
+    the peak would depend on how fast the host is."""
+
+    def __init__(self, most: int, mark: Callable[[], Mark]) -> None:
+        """mark: puts a mark behind all that the GPU was told to do so far."""
+        self._most, self._mark, self._marks = most, mark, deque[Mark]()
+
+    def one_more(self) -> None:
+        """Wait until there is room for another batch."""
+        self._marks.append(self._mark())
+        if len(self._marks) > self._most:
+            self._marks.popleft().synchronize()
+
+
+class Mark(Protocol):
+    def synchronize(self) -> object: ...
+
+
+@functools.cache
+def _in_flight(device: torch.device) -> InFlight:
+    def mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # whoever waits sleeps
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return InFlight(MOST_IN_FLIGHT, mark)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tests.support.tiny import in_fresh_process
 from trainers.config import DataConfig, Split
 from trainers.data import order as order_module
-from trainers.data.batches import collate, fetch, leaves, move
+from trainers.data.batches import InFlight, collate, fetch, leaves, move
 from trainers.data.cache import cache_directory, cached
 from trainers.data.corpus import no_progress_bars, stdlib_files
 from trainers.data.order import SampleOrder, micro_batch_numbers, permuted
@@ -659,3 +659,21 @@ def test_wikitext_is_packed_and_decodes_to_itself(cache: Path) -> None:
     assert decoded.rstrip("\ufffd") == original[: len(decoded.rstrip("\ufffd"))]
     assert len(decoded) > 0.99 * len(original)
     assert train.vocab_size == 1024
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_the_host_runs_ahead_of_a_gpu_by_a_few_batches_and_no_more(most: int) -> None:
+    waited_for: list[int] = []
+    made = iter(range(10))
+
+    class Mark:
+        def __init__(self) -> None:
+            self.number = next(made)
+
+        def synchronize(self) -> None:
+            waited_for.append(self.number)
+
+    ahead = InFlight(most, Mark)
+    for number in range(10):
+        ahead.one_more()
+        assert waited_for == list(range(number - most + 1)), "the oldest first, and each once"
