@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
-from trainers.files import StorageLost
+from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,14 +233,33 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
 
 
 def check_compiler(compiles: bool) -> None:
-    """Raise ValueError if a C++ compiler is needed and missing: on a CPU torch.compile writes C++."""
-    if not compiles or _has_cuda():
+    """Raise ValueError if a compiler is needed and missing: on a CPU torch.compile writes C++, on a GPU Triton builds what calls its
+    kernels in C."""
+    if not compiles:
         return
+    if _has_cuda():
+        return _check_tritons_compiler()
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ValueError(
             f"torch.compile needs a C++ compiler on a CPU, and there is no '{compiler}'; install one "
             "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: false, and compile: [false] in the frontier stage"
+        )
+
+
+def _check_tritons_compiler() -> None:
+    own = os.environ.get("CC")
+    if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
+        raise ValueError(
+            f"torch.compile needs a C compiler on a GPU, and there is no {repr(own) if own else 'gcc or clang'}; install one "
+            "(apt-get install gcc, or dnf install gcc), name yours in CC, or set compile: false, and compile: [false] in the "
+            "frontier stage"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise ValueError(
+            f"torch.compile needs Python's C header on a GPU, and there is no {quoted(header)}; install it (apt-get install "
+            "python3-dev, or dnf install python3-devel), or set compile: false, and compile: [false] in the frontier stage"
         )
 
 

@@ -129,7 +129,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
-        environment = lane_environment(shape, is_local=address is None)
+        environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             for stage in config.stages:

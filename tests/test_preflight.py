@@ -269,6 +269,29 @@ def test_a_missing_compiler_is_found_before_anything_starts(
     assert (code, "there is no 'g++'" in message) == (2, True)
 
 
+def test_on_a_gpu_the_compiler_is_that_of_c_and_pythons_header_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton builds what calls its kernels when the first one runs, which is in a lane."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    with pytest.raises(ValueError, match=r"Python's C header on a GPU, and there is no .*Python\.h; install it"):
+        preflight.check_compiler(True)
+    (tmp_path / "Python.h").touch()
+    preflight.check_compiler(True)
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    with pytest.raises(
+        ValueError, match=r"a C compiler on a GPU, and there is no '/nonexistent/cc'; .* name yours in CC"
+    ):
+        preflight.check_compiler(True)
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ValueError, match="there is no gcc or clang; install one"):
+        preflight.check_compiler(True)
+    preflight.check_compiler(False)
+
+
 def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing had begun: the next message is about the next fault, not about another study."""
     assert "'Modell'" in run(capsys, model={"target": "mine:Modell"})[1]

@@ -144,10 +144,13 @@ def worker_environment() -> dict[str, str]:
     return RANK_ENVIRONMENT if on_cuda() else _cpu_environment() | RANK_ENVIRONMENT
 
 
-def lane_environment(shape: LaneShape, *, is_local: bool) -> dict[str, str]:
+def lane_environment(shape: LaneShape, *, is_local: bool, deterministic: bool = False) -> dict[str, str]:
     """Return the environment that the processes of a lane are to be given, beside what they inherit."""
     if shape.use_gpu:
-        return allocator_environment(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": str(shape.cpus_per_rank)}
+        from trainers.device.determinism import CUBLAS_ENVIRONMENT
+
+        exact = CUBLAS_ENVIRONMENT if deterministic else {}
+        return allocator_environment(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": str(shape.cpus_per_rank)} | exact
     return {} if is_local else _cpu_environment()
 
 

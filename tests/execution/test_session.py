@@ -30,6 +30,9 @@ def test_a_lane_on_a_gpu_has_none_of_them_and_the_compiler_has_its_ranks_cpus(
     assert not MALLOC_ENVIRONMENT.keys() & given.keys()
     assert given["TORCHINDUCTOR_COMPILE_THREADS"] == "6"
     assert given["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in given
+    exact = lane_environment(ON_GPU, is_local=is_local, deterministic=True)
+    assert exact == lane_environment(ON_GPU, is_local=is_local) | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
+CUBLAS_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""cuBLAS reads it with its first handle, and torch looks once in a process whether it was there: where it was not, deterministic
+products are refused. So lanes have it from their start."""
+
 
 @contextlib.contextmanager
 def deterministic(on: bool) -> Iterator[None]:
@@ -20,8 +24,8 @@ def deterministic(on: bool) -> Iterator[None]:
         return
     from torch._inductor import config as inductor  # here, as it takes a second that eager runs need not spend
 
-    # cuBLAS reads it with its first handle, and torch refuses to multiply without it.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for name, value in CUBLAS_ENVIRONMENT.items():  # a process that belongs to no lane has it from here
+        os.environ.setdefault(name, value)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
