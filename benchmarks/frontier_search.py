@@ -1,16 +1,17 @@
 """The largest micro-batch that fits: probes, out-of-memory events, seconds and unused capacity of every finder.
 
-    python benchmarks/frontier_search.py [--quick]
+    python benchmarks/frontier_search.py [--device cpu|cuda] [--quick]
 
 Ours, Accelerate's find_executable_batch_size, Lightning's batch-size finder (both modes), and doubling then bisecting,
-in every case (model, activation checkpointing, limit). Each has a fresh process of one thread, in which every probe is
-held by RLIMIT_DATA to the limit above what the process needs when idle; then its answer is trained for 200 steps more,
-which must not run out of memory. A probe is the same work for all: optimizer state, 3 optimizer steps of 2 accumulation
-steps, clipping, an evaluation batch; Lightning does it in its own loop, as its guide shows. The true limit of a case is
-bisected with a fresh process for every size. A finder that dies leaves everything unused. What a run needs differs from
-one time to the next by up to 0.5 MiB, whatever its size: the interpreter's heap. So limits are large beside that, and
-ours leaves 1 % of them free, `headroom: 1%`, which counts as unused; the others have no such thing. Its seconds include
-predicting the peaks with fake tensors, a fixed cost, large beside probes as small as these.
+in every case (model, activation checkpointing, limit). Each has a fresh process, in which every probe is held to the limit:
+on a CPU, with one thread, by RLIMIT_DATA above what the process needs when idle; on a GPU by the caching allocator. Then its
+answer is trained for some steps more, which must not run out of memory. A probe is the same work for all: optimizer state,
+3 optimizer steps of 2 accumulation steps, clipping, an evaluation batch; Lightning does it in its own loop, as its guide
+shows. The true limit of a case is looked for around what is predicted, with a fresh process for every size. A finder that
+dies leaves everything unused. What a run on a CPU needs differs from one time to the next by up to 0.5 MiB, whatever its
+size: the interpreter's heap. So limits are large beside that, and ours leaves 1 % of them free, `headroom: 1%`, which counts
+as unused; the others have no such thing. Its seconds include predicting the peaks with fake tensors, a fixed cost, large
+beside probes as small as these. Seconds are those of a CPU's thread, and by the clock on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from trainers.before.peak_memory import Line
 MIB = 1 << 20
 LARGEST = 512  # for the finders that ask for one; Accelerate's starts there, above every true limit
 WARM_UP_SIZES = (2, 32)
-STEPS, ACCUMULATION, LATER_STEPS = 3, 2, 200
+STEPS, ACCUMULATION = 3, 2
+LATER_STEPS = {"cpu": 200, "cuda": 50}
 TIMEOUT_SECONDS = 3600.0
 HEADROOM = 0.01
 PRELOADED = ["torch", "accelerate", "lightning.pytorch", "trainers.run", "trainers.reporting.evaluation"]
@@ -44,6 +46,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "narrow": {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "seq_len": 64},
     "words": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "seq_len": 32, "vocab_size": 2048},
     "many words": {"num_layers": 1, "num_heads": 1, "hidden_dim": 8, "seq_len": 32, "vocab_size": 2048},
+    "gpt 23M": {"num_layers": 6, "num_heads": 8, "hidden_dim": 512, "seq_len": 256, "vocab_size": 8192},
+    "gpt 86M": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "seq_len": 256, "vocab_size": 1024},
 }
 
 
@@ -52,12 +56,17 @@ class Case:
     model: str
     activation_checkpointing: str
     limit_mebibytes: int
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.model}, {self.activation_checkpointing}, {self.limit_mebibytes} MiB"
 
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit_mebibytes * MIB
 
-CASES = (
+
+ON_CPU = (
     Case("narrow", "none", 48),
     Case("words", "none", 64),
     Case("many words", "full", 48),
@@ -71,6 +80,14 @@ CASES = (
     Case("many words", "none", 64),
     Case("many words", "selective", 48),
 )
+ON_GPU = (
+    Case("gpt 23M", "none", 8 << 10, "cuda"),
+    Case("gpt 86M", "none", 16 << 10, "cuda"),
+    Case("gpt 86M", "full", 8 << 10, "cuda"),
+)
+CASES = {"cpu": ON_CPU, "cuda": ON_GPU}
+QUICK = {"cpu": 3, "cuda": 1}
+"""How many of the cases."""
 
 
 @dataclass
@@ -81,7 +98,7 @@ class Search:
     fitted: list[int] = field(default_factory=list)
     answer: int | None = None
     seconds: float = 0.0
-    """CPU seconds of its one thread. Other work on the machine does not count."""
+    """CPU seconds of its one thread, as other work on the machine then does not count; on a GPU those of the clock."""
     died: str = ""
     later: str = ""
     """How training the answer went on: "fine", "out of memory" or the error."""
@@ -93,12 +110,9 @@ class Search:
 
 def main() -> None:
     chosen = options(__doc__)
-    if chosen.device != "cpu":
-        raise SystemExit(
-            "this benchmark holds processes to a limit by RLIMIT_DATA, which is a CPU host's; leave --device out"
-        )
+    cases = CASES[chosen.device]
     results: list[tuple[Case, int, dict[str, Search]]] = []
-    for case in CASES[:3] if chosen.quick else CASES:
+    for case in cases[: QUICK[chosen.device]] if chosen.quick else cases:
         true_limit = find_true_limit(case)
         found = {finder: search_of(finder, case) for finder in FINDERS}
         results.append((case, true_limit, found))
@@ -117,7 +131,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
     """
     from trainers.device.memory import MALLOC_ENVIRONMENT
 
-    os.environ.update(MALLOC_ENVIRONMENT, OMP_NUM_THREADS="1")
+    os.environ.update(MALLOC_ENVIRONMENT, OMP_NUM_THREADS="1", PYTORCH_ALLOC_CONF="expandable_segments:True")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     receiving, sending = context.Pipe(duplex=False)
@@ -175,28 +189,38 @@ def config(case: Case, micro_batch_size: int) -> Any:
         "learning_rate": 1e-3,
         "schedule": {"type": "constant"},
         "sample_budget": 10**9,
+        "precision": "bfloat16" if case.device == "cuda" else "float32",
         "evaluation_samples": micro_batch_size,
         "statistics": False,  # the others have none
     })  # fmt: skip
 
 
 def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already."""
-    import torch
-
+    """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already; a GPU's
+    allocator knows that by itself."""
     from trainers.device.memory import held_to
 
-    return held_to(case.limit_mebibytes * MIB - taken_bytes, torch.device("cpu"))
+    return held_to(case.limit_bytes - (0 if case.device == "cuda" else taken_bytes), device_of(case))
+
+
+def device_of(case: Case) -> Any:
+    import torch
+
+    from trainers.device.device import pick_device
+
+    return pick_device() if case.device == "cuda" else torch.device("cpu")
+
+
+def now(case: Case) -> float:
+    return time.perf_counter() if case.device == "cuda" else time.process_time()
 
 
 def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
     """Return the peak in bytes of so many steps and an evaluation; raise the allocator's error if they do not fit."""
-    import torch
-
     from trainers.reporting.evaluation import evaluate
     from trainers.run import STEPS_PER_INTERVAL, Run
 
-    run = Run(config(case, micro_batch_size), torch.device("cpu"))
+    run = Run(config(case, micro_batch_size), device_of(case))
     for number in range(1, steps + 1):
         run.step()
         if number % STEPS_PER_INTERVAL == 0 or number == steps:  # as the loop does
@@ -234,7 +258,9 @@ def logged_probe(case: Case, micro_batch_size: int, search: Search) -> float | N
 
 def find_true_limit(case: Case) -> int:
     """Return the largest size that fits. Each size is tried in a process of its own."""
-    fits, fails = 0, LARGEST
+    prediction, _ = in_fresh_process(predict, case)
+    expected = max(1, int((case.limit_bytes - prediction.base_bytes) / prediction.bytes_per_sample))
+    fits, fails = enclosed(expected, lambda size: fits_alone(case, size))
     while fails - fits > 1:
         size = (fits + fails) // 2
         fits, fails = (size, fails) if fits_alone(case, size) else (fits, size)
@@ -242,6 +268,20 @@ def find_true_limit(case: Case) -> int:
     if list(around.values()) != [True, True, False, False]:
         print(f"{case}: the limit is ragged: {around}")
     return fits
+
+
+def enclosed(expected: int, fits: Callable[[int], bool]) -> tuple[int, int]:
+    """Return a size that fits and a larger one that does not, of sizes that lie twice as far from `expected` each time."""
+    away = 1
+    if fits(expected):
+        inside, outside = expected, expected + 1
+        while fits(outside):
+            inside, outside, away = outside, outside + 2 * away, 2 * away
+    else:
+        inside, outside = expected - 1, expected
+        while inside and not fits(inside):
+            inside, outside, away = max(0, inside - 2 * away), inside, 2 * away
+    return inside, outside
 
 
 def fits_alone(case: Case, micro_batch_size: int) -> bool:
@@ -270,20 +310,20 @@ def search_of(finder: str, case: Case) -> Search:
 def predict(case: Case) -> tuple[Line, float]:
     from trainers.before.prediction import predict
 
-    started = time.process_time()
-    return predict(config(case, 2)).lines[-1], time.process_time() - started
+    started = now(case)
+    return predict(config(case, 2)).lines[-1], now(case) - started
 
 
 def search_here(finder: str, case: Case, prediction: Line | None) -> Search:
     search = Search()
     find, go_on = FINDERS[finder](case, search, prediction)
     warm_up(case)
-    started = time.process_time()
+    started = now(case)
     try:
         search.answer = find()
     except Exception as error:
         search.died = f"{type(error).__name__}: {error}"
-    search.seconds = time.process_time() - started
+    search.seconds = now(case) - started
     if search.answer:
         search.later = how_it_ends(go_on)
     return search
@@ -291,7 +331,7 @@ def search_here(finder: str, case: Case, prediction: Line | None) -> Search:
 
 def train_on(case: Case, search: Search) -> None:
     with held(case):
-        probe(case, search.answer or 0, LATER_STEPS)
+        probe(case, search.answer or 0, LATER_STEPS[case.device])
 
 
 def how_it_ends(train: Callable[[], object]) -> str:
@@ -311,7 +351,7 @@ Finder = tuple[Callable[[], int | None], Callable[[], object]]
 def ours(case: Case, search: Search, prediction: Line | None) -> Finder:
     def find() -> int | None:
         probes: list[Probe] = []
-        capacity = (1 - HEADROOM) * case.limit_mebibytes * MIB
+        capacity = (1 - HEADROOM) * case.limit_bytes
         while not isinstance(step := next_probe(probes, capacity, prediction, largest=LARGEST), SearchEnd):
             peak = logged_probe(case, step.micro_batch_size, search)
             probes.append(Probe(step.micro_batch_size, peak is not None and peak <= capacity, peak))
@@ -344,9 +384,7 @@ def accelerate(case: Case, search: Search, _: Line | None) -> Finder:
         search.fitted.append(batch_size)
         return batch_size
 
-    return find_executable_batch_size(find, starting_batch_size=LARGEST), lambda: probe(
-        case, search.answer or 0, LATER_STEPS
-    )
+    return find_executable_batch_size(find, starting_batch_size=LARGEST), lambda: train_on(case, search)
 
 
 def lightning_power(case: Case, search: Search, _: Line | None) -> Finder:
@@ -363,7 +401,8 @@ def lightning(case: Case, search: Search, mode: str) -> Finder:
     from lightning.pytorch.tuner.tuning import Tuner  # pyright: ignore[reportMissingImports]  (an extra)
 
     trainer = L.Trainer(
-        accelerator="cpu", devices=1, max_steps=LATER_STEPS, accumulate_grad_batches=ACCUMULATION, gradient_clip_val=1.0,
+        accelerator="gpu" if case.device == "cuda" else "cpu", devices=1, max_steps=LATER_STEPS[case.device],
+        precision="bf16-mixed" if case.device == "cuda" else "32-true", accumulate_grad_batches=ACCUMULATION,
         val_check_interval=STEPS * ACCUMULATION, limit_val_batches=1, num_sanity_val_steps=0, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
@@ -378,6 +417,7 @@ def lightning(case: Case, search: Search, mode: str) -> Finder:
 
 def lightning_module(case: Case, search: Search) -> Any:
     import lightning.pytorch as L  # pyright: ignore[reportMissingImports]  (an extra)
+    import torch
     from torch.utils.data import DataLoader
 
     from trainers.data.samples import load_data
@@ -406,6 +446,10 @@ def lightning_module(case: Case, search: Search) -> Any:
 
         def configure_optimizers(self) -> Any:
             return build_optimizer(self.model, trial)
+
+        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+            """Clip by torch's own function: under autocast Lightning refuses to, for any fused optimizer."""
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
 
         def train_dataloader(self) -> Any:
             return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True, drop_last=True)

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -191,15 +192,19 @@ def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool,
     import torch
 
     from trainers.noise.gradient_noise import FIRST_STEPS
+    from trainers.reporting.reporter import SECONDS_BETWEEN_PROGRESS_REPORTS
     from trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(device, gpt, statistics_on=statistics_on, whole=whole), torch.device(device))
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
+    last_report = time.monotonic()
     while not turns.over:
         run.step()
         if run.num_steps % STEPS_PER_INTERVAL == 0:  # as the loop does
             run.read()
-            run.metrics()
+            if time.monotonic() - last_report >= SECONDS_BETWEEN_PROGRESS_REPORTS:
+                run.metrics()
+                last_report = time.monotonic()
         turns.step()
 
 

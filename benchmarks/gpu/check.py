@@ -40,7 +40,7 @@ Check = Callable[[str, bool], dict[str, Any]]
 
 def checks(device: str, tiny: bool) -> list[tuple[str, float, Check]]:
     """Return (name, seconds that it may take on a GPU, function) of each. The longest come last."""
-    ballasts = (0.0,) if device == "cpu" else (0.2, 0.5, 1.0, 2.0)
+    ballasts = (0.0,) if device == "cpu" else (0.02, 0.05, 0.2, 0.5)
     return [
         ("versions", 5, versions),
         ("product of 8192 x 8192 in bfloat16", 10, product),
@@ -224,7 +224,8 @@ def steps_do_not_wait(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def clocks_agree(device: str, tiny: bool) -> dict[str, Any]:
-    run, num_steps = run_of(trial(tiny, precision="bfloat16"), device), 10 if tiny else 50
+    config = trial(tiny, precision="bfloat16", statistics=False)  # which are read between the timed steps
+    run, num_steps = run_of(config, device), 10 if tiny else 50
     for _ in range(3):
         run.step()
     run.read()
@@ -357,7 +358,8 @@ def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
     texts, recognised = list[str](), list[bool]()
     for compiled in (True, "whole"):
         try:
-            warm_up(trial(tiny, compile=compiled, micro_batch_size=8, precision="bfloat16"), place)
+            # A tiny model: what runs out is to be the compiler's and the driver's, not the room for the weights.
+            warm_up(trial(True, compile=compiled, micro_batch_size=8, precision="bfloat16"), place)
         except Exception as error:  # all of them are what this check is after
             recognised.append(is_out_of_memory(error, memory.free_bytes(place)))
             texts.append("".join(traceback.format_exception_only(error))[:1000])

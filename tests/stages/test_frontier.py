@@ -52,6 +52,8 @@ class World:
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
+    device: dict[str, float] = field(default_factory=dict)
+    """What else a GPU's trials tell."""
 
     def peak(self, config: TrialConfig) -> float:
         mode = str(config.activation_checkpointing)
@@ -84,11 +86,17 @@ class World:
             peak_memory_bytes=peak * MIB,
             gpu_slowed=float(self.slowed(proposal)),
             other_cpu_share=self.others(proposal),
+            **self.device,
         )
 
 
 def played(
-    world: World, facts: Facts | None = None, *, then: tuple[str, ...] = (), **stage: Any
+    world: World,
+    facts: Facts | None = None,
+    *,
+    then: tuple[str, ...] = (),
+    memory_limit: str | None = f"{LIMIT}MiB",
+    **stage: Any,
 ) -> tuple[Known, Conclusion]:
     """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom.
 
@@ -100,7 +108,7 @@ def played(
         facts,
         more_stages=[{"type": name} for name in then],
         sample_budget=100_000,
-        memory_limit=f"{LIMIT}MiB",
+        memory_limit=memory_limit,
     )
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         world.end(known, waiting[0])
@@ -381,6 +389,18 @@ def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> No
     _, found = played(nothing)
     assert not found.ok
     assert "of 4 sizes that fitted, none did so again when it was timed or in a fresh process" in found.reason
+
+
+def test_without_a_limit_what_the_gpu_had_for_its_process_is_the_limit() -> None:
+    given, told = played(World())
+    read, told_of_gpu = played(World(device={"device_memory_bytes": LIMIT * MIB}), memory_limit=None)
+    assert told_of_gpu.ok
+    assert told_of_gpu.ok == told.ok
+    of_file, of_gpu = given.found(FrontierFindings), read.found(FrontierFindings)
+    assert of_gpu.limit_bytes == LIMIT * MIB
+    assert of_gpu.chosen.point == of_file.chosen.point
+    assert of_gpu.largest.point == of_file.largest.point
+    assert of_gpu.largest.peak_memory_bytes <= 0.95 * LIMIT * MIB
 
 
 def fresh(known: Known) -> list[str]:
