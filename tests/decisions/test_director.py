@@ -529,6 +529,7 @@ def winning_batch(study: Study) -> int:
     return study.trials[winner(study, "train") or ""].config.effective_batch_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lanes", [1, 5])
 def test_killed_after_any_journal_line_train_ends_with_the_same_batch(tmp_path: Path, num_lanes: int) -> None:
     """On one lane it asks for the same runs, too, and ends with the same one. On five, what it asks for next depends on
@@ -544,6 +545,7 @@ def test_killed_after_any_journal_line_train_ends_with_the_same_batch(tmp_path: 
         assert num_lanes > 1 or decided(study) == decided(whole)
 
 
+@pytest.mark.slow
 def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_path: Path) -> None:
     modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "rounds": 2, "finalists": 2}
     config, world = study_of(stages=[modes]), memory_world({"none": 3, "full": 5})

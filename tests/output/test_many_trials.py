@@ -86,6 +86,7 @@ def test_status_shows_every_trial_in_a_line(
     assert shown == [(trial.id, trial.state) for trial in trials]
 
 
+@pytest.mark.slow
 def test_status_for_programs_has_a_line_for_each_trial_and_holds_one_at_a_time(run_dir: Path) -> None:
     """All of them in one tree took 25 kB a trial."""
     replayed, told = (cost_of(verb, run_dir).peak_bytes for verb in ("status", "status_json"))

@@ -94,6 +94,7 @@ def read_run(run_dir: Path, trial_id: str) -> list[tuple[Any, list[dict[str, Any
     return found
 
 
+@pytest.mark.slow
 def test_a_complete_trial_is_one_run_of_the_group(tracker: Observer, tmp_path: Path) -> None:
     tracker.started(trial())
     evaluate(tracker, 8, 3.0)

@@ -444,6 +444,7 @@ def test_a_trunk_and_branches_are_no_full_runs() -> None:
 # For real
 
 
+@pytest.mark.slow
 def test_a_real_run_is_branched_from_and_ramped(tmp_path: Path) -> None:
     """A model that is far from its data at the first point and near it at the second: its critical batch grows."""
     config = tiny_study(

@@ -89,6 +89,7 @@ def test_to_ask_for_the_lock_keeps_no_driver_out(tmp_path: Path) -> None:
             Journal(path, "s").close()
 
 
+@pytest.mark.slow
 def test_of_many_that_come_and_go_only_one_has_the_lock(tmp_path: Path) -> None:
     """Whoever has opened the note just before it was removed must not take a lock that nobody else finds."""
     path = tmp_path / "journal.jsonl"

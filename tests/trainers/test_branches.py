@@ -152,6 +152,7 @@ def as_ranks(directory: str, of: str) -> Answer:
     return train(branch(Path(of), **ONE_SPLIT, world_size=2, micro_batch_size=2), lambda report: None, Path(directory))
 
 
+@pytest.mark.slow
 def test_two_ranks_branch_together(tmp_path: Path, sources: dict[str, Path]) -> None:
     of = sources["adamw"]
     assert on_two_ranks(as_ranks, tmp_path, str(tmp_path / "two"), str(of)) == [Answer.GO_ON] * 2

@@ -61,6 +61,7 @@ def gap_of(directory: Path, **changes: Any) -> dict[str, float]:
     return {key: value for key, value in reports[-1].metrics.items() if key in ("train_loss", "generalisation_gap")}
 
 
+@pytest.mark.slow
 def test_it_opens_where_few_samples_are_met_again_and_again_and_not_where_each_is_met_once(tmp_path: Path) -> None:
     """0.3 is more than 64 samples of 12 targets leave to chance; eight samples met 64 times are known by heart."""
     shared = {"sample_budget": 512, "evaluations": (512,), "evaluation_samples": 64}

@@ -339,6 +339,7 @@ def of_two_ranks(directory: str) -> tuple[list[Answer], list[Told]]:
     return answers, listener.told()
 
 
+@pytest.mark.slow
 def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Path) -> None:
     (answers, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
     assert answers == [Answer.STOP, Answer.GO_ON]
@@ -352,6 +353,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Pa
     assert steps == read_steps(tmp_path / "whole" / "steps.jsonl")
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path: Path) -> None:
     listener = Listener()
     train(config(precision="bfloat16", sample_budget=640, rungs=(64,)), listener, tmp_path)
@@ -361,6 +363,7 @@ def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path
     assert 1e-4 < relative_error(rounded, exact) < 0.05
 
 
+@pytest.mark.slow
 def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path: Path) -> None:
     listener = Listener()
     train(config(precision="float16", sample_budget=640, rungs=(64,)), listener, tmp_path)

@@ -137,6 +137,7 @@ def covers(surface: Surface, batch: int, truth: Truth) -> bool:
 # What it finds
 
 
+@pytest.mark.slow
 def test_the_chosen_batch_is_right_in_nine_of_ten_worlds_after_nine_runs_at_most() -> None:
     """The whole grid of seven batches and five rates would be 35 runs. Processors that round in other ways ask for other
     runs: of so many worlds a share of 0.9 varies by its standard error."""

@@ -127,6 +127,7 @@ def kernels_made_after_one_found_no_room() -> list[str]:
     return [*without_after_effects(CPU, inside_and_after), without_after_effects(CPU, of_new_sizes), of_new_sizes()]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_found_no_room_leaves_no_harm_to_the_next_run() -> None:
     """Where an object of oneDNN's own finds no room it may end the process (docs/reliability.md): that proves nothing, and the
     process is tried again; what it finds is judged once."""

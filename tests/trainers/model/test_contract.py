@@ -109,6 +109,7 @@ def test_a_count_that_does_not_count_is_refused_with_both_numbers() -> None:
         checked(cpu_run(with_loss("sum_without_count")))
 
 
+@pytest.mark.slow
 def test_sums_pass_in_every_precision_and_leave_no_trace() -> None:
     settings: list[dict[str, Any]] = [
         {}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}, {"precision": "float16"},

@@ -177,6 +177,7 @@ def sharded_and_whole() -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_shards_add_up_to_the_same_figures(tmp_path: Path) -> None:
     for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path):
         assert len(whole_model) == 6

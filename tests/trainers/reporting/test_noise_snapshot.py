@@ -211,6 +211,7 @@ def on_a_rank(parallel: str) -> tuple[NoiseSnapshot, list[Any]]:
     return seen_by(run_of(world_size=2, micro_batch_size=2, parallel=parallel))
 
 
+@pytest.mark.slow
 def test_ranks_measure_windows_of_their_own_and_agree_on_what_they_mean(tmp_path: Path) -> None:
     (one, first), (two, second) = on_two_ranks(on_a_rank, tmp_path, "ddp")
     assert one == two
@@ -228,6 +229,7 @@ def test_under_fsdp_the_sums_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert_figures_are_those_of(one, windows_from(by_turn, 4))
 
 
+@pytest.mark.slow
 def test_an_unbroken_run_and_one_that_went_on_have_the_same_curve(tmp_path: Path) -> None:
     """Killed after the snapshot at 400, whose report no checkpoint holds."""
     trial = config(**SHORT, rungs=(300,), noise_snapshots=(200, 400))
@@ -256,6 +258,7 @@ def test_the_next_report_has_the_figures_and_they_stand_until_the_next_snapshot(
     assert (first.metrics()["snapshot_samples_seen"], first.metrics()["snapshot_micro_batches"]) == (200, 10)
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_to_a_snapshot(tmp_path: Path) -> None:
     """Neither from the reports nor from the file, and the last one's loss is still told where a snapshot ends the run."""
     said: dict[str, list[Report]] = {"with": [], "without": []}

@@ -114,6 +114,7 @@ def as_ranks(directory: str) -> Answer:
     return train(ramped(dropout=0.0, world_size=2, micro_batch_size=2), lambda report: None, Path(directory))
 
 
+@pytest.mark.slow
 def test_two_ranks_grow_their_batch_together(tmp_path: Path) -> None:
     on_two_ranks(as_ranks, tmp_path, str(tmp_path / "two"))
     alone = final_state(ramped(dropout=0.0), tmp_path / "one")["model"]
