@@ -149,6 +149,7 @@ def test_a_promoted_trial_goes_on_in_its_open_run(tracker: Observer, tmp_path: P
     assert [row["samples_seen"] for row in rows] == [8, 16]
 
 
+@pytest.mark.slow
 def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
     tracker: Observer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def test_a_limit_in_which_nothing_fits_is_bad_input(tmp_path: Path) -> None:
     assert "raise memory_limit" in ending.message
 
 
+@pytest.mark.slow
 def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tmp_path: Path) -> None:
     modes = {"type": "frontier", "activation_checkpointing": ["none", "full"], "compile": [False], "largest": 1}
     modes |= {"rounds": 1, "finalists": 1}
@@ -40,6 +41,7 @@ def test_a_failed_probe_is_exit_code_1_though_no_recommendation_was_asked_for(tm
 EQUIVALENCE = {"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 3}
 
 
+@pytest.mark.slow
 def test_a_model_whose_batch_cannot_be_split_is_a_finding_with_the_number_and_the_study_goes_on(tmp_path: Path) -> None:
     stages = [EQUIVALENCE, *grid()]
     study, ending = finished(tmp_path, model={"target": "tests.support.studies:BatchNormModel"}, stages=stages)

@@ -519,6 +519,7 @@ def test_a_single_batch_is_not_said_to_be_the_best_of_anything(tmp_path: Path) -
     assert reason.endswith("; 1 run, 0 trials pruned")
 
 
+@pytest.mark.slow
 def test_a_study_that_finetunes_begins_every_run_with_the_weights(tmp_path: Path) -> None:
     """For real: at a hundredth of the rate it ends far below where the random weights began."""
     model = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}

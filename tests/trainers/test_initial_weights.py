@@ -84,6 +84,7 @@ def test_a_file_that_is_none_is_refused_with_what_would_be(tmp_path: Path, suffi
         load_weights(gpt(), path)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_where_another_ended_begins_with_its_loss(tmp_path: Path) -> None:
     """Finetuning, for real: trained on the same task before, it begins where a run from random weights ends."""
     firsts: list[float] = []

@@ -65,6 +65,7 @@ def test_the_narrowest_of_several_intervals_does_not() -> None:
     assert coverage([pooled_noise_scale(each) for each in trials], 10.0) >= 0.90
 
 
+@pytest.mark.slow
 def test_it_is_narrower_than_the_trials_that_it_comes_from() -> None:
     for trials in studies(20.0, [8] * 6, 20)[:20]:
         pooled, own = pooled_noise_scale(trials), [pooled_noise_scale([one]) for one in trials]

@@ -176,6 +176,7 @@ def work(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_another_process_at_work_is_noticed(hog: None) -> None:
     meter = LoadMeter()
     meter.start()

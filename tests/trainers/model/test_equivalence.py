@@ -75,6 +75,7 @@ def test_two_splits_in_float32_end_at_the_same_weights(rho_between: RhoBetween) 
     assert 0 < rho_between(ten_steps(padded=True, **SPLIT), ten_steps(padded=True, **WHOLE)) <= 1e-4
 
 
+@pytest.mark.slow
 def test_two_splits_in_bfloat16_differ_by_less_than_bfloat16_differs_from_float32(rho_between: RhoBetween) -> None:
     low = {"padded": True, "precision": "bfloat16"}
     between_splits = rho_between(ten_steps(**SPLIT, **low), ten_steps(**WHOLE, **low))

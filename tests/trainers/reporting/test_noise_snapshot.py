@@ -246,6 +246,7 @@ def test_an_unbroken_run_and_one_that_went_on_have_the_same_curve(tmp_path: Path
     assert [one.samples_seen for one in curve] == [200, 400]
 
 
+@pytest.mark.slow
 def test_the_next_report_has_the_figures_and_they_stand_until_the_next_snapshot(tmp_path: Path) -> None:
     reports: list[Report] = []
     fields: dict[str, Any] = SHORT | {"evaluations": (100, 300, 400), "noise_snapshots": (200, 400)}
@@ -326,6 +327,7 @@ def test_what_one_snapshot_had_too_little_for_is_left_to_the_next() -> None:
     assert windows_of(config(sample_budget=4000, noise_snapshots=(4000,)), 4000, 64) == Windows(2, 5, 8)
 
 
+@pytest.mark.slow
 def test_looking_at_the_interval_more_than_once_does_not_spoil_it() -> None:
     """Windows of 16 are added until the noise scale is bounded, or there may be no more."""
     looks = Windows(size=16, first_rounds=5, most_rounds=40).looks()
