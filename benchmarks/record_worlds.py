@@ -64,7 +64,7 @@ POINTS = 8
 MIN_STEPS = 40
 """The fewest optimizer steps of a recorded run."""
 WARMUP_STEPS = 30
-WARMUPS = (0, 3, 100)
+WARMUPS = (0, 100)
 """The other warm-ups that are recorded, in steps; of each at most a fifth of the shortest budget."""
 DECAY_START = 0.8
 """The share of the budget after which the learning rate falls, as in the product's default schedule."""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.output.results import Ending, finish
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
