@@ -41,6 +41,12 @@ def own_file(path: Path, done: Done = "written") -> Iterator[None]:
         yield
 
 
+def is_there(path: Path) -> bool:
+    """Return whether this file of ours exists. Raises StorageLost where the storage does not tell."""
+    with own_file(path, "read"):
+        return path.exists()
+
+
 @contextlib.contextmanager
 def naming_the_disk(path: Path, done: Done = "written") -> Iterator[None]:
     """Raise an error of the disk as a StorageLost that names the path: for a block that runs other code, too.

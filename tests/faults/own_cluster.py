@@ -30,7 +30,7 @@ SECONDS_TO_RUN_OUT = 60.0
 CALLS: tuple[tuple[Call, str], ...] = (
     ("write", "/run/journal.jsonl"), ("fsync", "/run/journal.jsonl"), ("open", "/checkpoints/"),
     ("write", "/checkpoints/"), ("fsync", "/checkpoints/"), ("rename", "/checkpoints/"), ("open", "steps.jsonl"),
-    ("write", "steps.jsonl"), ("rename", "/run/report.html"), ("rename", "/run/recommendation.json"),
+    ("write", "steps.jsonl"), ("unlink", "/checkpoints/"), ("list", "/checkpoints"), ("rename", "/run/report.html"), ("rename", "/run/recommendation.json"),
 )  # fmt: skip
 ERRORS = ("EBUSY", "EACCES", "ENOSPC")
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-Call = Literal["rename", "open", "fsync", "write", "unlink", "lock"]
+Call = Literal["rename", "open", "fsync", "write", "unlink", "list", "lock"]
 
 
 @cache

@@ -1,12 +1,13 @@
 /* Interposed between a process and its file system (LD_PRELOAD): calls on chosen paths fail with a chosen error.
  *
- * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink or lock (a record's, by fcntl)
+ * FAULT_CALL   the call that fails: rename, open, fsync, write, unlink, list (a directory) or lock (a record's, by fcntl)
  * FAULT_PATH   what the path contains
  * FAULT_ERRNO  the number of the error
  * FAULT_AFTER  how often it still does not fail; absent: never
  * FAULT_TIMES  how often it still fails after that; absent: always
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,6 +54,8 @@ int rename(const char *from, const char *to) {
 }
 
 int unlink(const char *path) { return fails("unlink", path) ? -1 : NEXT(int, "unlink", const char *)(path); }
+
+DIR *opendir(const char *path) { return fails("list", path) ? NULL : NEXT(DIR *, "opendir", const char *)(path); }
 
 int fsync(int descriptor) { return fails_at("fsync", descriptor) ? -1 : NEXT(int, "fsync", int)(descriptor); }
 

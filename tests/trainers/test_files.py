@@ -19,6 +19,7 @@ FAULTS: list[tuple[Call, str, str]] = [
     *(("rename", ".pt", error) for error in ("EBUSY", "EACCES", "ENOENT", "ETIMEDOUT", "ENOTCONN", "EIO", "ENOSPC")),
     ("open", ".pt", "EACCES"), ("fsync", ".pt", "ETIMEDOUT"), ("write", ".pt", "EACCES"),
     ("open", "steps.jsonl", "ENOTCONN"), ("write", "steps.jsonl", "EDQUOT"), ("fsync", "steps.jsonl", "EBUSY"),
+    ("unlink", ".pt", "EACCES"), ("unlink", ".pt", "EPERM"),
 ]  # fmt: skip
 
 
@@ -44,30 +45,52 @@ def said_by_a_run(directory: Path, call: Call, path: str, error: str, times: int
 def test_whatever_storage_refuses_a_run_with_is_the_storages_and_names_the_file(tmp_path: Path) -> None:
     """A file that is busy for a moment is waited for."""
     *said, after_a_moment = on_failing_storage(refused_everywhere, str(tmp_path))
-    for number, (_, path, error) in enumerate(FAULTS):
+    for number, (call, path, error) in enumerate(FAULTS):
         name = "checkpoints/000000000004-local.pt" if path == ".pt" else path
-        why = os.strerror(getattr(errno, error))
-        assert said[number] == f"StorageLost: {tmp_path}/run{number}/{name} could not be written: {why}"
+        done, why = "removed" if call == "unlink" else "written", os.strerror(getattr(errno, error))
+        assert said[number] == f"StorageLost: {tmp_path}/run{number}/{name} could not be {done}: {why}"
     assert after_a_moment == "it noticed nothing"
 
 
-def goes_on_after_a_failed_read(folder: str) -> list[str]:
-    """What a run says whose checkpoint cannot be read, and then, when it can, from where it goes on."""
+def told_after_a_fault(folder: str, call: Call, path: str, error: str, cut_by: int = 0) -> list[str]:
+    """What a run says that goes on from its checkpoint, which so many bytes were cut from, on failing storage; and then
+    on sound storage."""
     trial, told = config(sample_budget=8, rungs=(4,)), list[str]()
     train(trial, stop_at(4), Path(folder))
+    (checkpoint,) = (Path(folder) / "checkpoints").iterdir()
+    os.truncate(checkpoint, checkpoint.stat().st_size - cut_by)
     try:
-        with failing("open", ".pt", "EIO"):
-            train(trial, lambda report: None, Path(folder))
-    except StorageLost as error:
-        told.append(str(error))
+        with failing(call, path, error):
+            train(trial, lambda report: told.append(report.kind), Path(folder))
+    except Exception as failure:
+        told.append(f"{type(failure).__name__}: {failure}")
     train(trial, lambda report: told.append(f"{report.kind} {report.samples_seen}"), Path(folder))
     return told
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
-    said = f"{tmp_path}/checkpoints/000000000004-local.pt could not be read: Input/output error"
-    assert on_failing_storage(goes_on_after_a_failed_read, str(tmp_path)) == [said, "milestone 4", "end 8"]
+@pytest.mark.parametrize(
+    ("call", "path", "error"),
+    [("open", "/000000000004-local.pt", "EIO"), ("list", "", "EACCES"), ("list", "", "EIO")],
+)
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, call: Call, path: str, error: str
+) -> None:
+    """Neither for one that is not there: the run would begin again."""
+    place, why = f"/checkpoints{path}", os.strerror(getattr(errno, error))
+    said = f"StorageLost: {tmp_path}{place} could not be read: {why}"
+    assert on_failing_storage(told_after_a_fault, str(tmp_path), call, place, error) == [said, "milestone 4", "end 8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["EACCES", "ENOENT"])
+def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_the_storages_fault(tmp_path: Path, error: str) -> None:
+    """The run ends with a reason that loses no trial, and sets the file aside when it can."""
+    name, why = "/set_aside/000000000004-local.pt", os.strerror(getattr(errno, error))
+    said = f"StorageLost: {tmp_path}{name} could not be written: {why}"
+    told = on_failing_storage(told_after_a_fault, str(tmp_path), "rename", name, error, 100)
+    assert told == [said, "notice 0", "milestone 4", "end 8"]
+    assert Path(f"{tmp_path}{name}").exists()
 
 
 def test_errors_of_the_users_own_files_stay_theirs(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ other runs is named by the sample count that asked for it; who writes it again w
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ from typing import Any
 import torch
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.files import StorageLost, quoted
+from trainers.files import StorageLost, is_there, own_file, quoted
 from trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
 """The directory of the checkpoints that are kept for other runs, beside the newest ones."""
 NUM_DIGITS = 12
 """Those of the samples that a file is named by."""
+_NAME = re.compile(rf"[0-9]{{{NUM_DIGITS}}}.*\.pt")
 SET_ASIDE = "set_aside"
 """The directory of the checkpoints that no run goes on from, since they are damaged or another run's. It lies beside
 that of the run's own, which a study deletes when it has no use for them."""
@@ -31,17 +34,28 @@ WhyNot = Callable[[Path, dict[str, Any]], str | None]
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then delete older ones until `keep` are left with it. Newer ones stay as they are."""
+    """Write a checkpoint, then delete older ones until `keep` are left with it. Newer ones stay as they are.
+
+    Raises StorageLost where the storage refuses.
+    """
     path = directory / f"{samples_seen:0{NUM_DIGITS}d}-{token}.pt"
     save_tensors(path, state)
     others = [other for other in _newest_first(directory) if other != path and samples_of(other) <= samples_seen]
     for old in others[keep - 1 :]:
-        old.unlink(missing_ok=True)  # ranks of a killed driver may do the same
+        with own_file(old, "removed"):
+            old.unlink(missing_ok=True)  # ranks of a killed driver may do the same
     return path
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    return sorted(directory.glob(f"{NUM_DIGITS * '[0-9]'}*.pt"), reverse=True)
+    """Return the checkpoints in a directory; none where it does not exist. Raises StorageLost where it cannot be read.
+
+    It is listed here because `Path.glob` takes a directory that it may not enter for an empty one: the run would begin
+    again.
+    """
+    with own_file(directory, "read"), contextlib.suppress(FileNotFoundError):
+        return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+    return []
 
 
 def keep_checkpoint(directory: Path, samples: int, state: dict[str, Any]) -> None:
@@ -53,7 +67,7 @@ def load_kept(directory: Path, samples: int) -> dict[str, Any]:
     """Return what was kept at that sample count. Raises ValueError, with the counts that there are, where there is
     none."""
     path = directory / KEPT / f"{samples:0{NUM_DIGITS}d}.pt"
-    if not path.exists():
+    if not is_there(path):
         there = ", ".join(str(int(kept.stem)) for kept in sorted(path.parent.glob("*.pt"))) or "none"
         raise ValueError(
             f"there is no {path}: the run to begin from has kept no checkpoint at {samples} samples; it has kept: {there}; "
@@ -76,7 +90,7 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
         try:
             state = load_tensors(path)
         except StorageLost:
-            if path.exists():
+            if is_there(path):
                 raise
             return load_newest(directory, why_not)  # a rank of a killed driver has just replaced it by a newer one
         except Damaged as error:
@@ -96,10 +110,12 @@ def load_newest(directory: Path, why_not: WhyNot = lambda *_: None) -> tuple[Pat
 
 
 def _set_aside(path: Path) -> Path:
-    """Move a file to where no run looks for it, but its user may; return its new path."""
+    """Move a file to where no run looks for it, but its user may; return its new path. Raises StorageLost where the
+    storage refuses."""
     aside = path.parents[1] / SET_ASIDE / path.name
-    aside.parent.mkdir(exist_ok=True)
-    return path.replace(aside)
+    with own_file(aside):
+        aside.parent.mkdir(exist_ok=True)
+        return path.replace(aside)
 
 
 def samples_of(path: Path) -> int:

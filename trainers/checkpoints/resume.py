@@ -12,7 +12,7 @@ from trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
 from trainers.checkpoints.made_with import MadeWith, differences, differences_before_0_3, made_with_before_0_3
 from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
-from trainers.files import seen_from
+from trainers.files import is_there, seen_from
 from trainers.report import Known
 
 
@@ -67,7 +67,7 @@ def _newest_of_rank_0(directory: Path, rank: int, why_not: WhyNot) -> dict[str, 
     if rank == 0 or names[0] is None:
         return found[1] if found else None
     path = directory / names[0]
-    if not path.exists():
+    if not is_there(path):
         raise ValueError(
             f"rank {rank} does not see {path}, which rank 0 goes on from; put the run directory on storage that all nodes share"
         )
