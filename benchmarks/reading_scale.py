@@ -28,9 +28,9 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Concluded, Ended, Evaluated, Event, RunBegan, StageBegan, Started, proposed
-from orchestrator.study.lines import line_of
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, TrialState
+from trainers.lines import line_of
 
 NUM_TRIALS, NUM_ROUNDS = 10_000, 7
 STUDY: dict[str, Any] = {

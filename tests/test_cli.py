@@ -16,9 +16,9 @@ import yaml
 from orchestrator.cli import main
 from orchestrator.study.events import Concluded
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import line_of
 from tests.support.lane_player import Player, director_of, know
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
+from trainers.lines import line_of
 
 ROOT = Path(__file__).parents[1]
 VERBS = ("plan", "run", "trial", "status", "report", "export")

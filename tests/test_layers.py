@@ -26,7 +26,18 @@ ROOMS = {
     "output": {"config", "study", "stages", "decisions"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
-LEAVES_OF_TRAINERS = {"checksums", "config", "criteria", "errors", "files", "notices", "report", "step_log", "strict"}
+LEAVES_OF_TRAINERS = {
+    "checksums",
+    "config",
+    "criteria",
+    "errors",
+    "files",
+    "lines",
+    "notices",
+    "report",
+    "step_log",
+    "strict",
+}
 PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "speed", "step"}
 ROOMS_OF_TRAINERS = {
     **{leaf: set[str]() for leaf in sorted(LEAVES_OF_TRAINERS)},
@@ -121,7 +132,7 @@ def test_the_training_loop_loads_torch_alone() -> None:
     assert loaded_with("trainers.loop") == {"torch"}
 
 
-@pytest.mark.parametrize("module", ["config", "notices", "step.ramps", "report", "step_log"])
+@pytest.mark.parametrize("module", ["config", "lines", "notices", "step.ramps", "report", "step_log"])
 def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
     assert loaded_with(f"trainers.{module}") == set()
 

@@ -25,6 +25,8 @@ class NoticeKind(StrEnum):
     """The journal's last line is whole, and not what was written."""
     DAMAGED_MEASUREMENT = "damaged_measurement"
     """What an earlier study left to later ones is not what was written."""
+    DAMAGED_CURVE = "damaged_curve"
+    """Lines that a run has kept of its course, for the report, are not what was written."""
     REBUILT_DATA = "rebuilt_data"
     """Tokens in the data cache were not those that were written, and were made again."""
 

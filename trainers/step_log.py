@@ -1,7 +1,8 @@
 """`steps.jsonl` in a run's directory: every step of the run, so that spikes and plateaus can be drawn. Loads no torch.
 
 A line is a JSON object for steps that follow each other: the number of the first, and a list for each figure, to the
-seven digits that float32 carries; null is a figure that was not finite. Lines are only ever appended. A run that goes
+seven digits that float32 carries; null is a figure that was not finite. Its last key is its checksum. Lines are only
+ever appended. A run that goes
 on from a checkpoint takes some steps again, so a line is the last word on its first step and on all that come after
 it.
 """
@@ -11,15 +12,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainers import lines
 from trainers.files import own_file
 
 FILE_NAME = "steps.jsonl"
 FIGURES = ("loss", "gradient_norm", "learning_rate")
+_KEYS = {"first_step", "samples_seen", *FIGURES}
+_FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})')
+_FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})')
+
+_First = tuple[float, float]
+"""A bound on the first step that a line tells of: its number, and the samples seen at its end."""
+_UNTOLD: _First = (math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -41,20 +51,20 @@ def line_of(steps: Sequence[Step]) -> str:
     """Return the line for steps that follow each other; there is at least one."""
     line: dict[str, Any] = {"first_step": steps[0].number, "samples_seen": [step.samples_seen for step in steps]}
     line |= {name: [_short(getattr(step, name)) for step in steps] for name in FIGURES}
-    return json.dumps(line) + "\n"
+    return lines.line_of(json.dumps(line).encode()).decode()
 
 
 def _short(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def append(path: Path, lines: Iterable[str]) -> None:
+def append(path: Path, new_lines: Iterable[str]) -> None:
     """Append lines. Raises StorageLost where the storage refuses."""
     with own_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             # A process that was killed may have left half a line: what follows it must not become a part of it.
-            file.write(b"".join([b"\n" * (not _ends_a_line(path)), *(line.encode() for line in lines)]))
+            file.write(b"".join([b"\n" * (not _ends_a_line(path)), *(line.encode() for line in new_lines)]))
 
 
 def _ends_a_line(path: Path) -> bool:
@@ -77,24 +87,59 @@ def read_steps(path: Path) -> list[Step]:
     """Return every step of a run once, in its order; none where the file does not exist.
 
     Half a line, which a killed process leaves, is passed over: the run has taken its steps again, or ended with them.
+    A damaged line is left out, and so are the steps before it that it may have told anew. A notice names it, unless a
+    later line tells its steps again. Raises StorageLost where the file cannot be read.
     """
     steps: list[Step] = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    left_out: dict[int, _First] = {}
+    for number, line in enumerate(lines.lines_in(path), start=1):
         new = _steps_of(line)
-        while new and steps and steps[-1].number >= new[0].number:
-            steps.pop()
-        steps += new
+        if new:
+            _forget_from(steps, (new[0].number, math.inf))
+            left_out = {one: first for one, first in left_out.items() if not _reaches_back(new[0], first)}
+            steps += new
+        else:
+            first = _first_told(line)
+            _forget_from(steps, first)
+            if not _is_torn(line):
+                left_out[number] = first
+    lines.tell_left_out(path, list(left_out), "the loss and the gradient norm of these steps")
     return steps
 
 
 def _steps_of(line: bytes) -> list[Step]:
-    """Return the steps of a line, or none where it is half a line."""
+    """Return the steps of a line; none where it is damaged, or half a line."""
+    body = lines.body_unless_changed(line)
     try:
-        told = json.loads(line)
-    except ValueError:
+        told = json.loads(body or b"")
+        if told.keys() != _KEYS:  # what was a checksum may be a changed key
+            return []
+        columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in FIGURES), strict=True)
+        return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
+    except (ValueError, TypeError, AttributeError):  # a line without a checksum may fail anywhere
         return []
-    columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in FIGURES), strict=True)
-    return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
+
+
+def _is_torn(line: bytes) -> bool:
+    """Tell whether a line may be one that a process is writing now, or was killed over."""
+    return not line.endswith(b"\n") and b"}" not in line
+
+
+def _first_told(line: bytes) -> _First:
+    """Return the least that a damaged line says of its first step. The step stands there in two ways: where one byte
+    has changed, one of them is right, and the least of both never lies behind it."""
+    numbers, samples = _FIRST_NUMBER.findall(line), _FIRST_SAMPLES.findall(line)
+    return min(map(int, numbers), default=math.inf), min(map(int, samples), default=math.inf)
+
+
+def _forget_from(steps: list[Step], first: _First) -> None:
+    while steps and (steps[-1].number >= first[0] or steps[-1].samples_seen >= first[1]):
+        steps.pop()
+
+
+def _reaches_back(step: Step, first: _First) -> bool:
+    """Tell whether what begins with this step surely tells again all that a damaged line told."""
+    return first != _UNTOLD and step.number <= first[0] and step.samples_seen <= first[1]
 
 
 def _number(value: float | None) -> float:

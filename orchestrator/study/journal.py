@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from orchestrator.study.events import Event, TrialEvent, noticed, parser
-from orchestrator.study.lines import Line, line_of, read_lines
+from orchestrator.study.lines import Line, read_lines
 from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
 from trainers.files import StorageLost, own_file, quoted
+from trainers.lines import line_of
 from trainers.notices import Notice, heard_by
 
 

@@ -1,12 +1,8 @@
-"""The lines of a journal: their checksums, and events read back from them, whatever version wrote them.
-
-`measurements.jsonl` has lines with the same checksum.
-"""
+"""The lines of a journal: events read back from them, whatever version wrote them."""
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +13,7 @@ from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.version0 import upgraded
 from orchestrator.terminal import printable
 from trainers.files import own_file, quoted
+from trainers.lines import CHECKSUM_KEY, body_of
 from trainers.notices import NoticeKind, give_notice
 
 # A notice quotes so much of a damaged line: enough for its kind and the trial that it tells of.
@@ -73,21 +70,6 @@ def _left_out(number: int, text: bytes, path: Path) -> str:
         f"{_where(number, path)}, its last one, is not what was written, and is left out: the study goes on as if "
         f"what it told had not happened yet, and does it again. The line began: {said}"
     )
-
-
-CHECKSUM_KEY = b',"crc32":"'
-
-
-def line_of(body: bytes) -> bytes:
-    """Return an event's own JSON as a line of the file, whose last key is the checksum of all before it."""
-    return body[:-1] + CHECKSUM_KEY + b'%08x"}\n' % zlib.crc32(body)
-
-
-def body_of(line: bytes) -> bytes | None:
-    """Return an event's own JSON; None if the line has no checksum, or one that is not that of its contents."""
-    body, _, checksum = line.rpartition(CHECKSUM_KEY)
-    body += b"}"
-    return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
 
 
 def _event_of(line: bytes, number: int, path: Path) -> Event | None:

@@ -26,11 +26,11 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
-from orchestrator.study.lines import body_of, line_of
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
 from trainers.criteria import TransformersLoss, import_path
 from trainers.files import make_private_directory, quoted
+from trainers.lines import body_of, line_of
 from trainers.notices import NoticeKind, give_notice
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.

@@ -68,6 +68,23 @@ def test_the_recommended_run_and_the_baseline_are_shown_from_their_own_files(stu
     assert cells[2] == ["400", "2", "8", "0.25", "0.04", "1.5", "1e-05", "0.0002", "0.2", "-", "0.003"]
 
 
+def test_what_is_damaged_is_said_above_the_figures_and_ends_no_report(study: Study, tmp_path: Path) -> None:
+    """Though it be all that the run has kept."""
+    baseline = next(trial.id for trial in study.trials.values() if trial.protected)
+    keep(tmp_path, baseline, steps(5), [snapshot(40, 12.0)])
+    for name in (step_log.FILE_NAME, NOISE_CURVE_FILE):
+        file = trial_directory(tmp_path, baseline) / name
+        file.write_bytes(file.read_bytes().replace(b"samples_seen", b"samples_seem", 1))
+    (curves,) = read_curves(tmp_path, study, None)
+    assert (curves.steps, curves.snapshots) == ([], [])
+    section = training_section([curves])
+    assert section is not None
+    said = [note.text or "" for note in section.findall("./ul/li")]
+    assert len(said) == 2
+    for name, text in zip((step_log.FILE_NAME, NOISE_CURVE_FILE), said, strict=True):
+        assert text.startswith(f"baseline: line 1 of {trial_directory(tmp_path, baseline) / name} cannot be read as")
+
+
 def test_a_study_whose_runs_kept_nothing_has_no_such_section(study: Study, tmp_path: Path) -> None:
     assert read_curves(tmp_path, study, None) == []
     assert training_section([]) is None

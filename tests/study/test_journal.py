@@ -33,7 +33,7 @@ from orchestrator.study.events import (
     proposed,
 )
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import line_of, read_lines
+from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
 from tests.support.journal_writer import writer
@@ -41,6 +41,7 @@ from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
 from trainers.files import StorageLost
+from trainers.lines import line_of
 from trainers.notices import NoticeKind
 
 CONFIG = base_trial(study_of(), None)

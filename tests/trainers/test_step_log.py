@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.storage import failing, on_failing_storage
 from tests.support.tiny import config, cpu_run, in_fresh_process
 from trainers import loop
 from trainers.files import StorageLost
 from trainers.loop import train
+from trainers.notices import Notice, NoticeKind, heard_by
 from trainers.report import Answer, Report
 from trainers.step_log import Step, append, line_of, read_steps
 
@@ -77,6 +82,63 @@ def test_half_a_line_is_passed_over_and_harms_no_other(tmp_path: Path, missing: 
     assert read_steps(path) == [*left, *(steps(5, 6) if missing == 1 else steps(3, 4, 5, 6))]
 
 
+def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The content with each of its bits flipped, and the number of the line that it is in."""
+    for place in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        yield content[: place // 8].count(b"\n") + 1, bytes(flipped)
+
+
+def told_of(path: Path) -> tuple[list[Step], list[Notice]]:
+    met = list[Notice]()
+    with heard_by(met.append):
+        return read_steps(path), met
+
+
+# The second line is of a run that was killed: the third takes its steps again.
+TAKEN_AGAIN = [steps(1, 2, 3), steps(4, 5, 6, loss=9.0), steps(4, 5, loss=2.0), steps(6, 7, 8)]
+
+
+def test_no_flipped_bit_makes_another_step_and_a_step_that_is_lost_is_told(tmp_path: Path) -> None:
+    """What was taken again is no true step either, though the line that says so be damaged."""
+    path = tmp_path / "steps.jsonl"
+    append(path, map(line_of, TAKEN_AGAIN))
+    expected, met = told_of(path)
+    assert (len(expected), met) == (8, [])
+    for line, flipped in flips(path.read_bytes()):
+        path.write_bytes(flipped)
+        found, met = told_of(path)
+        assert [step for step in expected if step in found] == found, flipped
+        assert [notice.kind for notice in met] in ([NoticeKind.DAMAGED_CURVE], [])
+        if found != expected:
+            assert re.match(rf"lines? (\d, )*{line}(, \d)* of {path} cannot be read as written", met[0].text), flipped
+
+
+def test_a_damaged_line_costs_its_own_steps_alone(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    append(path, map(line_of, TAKEN_AGAIN))
+    path.write_bytes(path.read_bytes().replace(b"[2.0, 2.0]", b"[2.0, 2.1]"))
+    assert told_of(path)[0] == [*steps(1, 2, 3), *steps(6, 7, 8)]
+
+
+def without_checksums(content: bytes) -> bytes:
+    """The lines of a file as earlier versions wrote them."""
+    records = list(map(json.loads, content.splitlines()))
+    return b"".join(json.dumps({k: v for k, v in one.items() if k != "crc32"}).encode() + b"\n" for one in records)
+
+
+def test_lines_of_earlier_versions_are_read_as_they_were_and_damage_in_them_ends_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    append(path, map(line_of, TAKEN_AGAIN))
+    expected = read_steps(path)
+    path.write_bytes(without_checksums(path.read_bytes()))
+    assert told_of(path) == (expected, [])
+    for _, flipped in flips(path.read_bytes()):
+        path.write_bytes(flipped)
+        told_of(path)
+
+
 def test_a_figure_that_is_not_finite_is_null_in_the_file_and_nan_for_the_reader(tmp_path: Path) -> None:
     append(tmp_path / "steps.jsonl", [line_of([Step(1, 4, math.inf, math.nan, 1e-3)])])
     assert (tmp_path / "steps.jsonl").read_text().count("[null]") == 2
@@ -111,3 +173,16 @@ def test_a_full_disk_is_named_and_leaves_the_steps_before(tmp_path: Path) -> Non
     said = in_fresh_process(write_on_a_full_disk, str(tmp_path))
     assert said == f"{tmp_path}/steps.jsonl could not be written: File too large"
     assert read_steps(tmp_path / "steps.jsonl") == steps(1, 2, 3)
+
+
+def read_on_failing_storage(path: str) -> str:
+    with failing("open", "steps.jsonl", "EACCES"), pytest.raises(StorageLost) as refused:
+        read_steps(Path(path))
+    return str(refused.value)
+
+
+@pytest.mark.slow
+def test_steps_that_cannot_be_read_are_the_storages_fault(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    append(path, [line_of(steps(1, 2))])
+    assert on_failing_storage(read_on_failing_storage, str(path)) == f"{path} could not be read: Permission denied"

@@ -1,4 +1,5 @@
-"""What snapshots of the gradient noise found in the course of a run, one JSON object a line. Loads no torch."""
+"""What snapshots of the gradient noise found in the course of a run: a JSON object with its checksum a line. Loads no
+torch."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trainers.files import naming_the_disk, written_whole
+from trainers.files import written_whole
+from trainers.lines import body_unless_changed, line_of, lines_in, tell_left_out
 
 NOISE_CURVE_FILE = "noise.jsonl"
 
@@ -70,21 +71,30 @@ class NoiseSnapshot:
 
 
 def read_noise_curve(path: Path) -> list[NoiseSnapshot]:
-    """Return the snapshots in the order of training; none where there is no such file."""
-    with naming_the_disk(path, "read"):
-        lines = path.read_text().splitlines() if path.exists() else []
-    return [_snapshot(json.loads(line)) for line in lines]
+    """Return the snapshots in the order of training; none where there is no such file. A damaged line is left out, with
+    a notice. Raises StorageLost where the file cannot be read."""
+    found = {number: _snapshot_of(line) for number, line in enumerate(lines_in(path), start=1)}
+    damaged = [number for number, snapshot in found.items() if snapshot is None]
+    tell_left_out(path, damaged, "what these snapshots found of the gradient noise")
+    return [snapshot for snapshot in found.values() if snapshot is not None]
 
 
-def _snapshot(record: dict[str, Any]) -> NoiseSnapshot:
-    rows = tuple(AccumulatedGradient(**row) for row in record.pop("accumulated"))
-    return NoiseSnapshot(**record, accumulated=rows)
+def _snapshot_of(line: bytes) -> NoiseSnapshot | None:
+    """Return the snapshot of a line; None where it is damaged."""
+    body = body_unless_changed(line)
+    if body is None:
+        return None
+    try:
+        record = json.loads(body)
+        rows = tuple(AccumulatedGradient(**row) for row in record.pop("accumulated"))
+        return NoiseSnapshot(**record, accumulated=rows)
+    except (ValueError, LookupError, TypeError, AttributeError):  # a line without a checksum may fail anywhere
+        return None
 
 
 def add_to_noise_curve(path: Path, snapshot: NoiseSnapshot) -> None:
     """Write the curve with this snapshot as its end. What lies at or after it was measured by a process that died before
     its checkpoint, and is measured again."""
     before = [one for one in read_noise_curve(path) if one.samples_seen < snapshot.samples_seen]
-    lines = [json.dumps(dataclasses.asdict(one)) + "\n" for one in (*before, snapshot)]
     with written_whole(path) as file:
-        file.write("".join(lines).encode())
+        file.writelines(line_of(json.dumps(dataclasses.asdict(one)).encode()) for one in (*before, snapshot))

@@ -64,7 +64,8 @@ class Reporter:
         if found is not None:
             self._run.meter.snapshot = found.metrics()
             if self._is_main:
-                add_to_noise_curve(self._directory / NOISE_CURVE_FILE, found)
+                with notices_reported(self._report):  # it reads what was written before
+                    add_to_noise_curve(self._directory / NOISE_CURVE_FILE, found)
         self._run.meter.clock.start()
 
     def milestone(self) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -17,6 +17,7 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
 from trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
+from trainers.notices import Notice, heard_by
 from trainers.step_log import FILE_NAME, Step, read_steps
 
 # A figure has room for so many points of a run, of which each pair is the lowest and the highest of its steps: a spike
@@ -31,6 +32,8 @@ class RunCurves:
     name: str
     steps: list[Step]
     snapshots: list[NoiseSnapshot]
+    notices: list[Notice] = field(default_factory=list)
+    """What was amiss with its files."""
 
 
 def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurves]:
@@ -39,7 +42,7 @@ def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurv
     if shown["recommended"] is shown["baseline"]:
         shown = {"baseline": shown["baseline"]}
     found = [_curves(name, trial_directory(run_dir, trial.id)) for name, trial in shown.items() if trial]
-    return [one for one in found if one.steps or one.snapshots]
+    return [one for one in found if one.steps or one.snapshots or one.notices]
 
 
 def _first_protected(study: Study) -> Trial | None:
@@ -47,7 +50,10 @@ def _first_protected(study: Study) -> Trial | None:
 
 
 def _curves(name: str, directory: Path) -> RunCurves:
-    return RunCurves(name, read_steps(directory / FILE_NAME), read_noise_curve(directory / NOISE_CURVE_FILE))
+    met: list[Notice] = []
+    with heard_by(met.append):
+        steps, snapshots = read_steps(directory / FILE_NAME), read_noise_curve(directory / NOISE_CURVE_FILE)
+    return RunCurves(name, steps, snapshots, met)
 
 
 def training_section(curves: Sequence[RunCurves]) -> Element | None:
@@ -55,11 +61,13 @@ def training_section(curves: Sequence[RunCurves]) -> Element | None:
     if not curves:
         return None
     figures = [*step_figures(curves), *_noise_figures(curves)]
+    notes = [element("li", f"{one.name}: {notice.text}") for one in curves for notice in one.notices]
     return element(
         "section",
         element(
             "h2", "Along the way", element("span", "How did the steps go, and how noisy were they?", class_="question")
         ),
+        *([element("ul", *notes, class_="notes")] if notes else []),
         element("div", *map(figure_element, figures), class_="plots"),
         *[_noise_table(one) for one in curves if one.snapshots],
         id="training",

@@ -22,6 +22,7 @@ from trainers.loop import train
 from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
 from trainers.noise.noise_estimate import SquaredNorms, estimate_noise
 from trainers.noise.step_statistics import adam_snr_of
+from trainers.notices import NoticeKind
 from trainers.report import Answer, Report
 from trainers.reporting import reporter
 from trainers.reporting.noise_snapshot import FEWEST_WINDOWS, SHARE_OF_TRAINING, Windows, take_snapshot, windows_of
@@ -257,6 +258,21 @@ def test_the_next_report_has_the_figures_and_they_stand_until_the_next_snapshot(
     assert said[300] == first.metrics()
     assert said[400] == second.metrics()
     assert (first.metrics()["snapshot_samples_seen"], first.metrics()["snapshot_micro_batches"]) == (200, 10)
+
+
+def test_a_damaged_curve_ends_no_run_and_is_reported_at_the_next_snapshot(tmp_path: Path) -> None:
+    reports: list[Report] = []
+    path = tmp_path / NOISE_CURVE_FILE
+
+    def damages(report: Report) -> None:
+        reports.append(report)
+        if report.samples_seen == 300:
+            path.write_bytes(path.read_bytes().replace(b"learning_rate", b"learning_rare"))
+
+    train(config(**SHORT, noise_snapshots=(200, 400)), damages, tmp_path)
+    (notice,) = [report.notice for report in reports if report.notice]
+    assert notice.kind is NoticeKind.DAMAGED_CURVE
+    assert [one.samples_seen for one in read_noise_curve(path)] == [400]
 
 
 @pytest.mark.slow
