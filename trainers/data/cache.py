@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainers.files import make_private_directory, naming_the_disk, quoted, sync
+from trainers.files import is_there, make_private_directory, naming_the_disk, own_file, quoted, sync
 from trainers.notices import NoticeKind, give_notice
 
 
@@ -31,17 +31,20 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
 
     To tell, a process reads the whole entry once, and again when a file of it has another size or time. It is built aside
     and takes its place when it is whole and on the disk: nobody reads half of one, and of two builders the first wins.
+    Raises StorageLost where the storage refuses.
     """
     entry = cache_directory() / "data" / key
-    if not entry.exists():
+    if not is_there(entry):
         with naming_the_disk(entry), _built(entry, build) as aside:
             _put(aside, entry)
     elif fault := _fault_since_last_look(entry):
         with naming_the_disk(entry), _built(entry, build) as aside:
-            _replace_files(aside, entry)
+            before = _replace(aside, entry)
         text = (
             f"the tokens in the data cache were not as they were written ({fault}) and were made again: {quoted(entry)}"
         )
+        if before is not None:
+            text += f"; the files there could not be replaced and lie in {quoted(before)}, which you may remove"
         give_notice(NoticeKind.REBUILT_DATA, text)
     return entry
 
@@ -50,11 +53,14 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
 def _built(entry: Path, build: Callable[[Path], None]) -> Iterator[Path]:
     """A folder beside the entry that holds on the disk what the entry is to hold, for as long as the block takes."""
     aside = entry.with_name(f".{entry.name[:16]}-{uuid.uuid4().hex}")
-    make_private_directory(cache_directory())
-    aside.mkdir(parents=True)
+    with own_file(aside):
+        make_private_directory(cache_directory())
+        aside.mkdir(parents=True)
     try:
-        build(aside)
-        _seal(aside)
+        with naming_the_disk(aside):
+            build(aside)
+        with own_file(aside):
+            _seal(aside)
         yield aside
         sync(entry.parent)
     finally:
@@ -67,6 +73,25 @@ def _seal(folder: Path) -> None:
     (folder / CHECKSUMS).write_text(json.dumps(digests))
     for path in (*folder.iterdir(), folder):
         sync(path)
+
+
+def _replace(aside: Path, entry: Path) -> Path | None:
+    """Put what was built in the place of an entry. Return where the old one lies now; None where its files could be
+    replaced, and are gone."""
+    names = [path.name for path in aside.iterdir()]
+    try:
+        _replace_files(aside, entry)
+        return None
+    except (
+        OSError
+    ):  # such as a bad sector or another user's folder; where a folder cannot be moved either, that is raised
+        before = aside.with_name(f"{aside.name}-before")
+        entry.rename(before)
+        for name in names:
+            if not is_there(aside / name):  # it was put into the entry before another one could not be
+                (before / name).replace(aside / name)
+        _put(aside, entry)
+        return before
 
 
 def _put(aside: Path, entry: Path) -> None:
@@ -92,27 +117,27 @@ _found_whole: dict[Path, tuple[object, ...]] = {}
 
 def _fault_since_last_look(entry: Path) -> str | None:
     """Return in what an entry is not as it was built. A lane opens the same data for every trial, and it may be large."""
-    looks = tuple(sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in entry.iterdir()))
-    if _found_whole.get(entry) == looks:
-        return None
-    fault = _fault(entry)
-    if fault is None:
-        _found_whole[entry] = looks
-    return fault
-
-
-def _fault(entry: Path) -> str | None:
-    """Return in what an entry is not as it was built; None if it is."""
     try:
-        digests: dict[str, str] = dict(json.loads((entry / CHECKSUMS).read_bytes()))
-        changed = [name for name, digest in digests.items() if hash_of_file(entry / name).hex() != digest]
+        looks = tuple(sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in entry.iterdir()))
+        if _found_whole.get(entry) == looks:
+            return None
+        changed = _changed(entry)
     except FileNotFoundError as error:
         return f"it has no {Path(error.filename).name}"
     except (ValueError, TypeError):
         return f"its {CHECKSUMS} is damaged"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    return f"{', '.join(changed)} changed" if changed else None
+    if changed:
+        return f"{', '.join(changed)} changed"
+    _found_whole[entry] = looks
+    return None
+
+
+def _changed(entry: Path) -> list[str]:
+    """Return the files of an entry that are not as they were built."""
+    digests: dict[str, str] = dict(json.loads((entry / CHECKSUMS).read_bytes()))
+    return [name for name, digest in digests.items() if hash_of_file(entry / name).hex() != digest]
 
 
 def hash_of(parts: Iterable[bytes]) -> str:

@@ -28,6 +28,7 @@ from trainers.data.corpus import (
 )
 from trainers.data.packing import pack, split_rows, write_rows
 from trainers.data.tokenizers import TokenizerSpec, encoder_of, tokenizer_identity
+from trainers.files import own_file
 
 FORMAT_VERSION = 2
 """Part of every cache key; raise it when the same text would be packed differently."""
@@ -99,7 +100,8 @@ class TokenSamples(Dataset[dict[str, Tensor]]):
     """Packed text, mapped into memory. A sample is {input_ids (T,), targets (T,)}; targets are one token ahead."""
 
     def __init__(self, file: Path, vocab_size: int, seq_len: int) -> None:
-        self.rows = np.load(file, mmap_mode="r")
+        with own_file(file, "read"):
+            self.rows = np.load(file, mmap_mode="r")
         self.file, self.vocab_size, self.seq_len = file, vocab_size, seq_len
 
     @property
@@ -133,7 +135,8 @@ def _packed_sets(
     identity = [FORMAT_VERSION, train.content_hash, held_out_identity, seq_len, tokenizer_identity(tokenizer)]
     key = hash_of([json.dumps(identity).encode()])
     entry = cached(key, lambda directory: _build(directory, train, held_out, seq_len, tokenizer))
-    vocab_size = json.loads((entry / "about.json").read_text())["vocab_size"]
+    with own_file(entry / "about.json", "read"):
+        vocab_size = json.loads((entry / "about.json").read_text())["vocab_size"]
     train_samples, val_samples = (TokenSamples(entry / f"{name}.npy", vocab_size, seq_len) for name in ("train", "val"))
     return train_samples, val_samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -19,6 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.support.storage import Call, failing, on_failing_storage
 from tests.support.tiny import in_fresh_process
 from trainers.config import DataConfig, Split
 from trainers.data import order as order_module
@@ -344,6 +346,90 @@ def test_a_damaged_entry_is_made_again_and_said_so_and_whoever_has_it_open_keeps
     assert heard == [Notice(NoticeKind.REBUILT_DATA, text)]
     assert np.array_equal(before, was)
     assert list((cache / "data").iterdir()) == [entry]
+
+
+def a_folder_in_the_place_of(file: Path) -> None:
+    """No file can be put there."""
+    file.unlink()
+    (file / "in").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("name", ["train.npy", "val.npy", "about.json", "checksums.json"])
+def test_an_entry_whose_files_cannot_be_replaced_is_set_aside_whole(text_file: Path, cache: Path, name: str) -> None:
+    expected = stream(load_text(text_file)[0])
+    (entry,) = (cache / "data").iterdir()
+    a_folder_in_the_place_of(entry / name)
+    heard: list[Notice] = []
+    with heard_by(heard.append):
+        assert np.array_equal(stream(load_text(text_file)[0]), expected)
+        load_text(text_file)
+    (before,) = {*(cache / "data").iterdir()} - {entry}
+    assert (before / name / "in").is_dir()
+    text = "the tokens in the data cache were not as they were written (it cannot be read: Is a directory) and were made again"
+    lies = f"the files there could not be replaced and lie in {before}, which you may remove"
+    assert heard == [Notice(NoticeKind.REBUILT_DATA, f"{text}: {entry}; {lies}")]
+
+
+def test_a_file_in_the_place_of_an_entry_is_set_aside(text_file: Path, cache: Path) -> None:
+    expected = stream(load_text(text_file)[0])
+    (entry,) = (cache / "data").iterdir()
+    entry.rename(cache / "moved")
+    entry.write_bytes(b"not a folder")
+    with pytest.warns(UserWarning, match=r"it cannot be read: Not a directory.* and lie in "):
+        assert np.array_equal(stream(load_text(text_file)[0]), expected)
+
+
+def opened_on_failing_storage(file: str, call: Call, path: str, error: str, times: int | None) -> list[str]:
+    """What a process says that opens text from the cache while this call fails."""
+    said: list[str] = []
+    with heard_by(lambda notice: said.append(notice.text)), failing(call, path, error, times):
+        try:
+            said.append(f"{len(load_text(file)[0])} samples")
+        except Exception as failure:
+            said.append(f"{type(failure).__name__}: {failure}")
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "name", "error"), [("list", "", "EACCES"), ("list", "", "EIO"), ("open", "/train.npy", "EIO")]
+)
+def test_an_entry_that_cannot_be_read_is_made_again_and_said_so(
+    text_file: Path, cache: Path, call: Call, name: str, error: str
+) -> None:
+    """Neither is it the study's fault nor a trial's."""
+    samples = len(load_text(text_file)[0])
+    (entry,) = (cache / "data").iterdir()
+    why = os.strerror(getattr(errno, error))
+    text = f"the tokens in the data cache were not as they were written (it cannot be read: {why}) and were made again: {entry}"
+    said = on_failing_storage(opened_on_failing_storage, str(text_file), call, f"{entry}{name}", error, 1)
+    assert said == [text, f"{samples} samples"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "name", "done"),
+    [("open", "/train.npy", "read"), ("open", "/about.json", "read"), ("rename", "", "written")],
+)
+def test_a_cache_that_refuses_even_a_new_entry_is_the_storages_fault(
+    text_file: Path, cache: Path, call: Call, name: str, done: str
+) -> None:
+    load_text(text_file)
+    (entry,) = (cache / "data").iterdir()
+    if call == "rename":
+        (entry / "val.npy").write_bytes(b"")
+    *_, said = on_failing_storage(opened_on_failing_storage, str(text_file), call, f"{entry}{name}", "EACCES", None)
+    assert said == f"StorageLost: {entry}{name} could not be {done}: Permission denied"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["/train.npy", "/checksums.json"])
+def test_a_new_entry_that_cannot_be_written_is_the_storages_fault(text_file: Path, cache: Path, name: str) -> None:
+    """And leaves nothing behind."""
+    (said,) = on_failing_storage(opened_on_failing_storage, str(text_file), "open", name, "EACCES", None)
+    assert said.startswith(f"StorageLost: {cache}/data/.")
+    assert said.endswith(" could not be written: Permission denied")
+    assert list((cache / "data").iterdir()) == []
 
 
 def tokenize_on_a_full_disk() -> str:
