@@ -24,7 +24,7 @@ from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
-from trainers.files import StorageLost, quoted
+from trainers.files import StorageLost, own_file, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +64,8 @@ def check(
         model = build_model(config.model, train_set)
     trial = base_trial(config, None)
     if trial.initial_weights is not None:
-        load_weights(model, Path(trial.initial_weights))
+        with own_file(path := Path(trial.initial_weights), "read"):
+            load_weights(model, path)
     loss_function(config.loss)  # an import path may not resolve
     num_blocks = len(find_blocks(model, config.model.blocks) or ())
     _check_limit(config, model)
@@ -148,7 +149,8 @@ def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[st
     if None not in sets:
         found["data"] = " and ".join(map(str, sets))
     if trial.initial_weights is not None:
-        found["initial_weights"] = hash_of_file(Path(trial.initial_weights)).hex()
+        with own_file(path := Path(trial.initial_weights), "read"):
+            found["initial_weights"] = hash_of_file(path).hex()
     return found
 
 

@@ -26,6 +26,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
+from tests.support.storage import fault, on_failing_storage
 from trainers.before.first_pass import FirstPass
 from trainers.model.gpt import GPT
 
@@ -352,6 +353,26 @@ def test_data_and_weights_that_changed_under_their_names_since_the_study_began_a
     (home / "train.txt").write_text("".join(f"another line {i}\n" for i in range(50)))
     code, message = run(capsys, initial_weights="weights.pt")
     assert (code, message.partition(" (")[0]) == (2, "batchscout: data changed after this study began")
+
+
+def said_of_weights(folder: str, opened_before: int) -> str:
+    """What a study is refused with whose initial weights cannot be opened any more after so many times."""
+    os.environ.update(fault("open", "weights.pt", "EIO", after=opened_before))
+    kwargs = STUDY["data"]["kwargs"] | {"train": f"{folder}/train.txt"}
+    changes = {"initial_weights": f"{folder}/weights.pt", "data": STUDY["data"] | {"kwargs": kwargs}}
+    try:
+        preflight.check(parse_study(STUDY | changes, "study.yaml"), compiles=False)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened_before", [0, 1], ids=["to give them to the model", "to know them by their digest"])
+def test_initial_weights_that_cannot_be_read_are_named(home: Path, opened_before: int) -> None:
+    torch.save(GPT(vocab_size=256, seq_len=8, **STUDY["model"]["kwargs"]).state_dict(), home / "weights.pt")
+    said = on_failing_storage(said_of_weights, str(home), opened_before)
+    assert said == f"StorageLost: {home}/weights.pt could not be read: Input/output error"
 
 
 def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from zlib import crc32
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
 from orchestrator.study.trial import Metrics, Trial, TrialState
+from trainers.files import own_file
 
 if TYPE_CHECKING:
     from wandb import Run, Settings
@@ -114,10 +115,12 @@ def study_token(run_dir: Path) -> str:
     """Return six letters that belong to the run directory: the same study in another directory must not add to its
     runs."""
     file = run_dir / "wandb" / "study-token"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(secrets.token_hex(3))
-    return file.read_text()
+    with own_file(file):
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(secrets.token_hex(3))
+    with own_file(file, "read"):
+        return file.read_text()
 
 
 def _quiet() -> Settings:

@@ -29,7 +29,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
 from trainers.criteria import TransformersLoss, import_path
-from trainers.files import make_private_directory, quoted
+from trainers.files import make_private_directory, own_file, quoted
 from trainers.lines import body_of, line_of
 from trainers.notices import NoticeKind, give_notice
 
@@ -167,7 +167,8 @@ def _start_of_a_line(file: BinaryIO) -> bytes:
 
 def _records(file: Path) -> list[_Record]:
     """Return every record that is as it was written; what a damaged line told is measured again, and a notice says so."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    with own_file(file, "read"):
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     found = {number: _record(line) for number, line in enumerate(lines, start=1)}
     damaged = [number for number, record in found.items() if record is None and _is_damaged(lines[number - 1])]
     if damaged:

@@ -1,6 +1,7 @@
 """W&B offline, for real: what was logged is read back from the files that `wandb sync` would send."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from orchestrator.output.tracking import open_tracker, run_id
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import DataConfig, ModelConfig, TrialConfig
+from trainers.files import StorageLost
 
 BLOCK = 32768
 
@@ -207,3 +209,9 @@ def test_online_without_a_login_is_refused_before_anything_starts(
     with pytest.raises(ValueError, match=f"(?s){says}.*wandb login.*tracking.wandb: offline"):
         open_tracker(Tracking(wandb="online"), "my-study", tmp_path)
     assert not (tmp_path / "wandb").exists()
+
+
+def test_a_directory_in_place_of_the_studys_token_is_named(tmp_path: Path) -> None:
+    (token := tmp_path / "wandb" / "study-token").mkdir(parents=True)
+    with pytest.raises(StorageLost, match=rf"^{re.escape(str(token))} could not be read: Is a directory$"):
+        open_tracker(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.study.reuse import Measurements, against_peak, identity, sourc
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from trainers.config import DevicePeak, TrialConfig
+from trainers.files import StorageLost
 from trainers.notices import Notice, NoticeKind, heard_by
 
 IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
@@ -229,3 +231,10 @@ def test_a_single_module_counts_and_one_that_is_nowhere_does_not(
     (tmp_path / "measured_module.py").write_text("width = 2\n")
     assert source_digest(["measured_module:Model"]) != before
     assert source_digest(["no_such_module:Model"]) == source_digest(["gpt"])
+
+
+def test_a_directory_in_its_place_is_named_as_what_could_not_be_read(tmp_path: Path) -> None:
+    """A traceback would not say what to move out of the way."""
+    (file := tmp_path / "measurements.jsonl").mkdir()
+    with pytest.raises(StorageLost, match=rf"^{re.escape(str(file))} could not be read: Is a directory$"):
+        opened(file)
