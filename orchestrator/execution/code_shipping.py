@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from trainers.files import quoted
+
 PACKAGES = ("orchestrator", "trainers")
 # Ray itself refuses 500 MiB, but only after it has zipped them.
 LARGEST_UPLOAD_BYTES = 200 * 2**20
@@ -61,8 +63,8 @@ def refuse_hidden_packages() -> None:
         for other in (here / package, here / f"{package}.py"):
             if other.exists() and not other.samefile(ours) and _sources(other) not in ({}, _sources(ours)):
                 raise ValueError(
-                    f"{other} would hide this program's own '{package}' ({ours}) on Ray's workers; run from another "
-                    f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {here}`"
+                    f"{quoted(other)} would hide this program's own '{package}' ({quoted(ours)}) on Ray's workers; run from another "
+                    f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {quoted(here)}`"
                 )
 
 
@@ -72,8 +74,8 @@ def refuse_unreadable_files(here: Path, shipped: Iterable[Path]) -> None:
     if unreadable:
         others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise ValueError(
-            f"{here} is shipped to the cluster so that workers can import from it, but {unreadable[0]}{others} cannot be read; "
-            f"give yourself the right to, list it in {here / '.rayignore'} if it is a file (one pattern a line, as in "
+            f"{quoted(here)} is shipped to the cluster so that workers can import from it, but {quoted(unreadable[0])}{others} cannot "
+            f"be read; give yourself the right to, list it in {quoted(here / '.rayignore')} if it is a file (one pattern a line, as in "
             ".gitignore), or run from another directory"
         )
 
@@ -85,11 +87,13 @@ def refuse_large_directory(here: Path, shipped: Mapping[str, Sequence[Path]]) ->
     total = sum(sizes.values())
     if total <= LARGEST_UPLOAD_BYTES:
         return
-    largest = ", ".join(f"{name} ({_mib(sizes[name])})" for name in sorted(sizes, key=lambda name: -sizes[name])[:3])
+    largest = ", ".join(
+        f"{quoted(name)} ({_mib(sizes[name])})" for name in sorted(sizes, key=lambda name: -sizes[name])[:3]
+    )
     raise ValueError(
-        f"{here} is shipped to the cluster so that workers can import from it, but holds {_mib(total)}, more than "
+        f"{quoted(here)} is shipped to the cluster so that workers can import from it, but holds {_mib(total)}, more than "
         f"{_mib(LARGEST_UPLOAD_BYTES)}; its largest contents: {largest}. List what workers need not import in "
-        f"{here / '.rayignore'} (one pattern a line, as in .gitignore), or run from a smaller directory"
+        f"{quoted(here / '.rayignore')} (one pattern a line, as in .gitignore), or run from a smaller directory"
     )
 
 

@@ -21,6 +21,7 @@ from orchestrator.execution import process_endings
 from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Blame, Host, Message
 from orchestrator.units import ending_text
+from trainers.files import quoted
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -231,7 +232,7 @@ class _Lane:
     def _ending(self, rank: int, code: int | None) -> str:
         """Return how the process of a rank ended, with the stack that it may have left behind; empty if nobody knows."""
         stack = crash_log(self.trial.assignment.directory, rank) if self.trial else None
-        where = f" (its stack is in {stack})" if stack and stack.exists() and stack.stat().st_size else ""
+        where = f" (its stack is in {quoted(stack)})" if stack and stack.exists() and stack.stat().st_size else ""
         if code is None:
             return f"rank {rank} crashed{where}" if where else ""
         return f"rank {rank} {ending_text(code)}{where}"

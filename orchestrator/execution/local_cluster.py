@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.execution import process_endings
 from orchestrator.units import ending_text
+from trainers.files import own_file, quoted
 
 # Sessions whose logs are kept when another begins. One takes a few MiB.
 NUM_KEPT_SESSIONS = 10
@@ -45,20 +46,23 @@ def private_folder() -> Path:
     """Return this user's folder for Ray's sessions, which nobody else can enter, without those of long ago.
 
     Ray opens every folder that it makes to all users of the machine, for reading and writing. So its folders lie in
-    one that they cannot enter. Raises ValueError where that belongs to somebody else.
+    one that they cannot enter. Raises ValueError where that belongs to somebody else, and StorageLost where it cannot
+    be made.
     """
     folder = _folder()
     ours = folder.parent
-    with contextlib.suppress(FileExistsError):
-        ours.mkdir(mode=0o700)
-    found = ours.lstat()
+    with own_file(ours):
+        with contextlib.suppress(FileExistsError):
+            ours.mkdir(mode=0o700)
+        found = ours.lstat()
     if not ours.is_dir() or ours.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ValueError(
-            f"{ours} is open to other users of this machine, and Ray would keep logs and sockets of the study there; "
-            f"remove it (rm -r {ours}), or name another folder in RAY_TMPDIR"
+            f"{quoted(ours)} is open to other users of this machine, and Ray would keep logs and sockets of the study there; "
+            f"remove it (rm -r {quoted(ours)}), or name another folder in RAY_TMPDIR"
         )
-    folder.mkdir(exist_ok=True)
-    _forget_old_sessions(folder)
+    with own_file(folder):
+        folder.mkdir(exist_ok=True)
+        _forget_old_sessions(folder)
     return folder
 
 

@@ -176,6 +176,16 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
     code_shipping.refuse_hidden_packages()
 
 
+def test_the_remedy_for_a_hidden_package_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(clone := tmp_path / "my clone" / "trainers" / "loop.py", "changed")
+    monkeypatch.chdir(here := clone.parents[1])
+    with pytest.raises(ValueError, match="would hide") as refused:
+        code_shipping.refuse_hidden_packages()
+    said = str(refused.value)
+    assert shlex.split(said)[0] == str(here / "trainers")
+    assert shlex.split(said.split("`")[1]) == ["pip", "install", "-e", str(here)]
+
+
 @pytest.mark.slow
 def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
     with socket.socket() as taken:

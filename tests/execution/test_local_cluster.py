@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, private_folder
+from trainers.files import StorageLost
 
 
 @pytest.fixture(autouse=True)
@@ -62,4 +63,31 @@ def test_a_folder_that_others_can_enter_is_refused(sessions: Path) -> None:
     with pytest.raises(
         ValueError, match=rf"^{re.escape(str(sessions.parent))} is open to other users .* in RAY_TMPDIR$"
     ):
+        private_folder()
+
+
+def test_the_remedy_can_be_pasted_and_removes_nothing_else(
+    sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path with a space in it, and a directory beside it that has the name up to the space."""
+    (victim := tmp_path / "my" / "thesis.txt").parent.mkdir()
+    victim.write_text("It was a dark and stormy night.")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "my tmp"))
+    (ours := tmp_path / "my tmp" / sessions.parent.name).mkdir(parents=True)
+    ours.chmod(0o755)
+    with pytest.raises(ValueError, match="is open to other users") as refused:
+        private_folder()
+    remedy = re.search(r"remove it \((rm -r .*)\), or", str(refused.value))
+    assert remedy is not None
+    done = subprocess.run(["bash", "-c", remedy[1]], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert victim.exists()
+    assert not ours.exists()
+    private_folder()
+
+
+def test_a_folder_that_cannot_be_made_is_named(sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(StorageLost, match=rf"/file/{sessions.parent.name} could not be written: Not a directory$"):
         private_folder()

@@ -125,10 +125,11 @@ def test_a_trial_that_fails_with_its_process_names_the_rank_and_how_it_ended(
 
 @needs_a_new_kernel
 def test_a_crash_is_shown_with_the_file_that_has_its_stack(tmp_path: Path) -> None:
-    log = crash_log(str(tmp_path), 0)
+    (directory := tmp_path / "a trial").mkdir()
+    log = crash_log(str(directory), 0)
     crash = f"import faulthandler, ctypes; faulthandler.enable(open({str(log)!r}, 'w')); ctypes.string_at(0)"
-    ended = die_twice(crash, tmp_path)
-    assert ended.reason.endswith(f"last: rank 0 was killed by SIGSEGV (its stack is in {log})")
+    ended = die_twice(crash, directory)
+    assert ended.reason.endswith(f"last: rank 0 was killed by SIGSEGV (its stack is in '{log}')"), "it can be pasted"
     assert "Segmentation fault" in log.read_text()
 
 

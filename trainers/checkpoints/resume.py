@@ -12,7 +12,7 @@ from trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
 from trainers.checkpoints.made_with import MadeWith, differences, differences_before_0_3, made_with_before_0_3
 from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
-from trainers.files import is_there, seen_from
+from trainers.files import is_there, quoted, seen_from
 from trainers.report import Known
 
 
@@ -52,7 +52,7 @@ def branch_state(point: BranchPoint, config: TrialConfig, directory: Path) -> di
     for key, difference in differences_before_0_3(state, made_with_before_0_3(config)).items():
         if key in ("parallel", "optimizer_type"):
             raise ValueError(
-                f"{source}, from which this run branches at {point.samples} samples, was made with {difference}; "
+                f"{quoted(source)}, from which this run branches at {point.samples} samples, was made with {difference}; "
                 "a branch must have the same"
             )
     return state
@@ -69,7 +69,7 @@ def _newest_of_rank_0(directory: Path, rank: int, why_not: WhyNot) -> dict[str, 
     path = directory / names[0]
     if not is_there(path):
         raise ValueError(
-            f"rank {rank} does not see {path}, which rank 0 goes on from; put the run directory on storage that all nodes share"
+            f"rank {rank} does not see {quoted(path)}, which rank 0 goes on from; put the run directory on storage that all nodes share"
         )
     return load_tensors(path)
 
