@@ -315,14 +315,18 @@ def _check_limit(config: StudyConfig, model: nn.Module) -> None:
 
 
 def check_host(config: StudyConfig) -> None:
-    """Raise ValueError if the ranks of a study on this machine alone may take more memory than it has."""
+    """Raise ValueError if the ranks of a study on this machine alone may take more memory than it has, or than this
+    process's control group may take: the kernel ends whoever takes more."""
     if config.memory_limit is None or _has_cuda():
         return
-    num_ranks, has = (config.placement.lanes or 1) * config.world_size, host_bytes()
-    if config.memory_limit * num_ranks > has:
+    num_ranks, of_host, of_group = (config.placement.lanes or 1) * config.world_size, host_bytes(), cgroup.limit_bytes()
+    if config.memory_limit * num_ranks > min(of_host, of_group or of_host):
+        group = (
+            "" if of_group is None else f", of which its control group lets this process have {bytes_text(of_group)}"
+        )
         raise ValueError(
             f"memory_limit is {bytes_text(config.memory_limit)} for each of {num_ranks} rank(s), and this machine has "
-            f"{bytes_text(has)}; lower memory_limit, or leave it out, and each rank has an equal share"
+            f"{bytes_text(of_host)}{group}; lower memory_limit, or leave it out, and each rank has an equal share"
         )
 
 

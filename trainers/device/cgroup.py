@@ -25,6 +25,17 @@ def available_bytes(proc: Path = Path("/proc")) -> int:
     return min([*free, *(left for group in memory_groups(proc) for left in _free_bytes(group))])
 
 
+def limit_bytes(proc: Path = Path("/proc")) -> int | None:
+    """Return the most memory that this process's group and those around it may ever take, whoever uses it now; None where
+    none of them has a limit.
+
+    A limit above what the host has is none: version 1 says so that a group has no limit.
+    """
+    limits = (limit for group in memory_groups(proc) for limit, _, _ in _limits(group))
+    host = int(_fields(proc / "meminfo")["MemTotal:"]) * 1024
+    return min((limit for limit in limits if limit < host), default=None)
+
+
 def memory_kills(proc: Path = Path("/proc")) -> int:
     """Return how many processes of this process's group, or else of the host, the kernel has ended because memory had
     run out."""
@@ -74,12 +85,18 @@ def _mount(line: str) -> _Mount:
 
 
 def _free_bytes(group: Path) -> Iterator[int]:
+    for limit, taken, droppable in _limits(group):
+        dropped = int(_fields(group / "memory.stat").get(droppable, 0))
+        yield max(0, limit - int(taken.read_text()) + dropped)
+
+
+def _limits(group: Path) -> Iterator[tuple[int, Path, str]]:
+    """Yield each limit of a group, with the file that says what is taken and the key of what the kernel would drop."""
     for limit, taken, droppable in _FILES:
         if (group / limit).exists() and (group / taken).exists():
             allowed = (group / limit).read_text().strip()
             if allowed != "max":
-                dropped = int(_fields(group / "memory.stat").get(droppable, 0))
-                yield max(0, int(allowed) - int((group / taken).read_text()) + dropped)
+                yield int(allowed), group / taken, droppable
 
 
 def _fields(file: Path) -> dict[str, str]:

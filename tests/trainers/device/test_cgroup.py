@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,25 @@ def test_a_containers_own_group_is_what_is_mounted_there(
 
 
 @pytest.mark.parametrize("version", [version_1, version_2])
+def test_the_limit_is_the_least_of_the_group_and_those_around_it_whatever_is_taken(
+    tmp_path: Path, version: Callable[..., Path]
+) -> None:
+    proc = version(tmp_path, "/job/step")
+    job, limit = (
+        (tmp_path / "memory/job", "memory__limit_in_bytes")
+        if version is version_1
+        else (tmp_path / "unified/job", "memory__max")
+    )
+    taken = {"memory__usage_in_bytes": GIB, "memory__current": GIB}
+    group(job / "step", **{limit: 2**63 - 4096 if version is version_1 else "max"}, **taken)
+    assert cgroup.limit_bytes(proc) is None
+    group(job, **{limit: 4 * GIB}, **taken)
+    assert cgroup.limit_bytes(proc) == 4 * GIB
+    group(job / "step", **{limit: 3 * GIB})
+    assert cgroup.limit_bytes(proc) == 3 * GIB
+
+
+@pytest.mark.parametrize("version", [version_1, version_2])
 def test_without_a_limit_the_host_tells_what_is_free(tmp_path: Path, version: Callable[..., Path]) -> None:
     proc = version(tmp_path, "/user.slice")
     group(tmp_path / "unified/user.slice", memory__max="max", memory__current=GIB)
@@ -117,16 +137,44 @@ def limited_group() -> Iterator[Path]:
         folder.rmdir()
 
 
-def run_in(group: Path, code: str) -> subprocess.CompletedProcess[str]:
+def run_in(group: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in another process that enters the group first."""
     enter = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-    return subprocess.run([sys.executable, "-c", enter + code], capture_output=True, text=True, env={**os.environ})
+    return subprocess.run(
+        [sys.executable, "-c", enter + code, *arguments], capture_output=True, text=True, env={**os.environ}
+    )
 
 
 def test_a_process_in_a_real_group_is_told_what_the_group_allows(limited_group: Path) -> None:
     done = run_in(limited_group, "from trainers.device import cgroup; print(cgroup.available_bytes())")
     assert done.returncode == 0, done.stderr
     assert 0.7 * LIMIT < int(done.stdout) <= LIMIT
+
+
+REFUSED = """
+import sys
+from orchestrator.config.load import parse_study
+from orchestrator.preflight import check_host
+study = {"name": "mine", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}, "stages": [{"type": "frontier"}]}
+for limit in sys.argv[1:]:
+    try:
+        print(check_host(parse_study(study | {"memory_limit": limit}, "a study")))
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow  # loads torch
+def test_a_memory_limit_that_a_real_group_does_not_allow_is_refused(limited_group: Path) -> None:
+    """The kernel would end its ranks, though the host has the memory."""
+    done = run_in(limited_group, REFUSED, "200MiB", "201MiB")
+    assert done.returncode == 0, done.stderr
+    fits, refused = done.stdout.splitlines()
+    assert fits == "None"
+    assert re.fullmatch(
+        r"memory_limit is 201 MiB for each of 1 rank\(s\), and this machine has .* GiB, of which its control group lets this "
+        r"process have 200 MiB; lower memory_limit, or leave it out, and each rank has an equal share", refused
+    )  # fmt: skip
 
 
 def test_a_real_kill_for_want_of_memory_is_counted_in_its_group_and_no_other(limited_group: Path) -> None:
