@@ -133,8 +133,8 @@ def plan(arguments: argparse.Namespace) -> int:
     facts = Facts()
     if not arguments.no_memory:
         preflight.check_host(config)
-        facts = preflight.check(config, compiles=uses_compile(config))
-        preflight.check_new_study(config, facts, is_local=True, say=functools.partial(print, file=sys.stderr))
+        say = functools.partial(print, file=sys.stderr)
+        facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
     print_plan(config, facts, predict_memory=not arguments.no_memory)
     return 0
 

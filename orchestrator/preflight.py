@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.config.keys import StudyConfig, given_batch
 from orchestrator.config.stages import Equivalence, Frontier, Grid
 from orchestrator.config.trial import base_trial
+from orchestrator.signals import interrupt_has_come
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
@@ -22,6 +23,7 @@ from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, ending_text, exit_text, shortened
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
+from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost, own_file, quoted
@@ -29,7 +31,8 @@ from trainers.files import StorageLost, own_file, quoted
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainers.before.first_pass import FirstPass
+    from trainers.before.first_pass import FirstPass, Part
+    from trainers.data.samples import SampleSet
 
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
@@ -52,7 +55,7 @@ def check(
     """
     from trainers.data.samples import load_data
     from trainers.model.losses import loss_function
-    from trainers.model.models import build_model, find_blocks, load_weights, num_batch_norms, regularizers
+    from trainers.model.models import build_model
 
     check_compiler(compiles)
     what = _data_of(config)
@@ -62,13 +65,29 @@ def check(
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = build_model(config.model, train_set)
+        _give_weights(config, model)
+    with _in_the_users_words(_loss_of(config)):
+        loss_function(config.loss)  # an import path may not resolve
+    with _in_the_users_words(what):
+        facts = _facts(config, train_set, val_set, model)
+        _check_limit(config, model)
+    return facts
+
+
+def _give_weights(config: StudyConfig, model: nn.Module) -> None:
+    """Load the weights that runs are to begin with into the model, to see that they are its own."""
+    from trainers.model.models import load_weights
+
     trial = base_trial(config, None)
     if trial.initial_weights is not None:
         with own_file(path := Path(trial.initial_weights), "read"):
             load_weights(model, path)
-    loss_function(config.loss)  # an import path may not resolve
+
+
+def _facts(config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module) -> Facts:
+    from trainers.model.models import find_blocks, num_batch_norms, regularizers
+
     num_blocks = len(find_blocks(model, config.model.blocks) or ())
-    _check_limit(config, model)
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
@@ -77,37 +96,67 @@ def check(
         num_blocks=num_blocks,
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
-        contents=_contents(trial, train_set, val_set),
+        contents=_contents(base_trial(config, None), train_set, val_set),
     )
 
 
 def check_new_study(
     config: StudyConfig,
-    facts: Facts,
     *,
     is_local: bool,
+    compiles: bool,
     say: Callable[[str], object],
     seconds: float = SECONDS_OF_A_PASS,
-) -> None:
-    """Look for what only a study that begins can be refused for: see that the model has what it is to be checkpointed by, and
-    take a forward and a backward pass of it in a process of its own. Raises ValueError where that shows a fault.
+) -> Facts:
+    """Do as `check`, and look for what only a study that begins can be refused for: see that the model has what it is to be
+    checkpointed by, and take a forward and a backward pass of it in a process of its own.
 
-    is_local: True if runs will be on this machine; what a pass raises here, another device might not. say: what tells people of
-    what is no fault.
+    That process is the first to run the user's code: what ends it would end this one, without a word. is_local: True if runs
+    will be on this machine; what a pass raises here, another device might not. say: what tells people of what is no fault.
     """
-    from trainers.before.first_pass import first_pass
-
+    check_compiler(compiles)
+    found = _first_pass(config, say, seconds)
+    what = _named(found.part, config)
+    if found.part != "pass" and _has_ended_its_process(found):
+        raise ValueError(f"{what} {_how_it_failed(found)}")
+    facts = check(config, compiles=compiles, say=say)
     _check_blocks(config, facts)
-    with _told_if_slow(
-        "the model's first forward and backward pass, for which data are loaded again,", say, MANY_SECONDS
-    ):
-        found = first_pass(base_trial(config, None), seconds)
-    named = {"data": _data_of(config), "model": _model_of(config)}
-    what = named.get(found.part, "the model's first forward and backward pass")
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
     else:
         _act_on(found, what, say, is_local=is_local)
+    return facts
+
+
+def _first_pass(config: StudyConfig, say: Callable[[str], object], seconds: float) -> FirstPass:
+    """Take the first pass; name each part that does not come to its end."""
+    from trainers.before.first_pass import first_pass
+
+    with contextlib.ExitStack() as waiting:
+
+        def begins(part: Part) -> None:
+            waiting.close()
+            waiting.enter_context(_told_if_slow(_named(part, config), say, MANY_SECONDS))
+
+        return first_pass(base_trial(config, None), seconds, begins)
+
+
+def _named(part: Part, config: StudyConfig) -> str:
+    """Return, in the user's words, what a part of the first pass runs."""
+    match part:
+        case "data":
+            return _data_of(config)
+        case "model":
+            return _model_of(config)
+        case "loss":
+            return _loss_of(config)
+        case "pass":
+            return "the model's first forward and backward pass"
+
+
+def _has_ended_its_process(found: FirstPass) -> bool:
+    """True if it crashed, exited, or was killed because there was no room."""
+    return found.outcome == "ended" or (found.outcome == "too_large" and found.exit_code != 0)
 
 
 def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_local: bool) -> None:
@@ -128,6 +177,10 @@ def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_loc
 def _how_it_failed(found: FirstPass) -> str:
     if found.outcome == "raised":
         return f"raised {found.said}; {_DEBUG}"
+    if found.outcome == "too_large":
+        return (
+            "took more memory than this machine lets it have, and was killed; make it smaller, or use a larger machine"
+        )
     ended = f"ended its process, which {ending_text(found.exit_code)}; {_DEBUG}"
     return f"{ended}. Its last words:\n{shortened(found.said, MOST_OF_AN_ENDING)}" if found.said else ended
 
@@ -138,6 +191,10 @@ def _data_of(config: StudyConfig) -> str:
 
 def _model_of(config: StudyConfig) -> str:
     return f"model.target '{config.model.target}' with model.kwargs {config.model.kwargs}"
+
+
+def _loss_of(config: StudyConfig) -> str:
+    return f"loss '{import_path(config.loss)}'"
 
 
 def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[str, str]:
@@ -189,12 +246,14 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
 
 @contextlib.contextmanager
 def _in_the_users_words(what: str) -> Iterator[None]:
-    """Turn whatever the user's target raises into one ValueError that says where."""
+    """Turn whatever the user's target raises into one ValueError that says where; a Ctrl-C is none of it."""
     try:
         yield
     except (ValueError, StorageLost):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and interrupt_has_come():
+            raise
         file, line = users_frame(error)
         raise ValueError(f"{what} {_what_it_did(error)} (in {file}, line {line}); {_DEBUG}") from error
 

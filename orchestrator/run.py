@@ -97,17 +97,20 @@ def _begin(
 ) -> tuple[str, list[Notice]]:
     """Check what can be checked before anything starts; return this process's token, and what it met."""
     notices: list[Notice] = []
+
+    def hear(notice: Notice) -> None:
+        notices.append(notice)
+        journal.append(noticed(notice))
+
+    compiles = is_local and uses_compile(config)
     if is_local:
         preflight.check_host(config)
-    with heard_by(notices.append):
-        facts = preflight.check(config, compiles=is_local and uses_compile(config), say=say)
-    for notice in notices:
-        journal.append(noticed(notice))
-    if journal.study.trials:
-        preflight.refuse_other_contents(journal.study.facts, facts)
-    else:  # until then what the study file names may have been mended
-        preflight.check_new_study(config, facts, is_local=is_local, say=say)
-        journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
+    with heard_by(hear):
+        if journal.study.trials:
+            preflight.refuse_other_contents(journal.study.facts, preflight.check(config, compiles=compiles, say=say))
+        else:  # until then what the study file names may have been mended
+            facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
+            journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))
     return token, [*journal.met, *notices]

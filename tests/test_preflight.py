@@ -7,6 +7,7 @@ import math
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first pass that shows nothing, for what is refused in any case: the process of a real one takes two seconds."""
+    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: FirstPass("passed", "pass"))
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
 
@@ -122,7 +129,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),
-    ({"model": {"target": "mine:Logits"}}, r"loss_sum is \S+ for one sample and \S+ for two equal ones: it is a mean, .*\n    loss_sum = F"),
     ({"model": {"target": "mine:Logits"}, "activation_checkpointing": "full"},
      r"activation_checkpointing is full, and the model has no ModuleList of repeated blocks to checkpoint; put its"),
     ({"model": {"target": "mine:Logits"}, "stages": [{"type": "frontier", "activation_checkpointing": ["selective", 0.5]}]},
@@ -145,6 +151,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"target": "mine:Logits"}}, r"loss_sum is \S+ for one sample and \S+ for two equal ones: it is a mean, .*\n    loss_sum = F"),
+    ({"model": {"target": "mine:GivesUp"}},
+     r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); check the values"),
+    ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD_IN_A_PASS)
+def test_what_a_real_pass_shows_is_one_message_too(
+    home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    """Whether the driver would have found the same, or not."""
+    test_bad_input_is_exit_code_2_and_one_message(home, capsys, changes, said)
+
+
+@pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize(("changes", "said"), BAD, ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_bad_input_is_exit_code_2_and_one_message(
     home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
@@ -161,6 +184,7 @@ def test_bad_input_is_exit_code_2_and_one_message(
     assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
 
 
+@pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize("changes", [{"memory_limit": "900GiB"}, {"data": {"target": "mine:no_data"}}], ids=str)
 def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     code, said = run(capsys, **changes)
@@ -179,17 +203,11 @@ def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(caps
     assert "check the values, or debug it with batchscout trial" in message
 
 
+@pytest.mark.usefixtures("passing")
 def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = run(capsys, model={"target": "mine:fails_without_words"})
     assert code == 2
     assert "'mine:fails_without_words' with model.kwargs {} raised Speechless (in " in message
-
-
-def test_nor_does_other_code_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
-    code, message = run(capsys, model={"target": "mine:GivesUp"})
-    assert code == 2
-    assert "the model's first forward and backward pass raised SystemExit: no forward (in " in message
-    assert "mine.py, line " in message
 
 
 LOCAL, CLUSTER = True, False
@@ -200,7 +218,11 @@ LOCAL, CLUSTER = True, False
     [
         (FirstPass("passed", "pass"), LOCAL, None, []),
         (FirstPass("passed", "pass", "it does not add up"), LOCAL, None, ["it does not add up"]),
-        (FirstPass("too_large", "pass"), LOCAL, None, []),
+        (FirstPass("too_large", "pass", exit_code=-9), LOCAL, None, []),
+        (FirstPass("too_large", "data"), LOCAL, None, []),
+        (FirstPass("too_large", "data", exit_code=-9), CLUSTER,
+         f"data.target 'text' with data.kwargs {STUDY['data']['kwargs']} took more memory than this machine lets it have, and was killed; make it "
+         "smaller, or use a larger machine", []),
         (FirstPass("refused", "pass", "it is a mean"), CLUSTER, "it is a mean", []),
         (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)"), LOCAL,
          "the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); check the values, or debug it with "
@@ -211,6 +233,8 @@ LOCAL, CLUSTER = True, False
         (FirstPass("ended", "model", "Fatal Python error", -11), LOCAL,
          "model.target 'gpt' with model.kwargs {'num_layers': 1, 'num_heads': 1, 'hidden_dim': 8} ended its process, which was "
          "killed by SIGSEGV; check the values, or debug it with batchscout trial. Its last words:\nFatal Python error", []),
+        (FirstPass("ended", "loss", "", 0), CLUSTER,
+         "loss '' ended its process, which exited with status 0; check the values, or debug it with batchscout trial", []),
         (FirstPass("slow", "pass"), LOCAL, None,
          ["the model's first forward and backward pass takes more than 30 s on this machine, so nothing is known of it yet"]),
     ],
@@ -219,10 +243,11 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     monkeypatch: pytest.MonkeyPatch, found: FirstPass, is_local: bool, refused: str | None, told: list[str]
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda config, seconds: found)
+    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: found)
     raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
     with raises:
-        preflight.check_new_study(parse_study(STUDY, "study.yaml"), Facts(), is_local=is_local, say=said.append)
+        study = parse_study(STUDY, "study.yaml")
+        preflight.check_new_study(study, is_local=is_local, compiles=False, say=said.append)
     assert said == told
 
 
@@ -251,6 +276,23 @@ def test_a_model_that_does_not_come_is_named_while_it_is_waited_for(home: Path) 
     said.clear()
     preflight.check(parse_study(STUDY, "study.yaml"), compiles=False, say=say)
     assert said == []
+
+
+def slow_model(vocab_size: int, seq_len: int, **sizes: Any) -> GPT:
+    time.sleep(0.6)
+    return GPT(vocab_size=vocab_size, seq_len=seq_len, **sizes)
+
+
+@pytest.mark.slow
+def test_so_is_one_that_does_not_come_in_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is built first: a model that hangs does so there."""
+    said = list[str]()
+    monkeypatch.setattr(preflight, "MANY_SECONDS", 0.3)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: Facts())
+    study = STUDY | {"model": {"target": "tests.test_preflight:slow_model", "kwargs": STUDY["model"]["kwargs"]}}
+    preflight.check_new_study(parse_study(study, "study.yaml"), is_local=True, compiles=False, say=said.append)
+    named = [one for one in said if one.startswith("model.target 'tests.test_preflight:slow_model' with ")]
+    assert [one.partition("} ")[2] for one in named] == ["has not returned for 0.3 s; Ctrl-C ends the study"]
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(
@@ -293,6 +335,7 @@ def test_on_a_gpu_the_compiler_is_that_of_c_and_pythons_header_is_looked_for(
     preflight.check_compiler(False)
 
 
+@pytest.mark.usefixtures("passing")
 def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing had begun: the next message is about the next fault, not about another study."""
     assert "'Modell'" in run(capsys, model={"target": "mine:Modell"})[1]
@@ -302,6 +345,7 @@ def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(capsys
     assert "another study" not in message
 
 
+@pytest.mark.usefixtures("passing")
 def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +435,7 @@ def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, caps
     assert after == before
 
 
+@pytest.mark.usefixtures("passing")
 def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, loss="mine:losss")[0] == 2
     before = files(home / "runs")

@@ -33,7 +33,7 @@ from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
-from trainers.errors import first_line, said_by
+from trainers.errors import first_line, raised_text, said_by, users_frame
 from trainers.files import StorageLost, own_file, storage_error
 from trainers.report import Report
 
@@ -305,7 +305,10 @@ def failure_reason(error: BaseException) -> str:
     """Return in a line what the user's code raised."""
     if isinstance(error, SystemExit):
         return exit_text(error)
-    return f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, Exception):
+        return f"{type(error).__name__}: {first_line(error)}"
+    file, line = users_frame(error)  # few expect that such a thing is raised, or know by whom
+    return f"{raised_text(error)} (in {file}, line {line})"
 
 
 def lost_a_peer(error: BaseException) -> bool:

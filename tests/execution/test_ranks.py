@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -207,11 +208,19 @@ def data_that_fails_without_words() -> None:
     raise Speechless
 
 
+def data_that_interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+LINE = inspect.getsourcelines(data_that_interrupts)[1] + 1
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         ("data_that_gives_up", "exited with status 3 (sys.exit)"),
         ("data_that_fails_without_words", "Speechless: Speechless"),
+        ("data_that_interrupts", f"KeyboardInterrupt (in {__file__}, line {LINE})"),
     ],
 )
 def test_whatever_the_users_code_raises_fails_its_trial_and_not_its_lane(

@@ -1,6 +1,7 @@
 """One real forward and backward pass before anything is started, in a process of its own.
 
-What a user's code does wrong there is said in seconds, and code that crashes, exits or hangs ends that process alone.
+What a user's code does wrong there is said in seconds, and code that crashes, exits or hangs ends that process alone. So
+it is the first to load the data, build the model and find the loss.
 `python -m trainers.before.first_pass` is the other end of `first_pass`.
 """
 
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, Literal, get_args
 
@@ -35,8 +36,9 @@ from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
 from trainers.errors import LossFault, raised_text, users_frame
 from trainers.model.contract import check_loss, check_shapes, check_sum, told_if_not_adding_up
-from trainers.model.losses import autocasting, loss_function
+from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
+from trainers.notices import Notice, NoticeKind, give_notice, heard_by
 
 NUM_SAMPLES = 2
 """BatchNorm takes no single one."""
@@ -45,9 +47,9 @@ BYTES_PER_WEIGHT_BYTE = 3
 MOST_OF_STDERR = 10_000
 _PR_SET_PDEATHSIG = 1
 
-Part = Literal["data", "model", "pass"]
+Part = Literal["data", "model", "loss", "pass"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""Loading the data, building the model, and the pass."""
+"""Loading the data, building the model, finding the loss, and the pass."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,14 @@ class FirstPass:
     """passed: what people should know of the loss, if anything. refused: the message. raised: the exception, with its file and
     line. ended: the end of what the process had written to stderr; its stack, if it crashed."""
     exit_code: int = 0
-    """ended: how, as `subprocess` has it."""
+    """How the process ended, as `subprocess` has it: where it ended, or was killed because there was no room."""
 
 
-def first_pass(config: TrialConfig, seconds: float) -> FirstPass:
-    """Return what came of a forward and a backward pass of the trial's model, on the device that this machine has.
+def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], object] = lambda _: None) -> FirstPass:
+    """Return what came of a forward and a backward pass of the trial's model, on the device that this machine has. Notices
+    that are given there are given here.
 
-    seconds: how long the pass may take, without data and model.
+    seconds: how long the pass may take, without data and model. begins: is told each part as it begins.
     """
     ran_out, part, kills = threading.Event(), PARTS[0], cgroup.memory_kills()
     with (
@@ -85,7 +88,10 @@ def first_pass(config: TrialConfig, seconds: float) -> FirstPass:
             told = json.loads(line)
             if "outcome" in told:
                 return FirstPass(**told)
-            part = told["part"]
+            if "kind" in told:
+                give_notice(NoticeKind(told["kind"]), told["text"])
+                continue
+            begins(part := told["part"])
             if part == "pass":
                 timer = threading.Timer(seconds, end)
                 timer.start()
@@ -94,7 +100,7 @@ def first_pass(config: TrialConfig, seconds: float) -> FirstPass:
             return FirstPass("slow", part)
         exit_code = process.wait()
         if exit_code == -signal.SIGKILL and cgroup.memory_kills() > kills:
-            return FirstPass("too_large", part)
+            return FirstPass("too_large", part, exit_code=exit_code)
         return FirstPass("ended", part, _last_words(stderr), exit_code)
 
 
@@ -146,9 +152,13 @@ def main() -> None:
     faulthandler.enable(all_threads=False)
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # a user's code may print
-        for told in parts(TrialConfig.model_validate_json(sys.stdin.read())):
-            line = {"part": told} if isinstance(told, str) else asdict(told)
-            print(json.dumps(line), file=out, flush=True)
+
+        def tell(told: Part | FirstPass | Notice) -> None:
+            print(json.dumps({"part": told} if isinstance(told, str) else asdict(told)), file=out, flush=True)
+
+        with heard_by(tell):
+            for told in parts(TrialConfig.model_validate_json(sys.stdin.read())):
+                tell(told)
 
 
 def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
@@ -159,14 +169,18 @@ def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
         train_set, _ = load_data(config.data)
         yield (part := "model")
         module = initial_module(config, train_set)
+        yield (part := "loss")
+        loss = loss_function(config.loss)
         yield (part := "pass")
         with warnings.catch_warnings(), deterministic(config.deterministic), tensor_float_32(config.allow_tf32):
             warnings.simplefilter("ignore")
-            found = _take(config, module, train_set, device)
+            found = _take(config, module, loss, train_set, device)
         yield found
     except LossFault as error:
         yield FirstPass("refused", part, str(error))
-    except (Exception, SystemExit) as error:
+    except GeneratorExit:  # nobody asks for more
+        raise
+    except BaseException as error:  # a user's code may raise anything
         if is_out_of_memory(error, free_bytes(device)):
             yield FirstPass("too_large", part)
         else:
@@ -174,7 +188,9 @@ def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
             yield FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})")
 
 
-def _take(config: TrialConfig, module: nn.Module, train_set: SampleSet, device: torch.device) -> FirstPass:
+def _take(
+    config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
+) -> FirstPass:
     """Take the pass, and look whether the loss is a sum; where there is no room for that, follow it with fake tensors."""
     weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     on_device = free_bytes(device)
@@ -182,7 +198,7 @@ def _take(config: TrialConfig, module: nn.Module, train_set: SampleSet, device: 
         check_shapes(config, train_set)
         return FirstPass("too_large", "pass")
     module.to(device).train()
-    loss = autocasting(loss_function(config.loss), config, device)
+    loss = autocasting(loss, config, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
     loss_sum, _ = check_loss(loss(module, move(fetch(train_set, indices), device)))
     loss_sum.backward()

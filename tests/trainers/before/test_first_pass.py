@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.execution.process_endings import wait_for_end
-from tests.support.tiny import ROOT, config
+from tests.support.tiny import ROOT, Samples, config, data
 from trainers.before import first_pass as module
 from trainers.before.first_pass import PARTS, FirstPass, first_pass
+from trainers.device import cgroup
+from trainers.notices import Notice, NoticeKind, give_notice, heard_by
 
 pytestmark = pytest.mark.slow  # each starts a process
 
@@ -146,3 +148,31 @@ def test_it_does_not_outlive_whoever_asked(tmp_path: Path) -> None:
         asker.kill()
     assert wait_for_end(process, seconds=10.0)
     os.close(process)
+
+
+def killed_for_want_of_memory() -> Samples:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_a_kill_for_want_of_memory_is_told_from_room_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked would be killed, too, if it did the same."""
+    kills = iter(range(2))
+    monkeypatch.setattr(cgroup, "memory_kills", lambda: next(kills))
+    found = passed_by("nothing wrong", data={"target": f"{__name__}:{killed_for_want_of_memory.__name__}"})
+    assert found == FirstPass("too_large", "data", exit_code=-signal.SIGKILL)
+
+
+def gives_a_notice(**kwargs: Any) -> tuple[Samples, Samples]:
+    give_notice(NoticeKind.REBUILT_DATA, "the tokens were made again")
+    return data(**kwargs)
+
+
+def test_notices_of_its_process_and_the_parts_as_they_begin_are_heard_here() -> None:
+    """The data cache that is made again there is whole when this process looks."""
+    heard, begun = list[Notice](), list[str]()
+    trial = config(data={"target": f"{__name__}:gives_a_notice"})
+    with heard_by(heard.append):
+        first_pass(trial, 60.0, begun.append)
+    assert heard == [Notice(NoticeKind.REBUILT_DATA, "the tokens were made again")]
+    assert begun == [*PARTS]
