@@ -423,7 +423,7 @@ def lightning_module(case: Case, search: Search) -> Any:
     from trainers.data.samples import load_data
     from trainers.model.activation_checkpointing import apply_to_blocks
     from trainers.model.models import initial_module
-    from trainers.step.optim import build_optimizer
+    from trainers.step.optimizers import build_optimizer
 
     trial = config(case, 2)
 

@@ -81,7 +81,7 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     from torch.utils.data import DataLoader
 
     from trainers.model.models import initial_module
-    from trainers.step.optim import build_optimizer
+    from trainers.step.optimizers import build_optimizer
 
     samples, _ = padded()
     model = initial_module(config(gpt), None).to(torch.device(device))

@@ -56,7 +56,7 @@ from world_tasks import (
 from orchestrator.config.keys import StudyOptimizer
 from orchestrator.config.trial import optimizer_at
 from trainers.config import TrialConfig
-from trainers.step.optim import learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
 
 WORLDS = Path(__file__).parent / "worlds"
 POINTS = 8

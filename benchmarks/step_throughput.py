@@ -215,7 +215,7 @@ def parts(device: str, gpt: dict[str, Any], *, whole: bool = False) -> tuple[Any
     from trainers.data.samples import load_data
     from trainers.model.activation_checkpointing import apply_to_blocks
     from trainers.model.models import initial_module
-    from trainers.step.optim import build_optimizer
+    from trainers.step.optimizers import build_optimizer
 
     trial = config(device, gpt, whole=whole)
     train_set, _ = load_data(trial.data)

@@ -156,6 +156,7 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:GivesUp"}},
      r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); check the values"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
+    ({"optimizer": {"target": "torch.optim:Muon"}}, r"optimizer torch\.optim:Muon cannot be made of this model's parameters: Muon only"),
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
 
 from orchestrator.config.keys import StudyOptimizer
-from trainers.step.optim import learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
 
 WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
 FILES = sorted(WORLDS.rglob("*.jsonl"))

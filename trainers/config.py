@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -82,17 +83,89 @@ class DataConfig(Strict):
 class OptimizerConfig(Strict):
     """The optimizer, apart from its learning rate."""
 
-    type: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with momentum."""
+    type: Literal["adamw", "sgd", "muon", "adafactor", "adamw_8bit", "adamw_4bit", "own"] = "adamw"
+    """adamw, sgd (with momentum), adafactor: torch's. muon: torch's Muon for the matrices of the model's blocks, and AdamW for
+    all else, at one learning rate (arXiv 2502.16982). adamw_8bit, adamw_4bit: AdamW with moments of 8 or 4 bits, for which torchao
+    must be installed. own: what `target` names."""
+    target: str | None = None
+    """An optimizer of your own as `package.module:callable`. It is called with the parameters (or the groups that `param_groups`
+    makes of them), `lr` and `kwargs`, and returns a torch.optim.Optimizer."""
+    param_groups: str | None = None
+    """For an optimizer of your own: a callable, as `package.module:callable`, that takes the model and returns its parameters as
+    groups, as torch.optim takes them. Where each has an `lr`, the first group trains at the study's learning rate and the others
+    keep their ratio to it. null: all parameters are one group."""
+    kwargs: dict[str, Any] = Field(default={})
+    """Further arguments of the optimizer: of your own all but `lr`, of muon those of its matrices' part (`momentum`, `nesterov`,
+    `ns_steps`), of the others those that no key here stands for."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """The decay rates of AdamW's two moving averages. For SGD the first is the momentum, and the second has no
-    effect."""
+    """The decay rates of AdamW's two moving averages, with muon those of what is not a matrix. For SGD the first is the momentum,
+    and the second has no effect. Neither has for adafactor and an optimizer of your own."""
     eps: float = 1e-8
-    """What AdamW adds to the denominator. It has no effect for SGD."""
+    """What AdamW adds to the denominator. It has no effect for sgd, adafactor and an optimizer of your own."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """The weight decay. It applies to tensors of two or more dimensions only, so not to biases and norms."""
+    """The weight decay. It applies to tensors of two or more dimensions only, so not to biases and norms. It has no effect for an
+    optimizer of your own, which has it in `kwargs` or in its groups."""
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """The norm to which the gradient of a whole optimizer step is clipped. null: it is never clipped."""
+
+    @property
+    def name(self) -> str:
+        """The built-in one, or the import path of another."""
+        return self.target or self.type
+
+    @property
+    def has_betas(self) -> bool:
+        """True if it keeps Adam's moments, of all parameters or of some."""
+        return self.type in ("adamw", "muon", "adamw_8bit", "adamw_4bit")
+
+    @property
+    def code(self) -> str:
+        """What memory and speed depend on: which it is and its further arguments, but not its other numbers."""
+        own = {"target": self.target, "param_groups": self.param_groups, "kwargs": self.kwargs}
+        told = {key: value for key, value in own.items() if value}
+        return json.dumps({"type": self.type, **told}, sort_keys=True) if told else self.type
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_is_ones_own(cls, given: Any) -> Any:
+        """A target says by itself that the optimizer is one's own."""
+        return {"type": "own", **given} if isinstance(given, dict) and given.get("target") else given
+
+    @model_validator(mode="after")
+    def _one_thing_says_which(self) -> OptimizerConfig:
+        if self.target and self.type != "own":
+            raise ValueError(
+                f"type is {self.type} and target {self.target}; each names an optimizer: leave one of them out"
+            )
+        if self.type == "own" and not self.target:
+            raise ValueError("type is own, and no target names it; set target: package.module:callable")
+        if self.param_groups and not self.target:
+            raise ValueError(
+                f"param_groups ({self.param_groups}) is for an optimizer of your own, and type is {self.type}, which groups the "
+                "parameters itself; name the optimizer by its import path as target, or leave param_groups out"
+            )
+        taken = [(argument, key) for argument, key in self._arguments().items() if argument in self.kwargs]
+        for argument, key in taken:
+            raise ValueError(
+                f"kwargs has {argument}, for which the study file has a key of its own; set optimizer.{key} instead"
+            )
+        return self
+
+    def _arguments(self) -> dict[str, str]:
+        """Return the optimizer's arguments for which there is a key, and which one."""
+        rate, decay = {"lr": "lr"}, {"weight_decay": "weight_decay"}
+        of_type: dict[str, dict[str, str]] = {
+            "own": rate,
+            "sgd": rate | decay | {"momentum": "betas"},
+            "adafactor": rate | decay,
+        }
+        return of_type.get(self.type, rate | decay | {"betas": "betas", "eps": "eps"})
+
+    @model_serializer(mode="wrap")
+    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the keys that version 0.3.0 did not have where they say something: see TrialConfig's."""
+        new = ("target", "param_groups", "kwargs")
+        return {key: value for key, value in serialise(self).items() if value or key not in new}
 
 
 class Schedule(Strict):

@@ -31,7 +31,8 @@ from trainers.report import Known
 from trainers.speed.flops import work_of
 from trainers.speed.meter import Meter
 from trainers.step.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
-from trainers.step.optim import build_optimizer, learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
+from trainers.step.optimizers import build_optimizer, set_learning_rate
 from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
 
@@ -98,8 +99,7 @@ class Run:
             self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
         self.optimizer.zero_grad(set_to_none=True)
         learning_rate = learning_rate_of_step(config, first_sample)
-        for group in self._groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, split))
         self.scaler.unscale_(self.optimizer)
         factor = self.nominal_targets * config.world_size / num_targets
@@ -178,7 +178,7 @@ class Run:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         place = {
             "samples_seen": self.samples_seen,
-            "learning_rate": self._groups[0]["lr"],
+            "learning_rate": float(self._groups[0]["lr"]),
         }
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()

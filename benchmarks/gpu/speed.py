@@ -169,7 +169,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     from trainers.model.models import initial_module
     from trainers.speed.flops import work_of
     from trainers.speed.throughput import StepClock, utilisation
-    from trainers.step.optim import build_optimizer
+    from trainers.step.optimizers import build_optimizer
 
     train_set, _ = load_data(trial.data)
     module = initial_module(trial, train_set)

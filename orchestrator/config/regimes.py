@@ -42,7 +42,7 @@ def _optimizer(given: object) -> object:
         return given
     if "lr" in given:
         return {**_FINETUNE["optimizer"], **given}
-    if given.get("type", "adamw") != "adamw":
+    if given.get("type", "adamw") != "adamw" or given.get("target"):
         raise ValueError("regime: finetune has a default optimizer.lr for adamw alone; set optimizer.lr")
     return {**_FINETUNE["optimizer"], "lr": FINETUNE_RATE, **given}
 

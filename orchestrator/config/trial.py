@@ -89,16 +89,19 @@ def baseline_batch(config: StudyConfig) -> int:
 def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -> float:
     """Return the learning rate that the scaling rule gives for an effective batch."""
     ratio = effective_batch_size / optimizer.reference_batch_size
-    return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[optimizer.lr_scaling]
+    rule = optimizer.lr_scaling
+    if rule == "auto":
+        rule = "linear" if optimizer.type == "sgd" else "sqrt"
+    return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[rule]
 
 
 def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_rate: float) -> OptimizerConfig:
     """Return the optimizer of a run: its betas and weight decay follow batch and rate where the study file says so."""
     own = {name: getattr(optimizer, name) for name in OptimizerConfig.model_fields}
     ratio, (beta1, beta2) = effective_batch_size / optimizer.reference_batch_size, optimizer.betas
-    if optimizer.beta2_scaling == "samples" and optimizer.type == "adamw":
+    if optimizer.beta2_scaling == "samples" and optimizer.has_betas:
         own["betas"] = beta1, min(max(beta2**ratio, beta1), LARGEST_BETA2)
-    if optimizer.weight_decay_scaling == "samples":
+    if optimizer.weight_decay_scaling == "samples" and optimizer.type != "own":
         factor = ratio * optimizer.lr / learning_rate
         own["weight_decay"] = optimizer.weight_decay * min(max(factor, LEAST_DECAY), MOST_DECAY)
     return OptimizerConfig(**own)

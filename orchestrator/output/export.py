@@ -102,6 +102,11 @@ def _comments(lines: list[str]) -> list[str]:
     return [f"# {line}" for line in lines]
 
 
+def _cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
+    kwargs = f" with {optimizer.kwargs}" if optimizer.kwargs else ""
+    return f"optimizer {optimizer.name}{kwargs} cannot be said in {target}"
+
+
 def _checkpointing_note(recommendation: Recommendation, target: str, nearest: str) -> list[str]:
     """Return what is lost where the target knows only full checkpointing or none."""
     mode = recommendation.activation_checkpointing
@@ -140,6 +145,11 @@ def _hf_notes(recommendation: Recommendation) -> list[str]:
     notes = _checkpointing_note(
         recommendation, "TrainingArguments", "activation_checkpointing=True is full: slower, and less memory"
     )
+    if recommendation.optimizer.type in ("muon", "adafactor", "own"):
+        notes.append(
+            f"{_cannot_be_said(recommendation.optimizer, 'TrainingArguments')}: build it yourself, and hand it to the Trainer, "
+            "optimizers=(optimizer, schedule)"
+        )
     if recommendation.activation_checkpointing != "none":
         notes.append("older transformers call activation_checkpointing gradient_checkpointing")
     return notes
@@ -163,8 +173,11 @@ def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
     if optimizer.type == "sgd":
         # transformers takes the SGD's own keys from optim_args alone.
         return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
+    names = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
+    if optimizer.type not in names:
+        return shared
     return {
-        "optim": "adamw_torch_fused",
+        "optim": names[optimizer.type],
         "adam_beta1": beta1,
         "adam_beta2": beta2,
         "adam_epsilon": optimizer.eps,
@@ -291,21 +304,65 @@ def _growing_factor_lines(recommendation: Recommendation) -> list[str]:
 
 def _configure_lines(recommendation: Recommendation) -> list[str]:
     optimizer, rate = recommendation.optimizer, recommendation.learning_rate
-    beta1, beta2 = optimizer.betas
-    build = (
-        f"torch.optim.SGD(groups, lr={rate!r}, momentum={beta1})"
-        if optimizer.type == "sgd"
-        else f"torch.optim.AdamW(groups, lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r})"
-    )
     return [
-        "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
-        "    others = [p for p in self.parameters() if p.dim() < 2]",
-        f"    groups = [{{'params': matrices, 'weight_decay': {optimizer.weight_decay}}}, "
-        "{'params': others, 'weight_decay': 0.0}]",
-        f"    optimizer = {build}",
+        *(_own_lines(optimizer, rate) if optimizer.type == "own" else _built_in_lines(optimizer, rate)),
         "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
         "    return {'optimizer': optimizer, 'lr_scheduler': {'scheduler': schedule, 'interval': 'step'}}",
     ]
+
+
+def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
+    """Return the lines that build it as the study did."""
+    beta1, beta2 = optimizer.betas
+    further = "".join(f", {name}={value!r}" for name, value in optimizer.kwargs.items())
+    of_adam = f"lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r}"
+    decay = optimizer.weight_decay
+    grouped = [
+        "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
+        "    others = [p for p in self.parameters() if p.dim() < 2]",
+        f"    groups = [{{'params': matrices, 'weight_decay': {decay}}}, {{'params': others, 'weight_decay': 0.0}}]",
+    ]
+    match optimizer.type:
+        case "sgd":
+            return [*grouped, f"    optimizer = torch.optim.SGD(groups, lr={rate!r}, momentum={beta1}{further})"]
+        case "adafactor":
+            return [*grouped, f"    optimizer = torch.optim.Adafactor(groups, lr={rate!r}{further})"]
+        case "adamw_8bit" | "adamw_4bit":
+            name = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit"}[optimizer.type]
+            return [
+                "    from torchao.optim import " + name,
+                "",
+                *grouped,
+                f"    optimizer = {name}(groups, {of_adam}{further})",
+            ]
+        case "muon":
+            return [
+                "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
+                "",
+                "    blocks = self.model.blocks  # the ModuleList of your model's repeated layers",
+                "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",
+                "    matrices = [p for p in self.parameters() if id(p) in inner]",
+                "    others = [p for p in self.parameters() if id(p) not in inner]",
+                f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
+                "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
+                f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}, adjust_lr_fn='match_rms_adamw'{further})",
+                f"    optimizer = Together([muon, torch.optim.AdamW(groups, {of_adam})])",
+            ]
+        case _:
+            return [*grouped, f"    optimizer = torch.optim.AdamW(groups, {of_adam}{further})"]
+
+
+def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
+    assert optimizer.target, "it was checked"
+    module, _, name = optimizer.target.partition(":")
+    groups = "self.parameters()"
+    lines = [f"    from {module} import {name}"]
+    if optimizer.param_groups:
+        of_groups, _, grouping = optimizer.param_groups.partition(":")
+        lines.append(f"    from {of_groups} import {grouping}")
+        groups = f"{grouping}(self.model)"
+    further = "".join(f", {key}={value!r}" for key, value in optimizer.kwargs.items())
+    return [*lines, "", f"    optimizer = {name}({groups}, lr={rate!r}{further})"]
 
 
 def _torchtitan(recommendation: Recommendation) -> str:
@@ -364,7 +421,7 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
     if r.precision == "float16":
         notes.append("precision float16 cannot be said in torchtitan: bfloat16 stands in its place")
     if r.optimizer.type != "adamw":
-        notes.append(f"optimizer {r.optimizer.type} cannot be said in torchtitan: AdamW is another optimizer")
+        notes.append(f"{_cannot_be_said(r.optimizer, 'torchtitan')}: AdamW is another optimizer")
     return notes
 
 
@@ -407,6 +464,7 @@ def _deepspeed_optimizer(recommendation: Recommendation) -> dict[str, JsonValue]
     params: dict[str, JsonValue] = {"lr": recommendation.learning_rate, "weight_decay": optimizer.weight_decay}
     if optimizer.type == "sgd":
         return {"type": "SGD", "params": params | {"momentum": optimizer.betas[0]}}
+    # Of another one this is only the nearest: the notes say so.
     return {"type": "AdamW", "params": params | {"betas": list(optimizer.betas), "eps": optimizer.eps}}
 
 
@@ -428,6 +486,11 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
         f"the seed ({r.seed}) is set in your script",
         *_deepspeed_ramp(r),
     ]
+    if r.optimizer.type not in ("adamw", "sgd"):
+        notes.append(
+            f"{_cannot_be_said(r.optimizer, 'DeepSpeed')}: AdamW stands in its place; build yours, remove the key optimizer, and hand "
+            "it to deepspeed.initialize(optimizer=...)"
+        )
     if decay_steps := _decay_steps(r):
         notes.append(
             f"schedule warmup_stable_decay cannot be said in DeepSpeed: the last {decay_steps} steps were annealed "
@@ -491,7 +554,7 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
     if r.schedule.type == "constant" and r.warmup_samples:
         notes.append("nanoGPT warms up only where it decays: with decay_lr = False warmup_iters has no effect")
     if r.optimizer.type != "adamw":
-        notes.append(f"optimizer {r.optimizer.type} cannot be said in nanoGPT: it always uses AdamW")
+        notes.append(f"{_cannot_be_said(r.optimizer, 'nanoGPT')}: it always uses AdamW")
     elif r.optimizer.eps != 1e-8:
         notes.append(f"eps {r.optimizer.eps} cannot be said in nanoGPT: it uses 1e-8")
     return [*notes, f"nanoGPT always seeds with 1337; the study's seed was {r.seed}"]

@@ -28,6 +28,7 @@ from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
+from trainers.config import OptimizerConfig
 from trainers.criteria import spoken
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
@@ -126,12 +127,17 @@ def _settings(context: StageContext[Regularization]) -> list[Setting]:
 def _own(context: StageContext[Regularization]) -> dict[Regularizer, float]:
     """Return what can be set, as the chosen run has it."""
     chosen, takes = _source(context).config, context.study.facts.regularizers or {}
-    own: dict[Regularizer, float] = {"weight_decay": chosen.optimizer.weight_decay}
+    own: dict[Regularizer, float] = {"weight_decay": _weight_decay(chosen.optimizer)}
     if "dropout" in takes:
         own["dropout"] = takes["dropout"]
     if "label_smoothing" in takes and _why_unsmoothed(context) is None:
         own["label_smoothing"] = takes["label_smoothing"]
     return own
+
+
+def _weight_decay(optimizer: OptimizerConfig) -> float:
+    """Return 0 for an optimizer of the user's own, which has its decay in arguments that only it knows."""
+    return 0.0 if optimizer.type == "own" else optimizer.weight_decay
 
 
 def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
@@ -239,7 +245,9 @@ def _notes(context: StageContext[Regularization], findings: RegularizationFindin
         yield f"dropout was not tried: {context.config.model.target} takes no argument of that name"
     if stage.label_smoothing and "label_smoothing" not in own:
         yield f"label smoothing was not tried: {_why_unsmoothed(context)}, not the built-in one from whole logits"
-    if stage.weight_decay and not own["weight_decay"]:
+    if stage.weight_decay and context.config.optimizer.type == "own":
+        yield f"weight decay was not tried: {context.config.optimizer.name} has its own, in optimizer.kwargs or its groups"
+    elif stage.weight_decay and not own["weight_decay"]:
         yield "weight decay was not tried: optimizer.weight_decay is 0, which has no multiples"
     if findings.kept and context.config.real_run:
         yield f"the runs of several lengths (horizons) train without {findings.kept}"

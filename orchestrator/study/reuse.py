@@ -136,7 +136,7 @@ class Measurements:
 
     def _key(self, trial: Proposal, predicted_memory_bytes: float | None) -> str:
         config = trial.config.model_dump(mode="json", exclude={*WITHOUT_EFFECT, "optimizer"})
-        config["optimizer"] = trial.config.optimizer.type  # its numbers change neither
+        config["optimizer"] = trial.config.optimizer.code  # its other numbers change neither
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
@@ -203,9 +203,16 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration."""
     from importlib.metadata import version
 
+    optimizer = config.optimizer
     targets = [config.model.target, import_path(config.loss), config.data.target]
+    targets += [
+        path
+        for path in (optimizer.target, optimizer.param_groups)
+        if path and not path.startswith(("torch.", "torchao."))
+    ]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
-    libraries = ["torch", *(["transformers"] if of_transformers else [])]
+    of_torchao = optimizer.type in ("adamw_8bit", "adamw_4bit") or optimizer.name.startswith("torchao.")
+    libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
     frontier = config.keys_of(Frontier)
     return {
         "device": device,

@@ -42,17 +42,19 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
 
 
 def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
-    """Return the study with the setting that an earlier version began it with, which knew no other, where the study file leaves it
-    open: all its runs are then compared under one."""
+    """Return the study with the rules that it was begun with, where the study file leaves them open: an earlier version had other
+    defaults, and all runs of a study are compared under one rule."""
     path = run_dir / "study.yaml"
     with own_file(run_dir):
-        if "beta2_scaling" in config.optimizer.model_fields_set or not path.is_file():
+        if not path.is_file():
             return config
     stored = read_yaml(path)
     optimizer = stored.get("optimizer") if isinstance(stored, dict) else None
-    if not isinstance(optimizer, dict) or "beta2_scaling" in optimizer:
+    if not isinstance(optimizer, dict):
         return config
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"beta2_scaling": "none"})})
+    began = {"beta2_scaling": optimizer.get("beta2_scaling", "none"), "lr_scaling": optimizer.get("lr_scaling", "sqrt")}
+    left_open = {key: value for key, value in began.items() if key not in config.optimizer.model_fields_set}
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=left_open)})
 
 
 def _discard_half_written(run_dir: Path) -> None:

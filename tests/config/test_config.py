@@ -393,6 +393,28 @@ def test_the_learning_rate_scales_from_the_reference_batch() -> None:
         assert scaled_learning_rate(optimizer, 8) == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [({}, 2.0), ({"type": "sgd"}, 4.0), ({"type": "muon"}, 2.0), ({"target": "my.module:Lion"}, 2.0)],
+    ids=["adamw", "sgd", "muon", "own"],
+)
+def test_the_rule_that_nobody_names_is_the_optimizers_own(settings: dict[str, Any], factor: float) -> None:
+    optimizer = study_of(optimizer=settings | {"lr": 1e-3, "reference_batch_size": 8}).optimizer
+    assert scaled_learning_rate(optimizer, 32) == pytest.approx(1e-3 * factor)
+
+
+def test_betas_follow_the_batch_where_there_are_any_and_ones_own_decay_stays_its_own() -> None:
+    for kind, changes in (("adamw_8bit", True), ("muon", True), ("sgd", False), ("adafactor", False)):
+        found = optimizer_at(study_of(optimizer={"type": kind, "reference_batch_size": 8}).optimizer, 4, 0.1)
+        assert (found.betas != (0.9, 0.95)) is changes
+    own = study_of(
+        optimizer={"target": "my.module:Lion", "weight_decay_scaling": "samples", "kwargs": {"betas": [0, 1]}}
+    )
+    found = optimizer_at(own.optimizer, 4, 0.1)
+    assert (found.name, found.kwargs) == ("my.module:Lion", {"betas": [0, 1]})
+    assert (found.betas, found.weight_decay) == ((0.9, 0.95), 0.1)
+
+
 def test_warm_up_is_in_samples_and_lasts_30_steps_but_no_more_than_a_fifth_of_the_run() -> None:
     optimizer = study_of().optimizer
     by_batch = [(1, 100), (3, 100), (8, 240), (32, 960), (64, 1920), (128, 2000), (5000, 2000)]

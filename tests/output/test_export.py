@@ -23,7 +23,7 @@ from orchestrator.output.export import export
 from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
 from trainers.config import Schedule, TrialConfig
-from trainers.step.optim import learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
@@ -242,6 +242,55 @@ def test_lightning_decays_matrices_only() -> None:
     momentum = lightning(with_optimizer(type="sgd"))[1]["configure_optimizers"](model)["optimizer"]
     assert isinstance(momentum, torch.optim.SGD)
     assert momentum.defaults["momentum"] == 0.9
+
+
+class WithBlocks(torch.nn.Module):
+    """A LightningModule's attributes, as far as an optimizer is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.blocks = torch.nn.ModuleList([torch.nn.Linear(3, 3)])
+        self.model.head = torch.nn.Linear(3, 5)
+
+
+def test_lightning_builds_the_other_optimizers_as_the_study_did() -> None:
+    def built(**optimizer: Any) -> Any:
+        return lightning(with_optimizer(**optimizer))[1]["configure_optimizers"](WithBlocks())["optimizer"]
+
+    muon, adamw = built(type="muon", kwargs={"ns_steps": 3}).members
+    assert [tuple(p.shape) for p in muon.param_groups[0]["params"]] == [(3, 3)]
+    assert (muon.defaults["ns_steps"], muon.defaults["adjust_lr_fn"]) == (3, "match_rms_adamw")
+    assert [len(group["params"]) for group in adamw.param_groups] == [1, 2]
+    assert isinstance(built(type="adafactor"), torch.optim.Adafactor)
+    own = built(type="own", target="torch.optim:NAdam", kwargs={"weight_decay": 0.05})
+    assert isinstance(own, torch.optim.NAdam)
+    assert own.defaults["weight_decay"] == 0.05
+
+
+@pytest.mark.parametrize("to", ["hf", "torchtitan", "deepspeed", "nanogpt"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"type": "muon"},
+        {"type": "adafactor"},
+        {"type": "own", "target": "my.module:Lion", "kwargs": {"betas": [0.9, 0.99]}},
+    ],
+    ids=["muon", "adafactor", "own"],
+)
+def test_a_trainer_that_cannot_say_the_optimizer_says_so(to: str, optimizer: dict[str, Any]) -> None:
+    name = optimizer.get("target") or optimizer["type"]
+    text = export(with_optimizer(**optimizer), to)
+    assert f"optimizer {name}" in text
+    assert "cannot be said in" in text
+    if to == "hf":
+        assert "optim" not in hf_arguments(text)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_transformers_has_torchaos_optimizers(bits: int) -> None:
+    given = hf_arguments(export(with_optimizer(type=f"adamw_{bits}bit"), "hf"))
+    assert (given["optim"], given["adam_beta2"]) == (f"adamw_torch_{bits}bit", 0.95)
 
 
 def test_torchtitan_toml_keeps_the_batch_identity() -> None:

@@ -61,6 +61,16 @@ def test_a_study_begun_with_a_fixed_beta2_goes_on_with_it(tmp_path: Path) -> Non
     assert as_it_began(study_of(), tmp_path / "new").optimizer.beta2_scaling == "samples"
 
 
+def test_a_study_of_sgd_begun_with_the_square_root_goes_on_with_it(tmp_path: Path) -> None:
+    """Since then the rule that nobody names is the optimizer's own."""
+    sgd = {"type": "sgd", "lr": 0.1}
+    begin(tmp_path, study_of(optimizer=sgd | {"lr_scaling": "sqrt"}))
+    resumed = as_it_began(study_of(optimizer=sgd), tmp_path)
+    assert resumed.optimizer.lr_scaling == "sqrt"
+    open_run_directory(resumed, tmp_path).close()
+    assert as_it_began(study_of(optimizer=sgd), tmp_path / "new").optimizer.lr_scaling == "auto"
+
+
 def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
     begin(tmp_path, study_of())
     rewrite(tmp_path, bugdet=7)

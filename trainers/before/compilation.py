@@ -24,7 +24,7 @@ def warm_up(config: TrialConfig, device: torch.device) -> float:
     """Compile and run every kernel that `config` will use, and check what the model returns. Return the seconds it took,
     0 where that was done before."""
     small = _smallest_of_same_code(config)
-    key = small.model_dump_json(include=set(_CODE_FIELDS)) + small.optimizer.type
+    key = small.model_dump_json(include=set(_CODE_FIELDS)) + small.optimizer.code
     if key in _warm:
         return 0.0
     if len(_warm) >= RECOMPILE_LIMIT // 2:

@@ -39,6 +39,7 @@ from trainers.model.contract import check_loss, check_shapes, check_sum, told_if
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
+from trainers.step.optimizers import build_optimizer
 
 NUM_SAMPLES = 2
 """BatchNorm takes no single one."""
@@ -203,6 +204,11 @@ def _take(
     loss_sum, _ = check_loss(loss(module, move(fetch(train_set, indices), device)))
     loss_sum.backward()
     check_sum(module, loss, train_set, device)
+    if config.optimizer.type not in ("adamw", "sgd"):  # what those two take fits any model
+        try:
+            build_optimizer(module, config)
+        except ValueError as error:
+            return FirstPass("refused", "pass", str(error))
     return FirstPass("passed", "pass", told_if_not_adding_up(module, loss, train_set, device) or "")
 
 

@@ -40,7 +40,7 @@ from trainers.model.models import build_model
 from trainers.noise.gradient_noise import MicroGradientNorms
 from trainers.noise.step_statistics import parameters_moved, sums_of_step
 from trainers.step.accumulation import accumulate_gradient, normalise_and_clip
-from trainers.step.optim import build_optimizer
+from trainers.step.optimizers import build_optimizer
 from trainers.step.weight_average import WeightAverage
 
 # Any two sizes say the same; 1 is left out, as torch takes a dimension of one element apart from all others.

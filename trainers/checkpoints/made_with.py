@@ -34,13 +34,20 @@ def made_with_before_0_3(config: TrialConfig) -> dict[str, Any]:
         "effective_batch_size": config.effective_batch_size,
         "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
         "parallel": config.parallel,
-        "optimizer_type": config.optimizer.type,
+        "optimizer_type": config.optimizer.name,
     }
 
 
 def _modules_of_the_user(config: TrialConfig) -> list[str]:
-    targets = (config.model.target, import_path(config.loss), config.data.target)
-    return sorted({target.partition(":")[0] for target in targets if ":" in target})
+    optimizer = config.optimizer
+    targets = (
+        config.model.target,
+        import_path(config.loss),
+        config.data.target,
+        optimizer.target,
+        optimizer.param_groups,
+    )
+    return sorted({target.partition(":")[0] for target in targets if target and ":" in target})
 
 
 @functools.cache

@@ -7,11 +7,12 @@ larger than the largest parameter.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainers.model.parallel import local
@@ -23,7 +24,8 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
     gradient_mean, gradient_variance: over all entries, after clipping. update_norm: |w - w_before|, weight decay
     included; update_ratio: that over |w|. adam_snr: sum m^2 / sum v, both bias-corrected: 1 for a gradient that is
-    the same in every step, near (1 - beta1) / (1 + beta1) for one that is noise.
+    the same in every step, near (1 - beta1) / (1 + beta1) for one that is noise. The last three need an optimizer whose step is
+    known here (`is_followed`).
     """
     moved = parameters_moved(optimizer)
     if not moved:
@@ -34,25 +36,37 @@ def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     gradient, gradient_square, momentum, variance, update, weight = sums.tolist()
     if not math.isfinite(gradient_square):  # float16 that overflowed: the step was not taken
         return {}
-    count = sum(p.numel() for _, p in moved)
+    count, followed = sum(p.numel() for _, p in moved), is_followed(optimizer)
     found = {
         "gradient_mean": gradient / count,
         "gradient_variance": max(0.0, gradient_square / count - (gradient / count) ** 2),
-        "update_norm": update**0.5,
-        "update_ratio": (update / weight) ** 0.5 if weight else None,
+        "update_norm": update**0.5 if followed else None,
+        "update_ratio": (update / weight) ** 0.5 if weight and followed else None,
         "adam_snr": momentum / variance if variance else None,
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
+def is_followed(optimizer: torch.optim.Optimizer) -> bool:
+    """True if this module knows what a step of the optimizer does: torch's AdamW or SGD, in the form that studies have."""
+    variants = ("amsgrad", "maximize", "nesterov", "dampening")
+    plain = not any(group.get(variant) for group in optimizer.param_groups for variant in variants)
+    return type(optimizer) in (torch.optim.AdamW, torch.optim.SGD) and plain
+
+
 def parameters_moved(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
     """Return (its group, the parameter) for each that the last step has moved and whose gradient is still there."""
     steps = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not is_followed(optimizer):
+        return steps
     return [(group, p) for group, p in steps if optimizer.state.get(p) or not group.get("momentum", 1)]
 
 
 def sums_of_step(optimizer: torch.optim.Optimizer, moved: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
-    """Return the sums that `read_step` needs, over this rank's part, still on the device."""
+    """Return the sums that `read_step` needs, over this rank's part, still on the device: those of the update are 0 where the
+    optimizer's step is not known."""
+    if not is_followed(optimizer):
+        return torch.cat([sum_and_square([p for _, p in moved]), moved[0][1].new_zeros(4, dtype=torch.float64)])
     return torch.stack([_sums(group, p, optimizer.state[p]) for group, p in moved]).sum(dim=0)
 
 
@@ -66,7 +80,7 @@ def _sums(group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) ->
     return torch.stack([_sum(gradient), _square(gradient), signal, variance, update, _square(weight)])
 
 
-def sum_and_square(parameters: list[nn.Parameter]) -> Tensor:
+def sum_and_square(parameters: Sequence[Tensor]) -> Tensor:
     """Return [sum g, sum g^2] over this rank's part of the gradients in place, in float64."""
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
     return torch.stack([torch.stack([_sum(gradient), _square(gradient)]) for gradient in gradients]).sum(dim=0)
@@ -74,7 +88,9 @@ def sum_and_square(parameters: list[nn.Parameter]) -> Tensor:
 
 def next_update(optimizer: torch.optim.Optimizer, factor: Tensor) -> Tensor:
     """Return [|update|^2, |w|^2] over this rank's part, of the step that the optimizer would take now if the gradients in
-    place, times factor, were its own. Nothing moves."""
+    place, times factor, were its own; zeros where its step is not known. Nothing moves."""
+    if not is_followed(optimizer):
+        return torch.zeros(2, dtype=torch.float64, device=factor.device)
     sums = [_next_update(group, p, optimizer.state.get(p, {}), factor) for group, p in parameters_moved(optimizer)]
     return torch.stack(sums or [torch.zeros(2, dtype=torch.float64, device=factor.device)]).sum(dim=0)
 

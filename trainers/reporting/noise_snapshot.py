@@ -206,7 +206,7 @@ def _snapshot(run: Run, size: int, windows: list[list[_Sum]]) -> NoiseSnapshot:
     counts = [2**power for power in range(size.bit_length())] if finite else []
     return NoiseSnapshot(
         samples_seen=run.samples_seen,
-        learning_rate=run.optimizer.param_groups[0]["lr"],
+        learning_rate=float(run.optimizer.param_groups[0]["lr"]),
         micro_batch_size=run.config.micro_batch_size,
         num_micro_batches=len(windows) * _over_ranks(run, size),
         noise_scale=estimate.noise_scale,

@@ -26,7 +26,7 @@ from tests.support.tiny import (
 from trainers.config import Phase, TrialConfig
 from trainers.loop import train
 from trainers.report import Answer, Report
-from trainers.step.optim import learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
 from trainers.step.ramps import doubling_ramp, linear_ramp
 from trainers.step_log import read_steps
 

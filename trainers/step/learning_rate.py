@@ -1,33 +1,10 @@
-"""The optimizer and its schedule, both in samples so that runs of different batch sizes are comparable."""
+"""The learning rate over a run, in samples, so that runs of different batch sizes are comparable."""
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import nn
-
 from trainers.config import TrialConfig
-
-
-def build_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
-    """Build fused AdamW or SGD, with weight decay on tensors of two or more dimensions only. Of shards torch has no fused
-    SGD."""
-    settings = config.optimizer
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if settings.type == "sgd":
-        fused = config.parallel != "fsdp"
-        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=settings.betas[0], fused=fused)
-        if settings.betas[0]:
-            for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return optimizer
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def learning_rate_of_step(config: TrialConfig, first_sample: int) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.tiny import config, cpu_run
-from trainers.step.optim import learning_rate_of_step
+from trainers.step.learning_rate import learning_rate_of_step
 
 PEAK = 0.5
 BUDGET = 1024
@@ -88,7 +88,7 @@ def test_a_step_uses_the_rate_of_the_samples_it_ends_at() -> None:
 
 
 def test_an_unused_frozen_parameter_is_left_out() -> None:
-    run = cpu_run(config(model={"target": "tests.trainers.step.test_optim:Frozen"}))
+    run = cpu_run(config(model={"target": "tests.trainers.step.test_learning_rate:Frozen"}))
     run.step()
     assert run.module.get_parameter("frozen.weight").equal(torch.ones(2, 2))
     assert sum(len(group["params"]) for group in run.optimizer.param_groups) == 1

@@ -1,0 +1,261 @@
+"""Every optimizer trains and goes on where it was stopped; one of the user's own is taken as it is, or refused in words."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
+from trainers.before.prediction import NotPredictable, predict
+from trainers.loop import train
+from trainers.model.models import find_blocks
+from trainers.noise.step_statistics import read_step
+from trainers.step.optimizers import Together, build_optimizer, set_learning_rate
+
+HERE = "tests.trainers.step.test_optimizers"
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+COMPILES = pytest.mark.compiled, pytest.mark.filterwarnings("ignore::DeprecationWarning")
+"""torchao compiles its steps, and imports what torch has deprecated."""
+BUILT_IN = [
+    "adamw", "sgd", "muon", "adafactor",
+    *(pytest.param(name, marks=[needs_torchao, *COMPILES]) for name in ("adamw_8bit", "adamw_4bit")),
+]  # fmt: skip
+OWN = {"target": "torch.optim:Adam"}
+
+
+def optimizer_of(**settings: Any) -> torch.optim.Optimizer:
+    return cpu_run(config(optimizer=settings)).optimizer
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_learns_and_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path, name: str) -> None:
+    trial = config(
+        optimizer={"type": name}, sample_budget=256, rungs=(128,), evaluations=(256,), statistics=False,
+        learning_rate=0.1 if name == "sgd" else 1e-2,
+    )  # fmt: skip
+    losses: dict[str, list[float]] = {"whole": [], "stopped": []}
+    for how, rungs in (("whole", ()), ("stopped", (128,))):
+        stop = stop_at(*rungs)
+
+        def report(said: Any, how: str = how, stop: Callable[[Any], Any] = stop) -> Any:
+            losses[how] += said.step_losses
+            return stop(said)
+
+        for _ in range(1 + len(rungs)):
+            train(trial, report, tmp_path / how)
+    assert losses["whole"] == losses["stopped"]
+    assert losses["whole"][-1] < losses["whole"][0] - 0.2
+    assert_equal_bit_by_bit(*(newest_state(tmp_path / how / "checkpoints") for how in losses))
+
+
+# Muon
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else_at_one_learning_rate() -> None:
+    run = cpu_run(config(optimizer={"type": "muon", "weight_decay": 0.3, "kwargs": {"ns_steps": 3}}))
+    optimizer = run.optimizer
+    assert isinstance(optimizer, Together)
+    muon, adamw = optimizer.members
+    assert isinstance(muon, torch.optim.Muon)
+    blocks = find_blocks(run.module, None)
+    assert blocks is not None
+    expected = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
+    of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
+    of_adamw = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert of_muon == expected
+    assert of_adamw == {id(p) for p in run.parameters} - expected
+    assert muon.param_groups[0]["ns_steps"] == 3
+    set_learning_rate(optimizer, 0.007)
+    assert {group["lr"] for member in optimizer.members for group in member.param_groups} == {0.007}
+
+
+def test_muon_on_a_model_without_blocks_and_on_shards_is_refused_with_the_way_out() -> None:
+    plain = {"target": "tests.support.tiny:LogitsOnly", "kwargs": {"vocab_size": 24}}
+    trial = config(optimizer={"type": "muon"}, model=plain, loss="cross_entropy")
+    with pytest.raises(
+        ValueError, match=r"no ModuleList of them; name it under model\.blocks, or name torch\.optim:Muon"
+    ):
+        build_optimizer(nn.Embedding(24, 24), trial)
+    with pytest.raises(
+        ValueError, match=r"muon needs whole matrices, and parallel: fsdp shards them; use parallel: ddp"
+    ):
+        build_optimizer(nn.Embedding(24, 24), config(optimizer={"type": "muon"}, parallel="fsdp", world_size=2))
+
+
+def test_optimizers_that_step_together_do_what_each_does_alone_also_after_their_state_was_loaded() -> None:
+    def parts() -> tuple[list[nn.Parameter], list[torch.optim.Optimizer]]:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))]
+        return weights, [torch.optim.Muon(weights[:1], lr=0.1), torch.optim.AdamW(weights[1:], lr=0.1)]
+
+    def step(weights: list[nn.Parameter], optimizers: Iterable[torch.optim.Optimizer], seed: int) -> None:
+        torch.manual_seed(seed)
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    (alone, optimizers), (joint, members) = parts(), parts()
+    together = Together(members)
+    for seed in (1, 2):
+        step(alone, optimizers, seed)
+        step(joint, [together], seed)
+    fresh, members = parts()
+    loaded = Together(members)
+    loaded.load_state_dict(copy.deepcopy(together.state_dict()))
+    for mine, theirs in zip(fresh, joint, strict=True):
+        mine.data.copy_(theirs)
+    step(alone, optimizers, 3)
+    step(joint, [together], 3)
+    step(fresh, [loaded], 3)
+    for one, other, third in zip(alone, joint, fresh, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+# One's own
+
+
+def test_ones_own_is_called_with_the_rate_and_its_arguments_and_makes_the_same_steps_as_by_hand() -> None:
+    run = cpu_run(config(optimizer={**OWN, "kwargs": {"betas": [0.8, 0.9], "weight_decay": 0.1}}, statistics=False))
+    assert type(run.optimizer) is torch.optim.Adam
+    by_hand = cpu_run(config(statistics=False))
+    by_hand.optimizer = torch.optim.Adam(by_hand.parameters, lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
+    for _ in range(3):
+        run.step()
+        by_hand.step()
+    assert all(torch.equal(a, b) for a, b in zip(run.parameters, by_hand.parameters, strict=True))
+
+
+def two_groups(model: nn.Module) -> list[dict[str, Any]]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    return [{"params": matrices, "lr": 0.02}, {"params": others, "lr": 0.005, "weight_decay": 0.0}]
+
+
+def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first() -> None:
+    trial = config(optimizer={**OWN, "param_groups": f"{HERE}:two_groups"}, warmup_samples=8, learning_rate=0.4)
+    run = cpu_run(trial)
+    run.step()
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.2, 0.05])
+    run.step()
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.1])
+    assert run.metrics()["learning_rate"] == pytest.approx(0.4)
+
+
+def leaves_out_the_head(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": [p for name, p in model.named_parameters() if "head" not in name and "norm" not in name]}]
+
+
+def with_a_rate_for_one(model: nn.Module) -> list[dict[str, Any]]:
+    first, second = two_groups(model)
+    del second["lr"]
+    return [first, second]
+
+
+def parameters_alone(model: nn.Module) -> list[nn.Parameter]:
+    return list(model.parameters())
+
+
+class WantsAClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+class HasModes(torch.optim.SGD):
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def no_optimizer(params: Any, lr: float) -> str:
+    return "adam"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target": "torch.optim:Muon"},
+         r"optimizer torch\.optim:Muon cannot be made of this model's parameters: Muon only supports 2D .*; check "
+         r"optimizer\.kwargs, or say with optimizer\.param_groups"),
+        ({**OWN, "kwargs": {"momentum": 0.9}},
+         r"optimizer\.kwargs do not fit torch\.optim:Adam: got an unexpected keyword argument 'momentum'; it takes: lr, betas"),
+        ({**OWN, "param_groups": f"{HERE}:leaves_out_the_head"},
+         r"leaves out \d+ of the \d+ parameters that are trained, .* among them; put them into a group, or freeze them"),
+        ({**OWN, "param_groups": f"{HERE}:with_a_rate_for_one"}, r"gives 1 of 2 groups an lr; give it to all, .* or to none"),
+        ({**OWN, "param_groups": f"{HERE}:parameters_alone"}, r"returned a list with Parameter; return a list of dictionaries"),
+        ({"target": f"{HERE}:WantsAClosure"}, r"asks for a closure, .* name another optimizer"),
+        ({"target": f"{HERE}:HasModes"}, r"wants to be told by train\(\) and eval\(\)"),
+        ({"target": f"{HERE}:no_optimizer"}, r"returned a str; return a torch\.optim\.Optimizer"),
+        ({"target": f"{HERE}:HERE"}, r"is a str; name a callable that returns an optimizer"),
+        ({"type": "muon", "kwargs": {"nesterow": True}}, r"optimizer\.kwargs do not fit muon: .*'nesterow'; it takes: "),
+    ],
+    ids=lambda value: None if isinstance(value, str) else str(value.get("param_groups") or value.get("target") or "muon"),
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_in_words(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        optimizer_of(**settings)
+
+
+def test_without_torchao_its_optimizers_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao", None)
+    with pytest.raises(ValueError, match=r"adamw_8bit is torchao's, which is not installed here; pip install torchao"):
+        optimizer_of(type="adamw_8bit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({**OWN, "type": "sgd"}, "type is sgd and target torch.optim:Adam; each names an optimizer: leave one of them out"),
+        ({"type": "own"}, "type is own, and no target names it; set target: package.module:callable"),
+        ({"param_groups": "a:b"}, "param_groups (a:b) is for an optimizer of your own, and type is adamw"),
+        ({**OWN, "kwargs": {"lr": 1}}, "kwargs has lr, for which the study file has a key of its own; set optimizer.lr instead"),
+        ({"kwargs": {"betas": [0, 1]}}, "kwargs has betas, for which the study file has a key of its own"),
+        ({"type": "sgd", "kwargs": {"momentum": 0.5}}, "kwargs has momentum, for which the study file has a key of its own; set optimizer.betas"),
+    ],
+)  # fmt: skip
+def test_keys_that_contradict_each_other_are_refused_with_both(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        config(optimizer=settings)
+
+
+# What is measured of a step
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"type": "muon"}, {"type": "adafactor"}, OWN, {"kwargs": {"amsgrad": True}}],
+    ids=["muon", "adafactor", "own", "a variant"],
+)
+def test_a_step_that_is_not_known_tells_of_its_gradient_and_claims_nothing_of_its_update(settings: Any) -> None:
+    run = cpu_run(config(optimizer=settings))
+    for _ in range(3):
+        run.step()
+    gradient = torch.cat([p.grad.flatten().double() for p in run.parameters if p.grad is not None])
+    found = read_step(run.optimizer)
+    assert found.keys() == {"gradient_mean", "gradient_variance"}
+    assert found["gradient_variance"] == pytest.approx(gradient.var(correction=0).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"type": "muon"}, OWN], ids=["muon", "own"])
+def test_its_state_counts_in_the_memory_that_is_predicted(settings: Any) -> None:
+    """Muon keeps one moment of a matrix, Adam two of everything."""
+    found, adamw = (predict(config(optimizer=some)).bytes_at(1) for some in (settings, {}))
+    weights = 4 * sum(p.numel() for p in cpu_run(config()).module.parameters())
+    if settings == OWN:
+        assert found == pytest.approx(adamw, abs=0.5 * weights)
+    else:
+        assert adamw - 1.5 * weights < found < adamw
+
+
+def test_of_adafactor_no_memory_is_predicted_as_its_step_reads_a_number() -> None:
+    with pytest.raises(NotPredictable, match="fake tensors cannot follow it"):
+        predict(config(optimizer={"type": "adafactor"}))

@@ -1,0 +1,231 @@
+"""Builds a run's optimizer: those that are built in, and a user's own by its import path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.config import OptimizerConfig, TrialConfig, resolve
+from trainers.model.models import find_blocks
+
+RATIO = "learning_rate_ratio"
+"""The key of a parameter group that holds its learning rate as a multiple of the run's; without it that is 1."""
+ParamGroups = list[dict[str, Any]]
+
+
+def build_optimizer(model: nn.Module, config: TrialConfig) -> Optimizer:
+    """Build the optimizer that the trial names. Raises ValueError in the user's words where it does not fit the model."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    settings = config.optimizer
+    groups = _groups_by_decay(parameters, settings.weight_decay)
+    match settings.type:
+        case "adamw":
+            return _called(torch.optim.AdamW, groups, config, **_of_adam(settings), fused=True)
+        case "sgd":
+            return _sgd(parameters, groups, config)
+        case "muon":
+            return _muon(model, parameters, config)
+        case "adafactor":
+            return _called(torch.optim.Adafactor, groups, config)
+        case "adamw_8bit" | "adamw_4bit":
+            return _called(_low_bit(settings.type), groups, config, **_of_adam(settings))
+        case "own":
+            return _own(model, parameters, config)
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Give every group the run's learning rate, times its own ratio to it."""
+    for group in optimizer.param_groups:
+        rate = learning_rate * group.get(RATIO, 1.0)
+        if isinstance(group["lr"], Tensor):  # torchao keeps it so, for its compiled step
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _groups_by_decay(parameters: Sequence[nn.Parameter], weight_decay: float) -> ParamGroups:
+    """Return the parameters in two groups: weights decay, biases and norms do not."""
+    groups: ParamGroups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _of_adam(settings: OptimizerConfig) -> dict[str, Any]:
+    return {"betas": settings.betas, "eps": settings.eps}
+
+
+def _called(make: Callable[..., Any], groups: ParamGroups, config: TrialConfig, **own: Any) -> Any:
+    """Return make(groups, ...) with the user's further arguments. Raises ValueError where they do not fit."""
+    arguments = {"lr": config.learning_rate, **own, **config.optimizer.kwargs}
+    name = config.optimizer.name
+    try:
+        inspect.signature(make).bind(groups, **arguments)
+    except TypeError as error:
+        takes = ", ".join(list(inspect.signature(make).parameters)[1:])
+        raise ValueError(f"optimizer.kwargs do not fit {name}: {error}; it takes: {takes}") from error
+    try:
+        return make(groups, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"optimizer {name} cannot be made of this model's parameters: {error}; check optimizer.kwargs, or say with "
+            "optimizer.param_groups which parameters it takes how"
+        ) from error
+
+
+def _sgd(parameters: Sequence[nn.Parameter], groups: ParamGroups, config: TrialConfig) -> Optimizer:
+    """Of shards torch has no fused SGD."""
+    momentum = config.optimizer.betas[0]
+    optimizer = _called(torch.optim.SGD, groups, config, momentum=momentum, fused=config.parallel != "fsdp")
+    if momentum:
+        for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig) -> Optimizer:
+    """Muon for the matrices of the blocks, AdamW for embeddings, head, norms and biases.
+
+    Muon's updates are scaled to the size of AdamW's, so that both go by one learning rate and weight decay (Liu et al. 2025, arXiv
+    2502.16982).
+    """
+    if config.parallel == "fsdp":
+        raise ValueError(
+            "optimizer muon needs whole matrices, and parallel: fsdp shards them; use parallel: ddp, or optimizer adamw"
+        )
+    blocks = find_blocks(model, config.model.blocks)
+    if not blocks:
+        raise ValueError(
+            "optimizer muon is for the matrices of a model's repeated blocks, and this model has no ModuleList of them; name it "
+            "under model.blocks, or name torch.optim:Muon as optimizer.target with your own optimizer.param_groups"
+        )
+    matrices = {id(p): p for block in blocks for p in block.parameters() if p.requires_grad and p.dim() == 2}
+    others = [p for p in parameters if id(p) not in matrices]
+    settings = config.optimizer
+    muon = _called(
+        torch.optim.Muon,
+        [{"params": list(matrices.values())}],
+        config,
+        weight_decay=settings.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    rest = _groups_by_decay(others, settings.weight_decay)
+    if not rest:
+        return muon
+    return Together([muon, torch.optim.AdamW(rest, lr=config.learning_rate, fused=True, **_of_adam(settings))])
+
+
+class Together(Optimizer):
+    """Several optimizers that step as one, each with parameters of its own. Their groups and states are this one's."""
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        self.members = members
+        super().__init__([group for member in members for group in member.param_groups], {})
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        assert closure is None, "a run has no closure"
+        for member in self.members:
+            member.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # which makes groups and state anew
+        self._share()
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for member in self.members:
+            member.state = self.state
+            member.param_groups = [next(groups) for _ in member.param_groups]
+
+
+def _low_bit(name: str) -> Callable[..., Any]:
+    try:
+        from torchao import optim  # pyright: ignore[reportMissingImports]  (an extra)
+    except ImportError as error:
+        raise ValueError(f"optimizer {name} is torchao's, which is not installed here; pip install torchao") from error
+    return {"adamw_8bit": optim.AdamW8bit, "adamw_4bit": optim.AdamW4bit}[name]
+
+
+def _own(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig) -> Optimizer:
+    settings = config.optimizer
+    assert settings.target, "the configuration was checked"
+    make = resolve(settings.target)
+    if not callable(make):
+        raise ValueError(
+            f"optimizer.target {settings.target} is a {type(make).__name__}; name a callable that returns an optimizer"
+        )
+    groups = _own_groups(model, parameters, settings.param_groups, config.learning_rate)
+    optimizer = _called(make, groups, config)
+    _check(optimizer, settings.target)
+    return optimizer
+
+
+def _own_groups(
+    model: nn.Module, parameters: Sequence[nn.Parameter], path: str | None, learning_rate: float
+) -> ParamGroups:
+    """Return the groups that the user's callable makes, each with its learning rate as a multiple of the run's."""
+    if path is None:
+        return [{"params": list(parameters)}]
+    groups = resolve(path)(model)
+    if not isinstance(groups, Iterable) or not all(isinstance(group, dict) and "params" in group for group in groups):
+        raise ValueError(
+            f"optimizer.param_groups {path} returned {_described(groups)}; return a list of dictionaries, each with `params`"
+        )
+    groups = [{**group, "params": _listed(group["params"])} for group in groups]
+    _check_all_are_there(model, parameters, groups, path)
+    with_rate = [group for group in groups if "lr" in group]
+    if not with_rate:
+        return groups
+    if len(with_rate) < len(groups):
+        raise ValueError(
+            f"optimizer.param_groups {path} gives {len(with_rate)} of {len(groups)} groups an lr; give it to all, so that their "
+            "ratios are known, or to none"
+        )
+    first = groups[0]["lr"]
+    return [{**group, RATIO: group["lr"] / first, "lr": learning_rate * group["lr"] / first} for group in groups]
+
+
+def _described(groups: object) -> str:
+    return f"a list with {type(groups[0]).__name__}" if isinstance(groups, list) and groups else type(groups).__name__
+
+
+def _listed(params: Any) -> list[nn.Parameter]:
+    return [params] if isinstance(params, nn.Parameter) else list(params)
+
+
+def _check_all_are_there(model: nn.Module, parameters: Sequence[nn.Parameter], groups: ParamGroups, path: str) -> None:
+    """Raise ValueError where a parameter that is to be trained is in no group."""
+    there = {id(p) for group in groups for p in group["params"]}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in there]
+    if names:
+        raise ValueError(
+            f"optimizer.param_groups {path} leaves out {len(names)} of the {len(parameters)} parameters that are trained, {names[0]} "
+            "among them; put them into a group, or freeze them (requires_grad_(False)) where the model is built"
+        )
+
+
+def _check(optimizer: object, target: str) -> None:
+    """Raise ValueError where a training loop that knows nothing of this optimizer would use it wrongly."""
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer.target {target} returned a {type(optimizer).__name__}; return a torch.optim.Optimizer"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer.target {target} asks for a closure, to evaluate the loss several times a step, which accumulation over "
+            "micro-batches does not allow; name another optimizer"
+        )
+    if hasattr(optimizer, "train") and hasattr(optimizer, "eval"):
+        raise ValueError(
+            f"optimizer.target {target} wants to be told by train() and eval() when the model is evaluated, which this loop does "
+            "not do; name another optimizer"
+        )
