@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def asks_for_a_gpu(config: pytest.Config) -> bool:
-    return re.search(r"(?<!not )\bcuda\b", config.getoption("markexpr")) is not None
+    return re.search(r"(?<!not )\bcuda\b", str(config.getoption("markexpr"))) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)

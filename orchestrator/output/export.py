@@ -166,7 +166,7 @@ def _hf_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
 
 def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
     beta1, beta2 = optimizer.betas
-    shared = {
+    shared: dict[str, JsonValue] = {
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # transformers' word for never
     }

@@ -52,8 +52,8 @@ class World:
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
-    device: dict[str, float] = field(default_factory=dict)
-    """What else a GPU's trials tell."""
+    device_memory_bytes: float | None = None
+    """What a GPU had for its process; None on a CPU host."""
 
     def peak(self, config: TrialConfig) -> float:
         mode = str(config.activation_checkpointing)
@@ -86,7 +86,7 @@ class World:
             peak_memory_bytes=peak * MIB,
             gpu_slowed=float(self.slowed(proposal)),
             other_cpu_share=self.others(proposal),
-            **self.device,
+            device_memory_bytes=self.device_memory_bytes,
         )
 
 
@@ -393,7 +393,7 @@ def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> No
 
 def test_without_a_limit_what_the_gpu_had_for_its_process_is_the_limit() -> None:
     given, told = played(World())
-    read, told_of_gpu = played(World(device={"device_memory_bytes": LIMIT * MIB}), memory_limit=None)
+    read, told_of_gpu = played(World(device_memory_bytes=LIMIT * MIB), memory_limit=None)
     assert told_of_gpu.ok
     assert told_of_gpu.ok == told.ok
     of_file, of_gpu = given.found(FrontierFindings), read.found(FrontierFindings)

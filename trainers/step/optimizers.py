@@ -130,7 +130,7 @@ class Together(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         assert closure is None, "a run has no closure"
         for member in self.members:
             member.step()
