@@ -336,20 +336,25 @@ def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
                 f"    optimizer = {name}(groups, {of_adam}{further})",
             ]
         case "muon":
-            return [
-                "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
-                "",
-                "    blocks = self.model.blocks  # the ModuleList of your model's repeated layers",
-                "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",
-                "    matrices = [p for p in self.parameters() if id(p) in inner]",
-                "    others = [p for p in self.parameters() if id(p) not in inner]",
-                f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
-                "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
-                f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}, adjust_lr_fn='match_rms_adamw'{further})",
-                f"    optimizer = Together([muon, torch.optim.AdamW(groups, {of_adam})])",
-            ]
+            return _muon_lines(decay, rate, of_adam, further)
         case _:
             return [*grouped, f"    optimizer = torch.optim.AdamW(groups, {of_adam}{further})"]
+
+
+def _muon_lines(decay: float, rate: float, of_adam: str, further: str) -> list[str]:
+    """Return the lines that build the two optimizers of muon. further: the arguments of its matrices' part, as text."""
+    return [
+        "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
+        "",
+        "    blocks = self.model.blocks  # the ModuleList of your model's repeated layers",
+        "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",
+        "    matrices = [p for p in self.parameters() if id(p) in inner]",
+        "    others = [p for p in self.parameters() if id(p) not in inner]",
+        f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
+        "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
+        f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}, adjust_lr_fn='match_rms_adamw'{further})",
+        f"    optimizer = Together([muon, torch.optim.AdamW(groups, {of_adam})])",
+    ]
 
 
 def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
