@@ -156,6 +156,8 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:GivesUp"}},
      r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); check the values"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
+    ({"optimizer": {"kwargs": {"amsgard": True}}}, r"optimizer\.kwargs do not fit adamw: .*'amsgard'; it takes: lr, betas"),
+    ({"optimizer": {"kwargs": {"foreach": True}}}, r"optimizer adamw cannot be made .*foreach"),
     ({"optimizer": {"target": "torch.optim:Muon"}}, r"optimizer torch\.optim:Muon cannot be made of this model's parameters: Muon only"),
 ]  # fmt: skip
 

@@ -219,13 +219,15 @@ class Run:
         return state["report"]
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Take weights, moments, averages and the place in the data from a checkpoint; the settings stay this run's."""
-        settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self._groups]
+        """Take weights, moments, averages and the place in the data from a checkpoint; the settings stay this run's. An optimizer of
+        the user's own may keep more in its groups than settings, so they are the checkpoint's."""
+        kept = () if self.config.optimizer.type == "own" else self._groups
+        settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in kept]
         self.num_steps = state["num_steps"]
         # Earlier checkpoints do not have it: all their steps were of one size.
         self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
         load_state(self.module, self.optimizer, state)
-        for group, own in zip(self._groups, settings, strict=True):
+        for group, own in zip(self._groups, settings, strict=False):
             group.update(own)
         if state["scaler"]:  # that of another precision has none
             self.scaler.load_state_dict(state["scaler"])

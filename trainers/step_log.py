@@ -24,8 +24,8 @@ from trainers.files import own_file
 FILE_NAME = "steps.jsonl"
 FIGURES = ("loss", "gradient_norm", "learning_rate")
 _KEYS = {"first_step", "samples_seen", *FIGURES}
-_FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})')
-_FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})')
+_FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})[,}]')
+_FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})[,\]]')
 
 _First = tuple[float, float]
 """A bound on the first step that a line tells of: its number, and the samples seen at its end."""
@@ -121,8 +121,8 @@ def _steps_of(line: bytes) -> list[Step]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Tell whether a line may be one that a process is writing now, or was killed over."""
-    return not line.endswith(b"\n") and b"}" not in line
+    """Tell whether a line may be one that a process is writing now, or was killed over; who appends to that ends it."""
+    return b"}" not in line and not (line.endswith(b"\n") and lines.CHECKSUM_KEY in line)
 
 
 def _first_told(line: bytes) -> _First:

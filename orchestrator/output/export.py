@@ -145,7 +145,7 @@ def _hf_notes(recommendation: Recommendation) -> list[str]:
     notes = _checkpointing_note(
         recommendation, "TrainingArguments", "activation_checkpointing=True is full: slower, and less memory"
     )
-    if recommendation.optimizer.type in ("muon", "adafactor", "own"):
+    if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
         notes.append(
             f"{_cannot_be_said(recommendation.optimizer, 'TrainingArguments')}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
@@ -336,13 +336,15 @@ def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
                 f"    optimizer = {name}(groups, {of_adam}{further})",
             ]
         case "muon":
-            return _muon_lines(decay, rate, of_adam, further)
+            return _muon_lines(optimizer, rate, of_adam)
         case _:
             return [*grouped, f"    optimizer = torch.optim.AdamW(groups, {of_adam}{further})"]
 
 
-def _muon_lines(decay: float, rate: float, of_adam: str, further: str) -> list[str]:
-    """Return the lines that build the two optimizers of muon. further: the arguments of its matrices' part, as text."""
+def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str) -> list[str]:
+    """Return the lines that build the two optimizers of muon."""
+    decay, arguments = optimizer.weight_decay, {"adjust_lr_fn": "match_rms_adamw"} | optimizer.kwargs
+    further = "".join(f", {name}={value!r}" for name, value in arguments.items())
     return [
         "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
         "",
@@ -352,22 +354,31 @@ def _muon_lines(decay: float, rate: float, of_adam: str, further: str) -> list[s
         "    others = [p for p in self.parameters() if id(p) not in inner]",
         f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
         "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
-        f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}, adjust_lr_fn='match_rms_adamw'{further})",
+        f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}{further})",
         f"    optimizer = Together([muon, torch.optim.AdamW(groups, {of_adam})])",
     ]
 
 
 def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
     assert optimizer.target, "it was checked"
-    module, _, name = optimizer.target.partition(":")
-    groups = "self.parameters()"
-    lines = [f"    from {module} import {name}"]
-    if optimizer.param_groups:
-        of_groups, _, grouping = optimizer.param_groups.partition(":")
-        lines.append(f"    from {of_groups} import {grouping}")
-        groups = f"{grouping}(self.model)"
     further = "".join(f", {key}={value!r}" for key, value in optimizer.kwargs.items())
-    return [*lines, "", f"    optimizer = {name}({groups}, lr={rate!r}{further})"]
+    made = optimizer.target.partition(":")[2]
+    if not optimizer.param_groups:
+        return [_import_of(optimizer.target), "", f"    optimizer = {made}(self.parameters(), lr={rate!r}{further})"]
+    return [
+        _import_of(optimizer.target),
+        _import_of(optimizer.param_groups),
+        "",
+        f"    groups = {optimizer.param_groups.partition(':')[2]}(self.model)",
+        f"    scale = {rate!r} / groups[0].get('lr', {rate!r})  # the first group trains at the recommended rate",
+        f"    groups = [{{**group, 'lr': scale * group.get('lr', {rate!r})}} for group in groups]",
+        f"    optimizer = {made}(groups, lr={rate!r}{further})",
+    ]
+
+
+def _import_of(path: str) -> str:
+    module, _, name = path.partition(":")
+    return f"    from {module} import {name.partition('.')[0]}"
 
 
 def _torchtitan(recommendation: Recommendation) -> str:
@@ -425,7 +436,7 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
         notes.append("torchtitan recomputes every second matrix product, the study none: expect less memory and speed")
     if r.precision == "float16":
         notes.append("precision float16 cannot be said in torchtitan: bfloat16 stands in its place")
-    if r.optimizer.type != "adamw":
+    if r.optimizer.type != "adamw" or r.optimizer.kwargs:
         notes.append(f"{_cannot_be_said(r.optimizer, 'torchtitan')}: AdamW is another optimizer")
     return notes
 
@@ -491,7 +502,7 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
         f"the seed ({r.seed}) is set in your script",
         *_deepspeed_ramp(r),
     ]
-    if r.optimizer.type not in ("adamw", "sgd"):
+    if r.optimizer.type not in ("adamw", "sgd") or r.optimizer.kwargs:
         notes.append(
             f"{_cannot_be_said(r.optimizer, 'DeepSpeed')}: AdamW stands in its place; build yours, remove the key optimizer, and hand "
             "it to deepspeed.initialize(optimizer=...)"
@@ -558,7 +569,7 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
         notes.append("schedule warmup_stable_decay cannot be said in nanoGPT: it decays by a cosine after warm-up")
     if r.schedule.type == "constant" and r.warmup_samples:
         notes.append("nanoGPT warms up only where it decays: with decay_lr = False warmup_iters has no effect")
-    if r.optimizer.type != "adamw":
+    if r.optimizer.type != "adamw" or r.optimizer.kwargs:
         notes.append(f"{_cannot_be_said(r.optimizer, 'nanoGPT')}: it always uses AdamW")
     elif r.optimizer.eps != 1e-8:
         notes.append(f"eps {r.optimizer.eps} cannot be said in nanoGPT: it uses 1e-8")

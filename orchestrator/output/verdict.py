@@ -362,7 +362,9 @@ def _gain(compared: _Compared | None, target_loss: float | None) -> str:
 
 
 def _of_score(difference: float, target_loss: float | None) -> str:
-    return f"{difference:.2g}" if target_loss is None else seconds_text(difference)
+    if target_loss is None:
+        return f"{difference:.2g}"
+    return f"-{seconds_text(-difference)}" if difference < 0 else seconds_text(difference)
 
 
 def _if_wrong(regret: float | None, target_loss: float | None) -> str:

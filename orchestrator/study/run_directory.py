@@ -52,7 +52,11 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
     optimizer = stored.get("optimizer") if isinstance(stored, dict) else None
     if not isinstance(optimizer, dict):
         return config
-    began = {"beta2_scaling": optimizer.get("beta2_scaling", "none"), "lr_scaling": optimizer.get("lr_scaling", "sqrt")}
+    began = {}
+    if "beta2_scaling" not in optimizer:
+        began["beta2_scaling"] = "none"
+    if optimizer.get("lr_scaling") == "sqrt":  # which was the default, and was written as one
+        began["lr_scaling"] = "sqrt"
     left_open = {key: value for key, value in began.items() if key not in config.optimizer.model_fields_set}
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=left_open)})
 

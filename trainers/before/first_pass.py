@@ -204,11 +204,10 @@ def _take(
     loss_sum, _ = check_loss(loss(module, move(fetch(train_set, indices), device)))
     loss_sum.backward()
     check_sum(module, loss, train_set, device)
-    if config.optimizer.type not in ("adamw", "sgd"):  # what those two take fits any model
-        try:
-            build_optimizer(module, config)
-        except ValueError as error:
-            return FirstPass("refused", "pass", str(error))
+    try:
+        build_optimizer(module, config)
+    except ValueError as error:
+        return FirstPass("refused", "pass", str(error))
     return FirstPass("passed", "pass", told_if_not_adding_up(module, loss, train_set, device) or "")
 
 

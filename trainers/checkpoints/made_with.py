@@ -47,7 +47,9 @@ def _modules_of_the_user(config: TrialConfig) -> list[str]:
         optimizer.target,
         optimizer.param_groups,
     )
-    return sorted({target.partition(":")[0] for target in targets if target and ":" in target})
+    return sorted(
+        {target.partition(":")[0] for target in targets if target and ":" in target and not target.startswith("torch.")}
+    )
 
 
 @functools.cache

@@ -82,9 +82,7 @@ def _replace(aside: Path, entry: Path) -> Path | None:
     try:
         _replace_files(aside, entry)
         return None
-    except (
-        OSError
-    ):  # such as a bad sector or another user's folder; where a folder cannot be moved either, that is raised
+    except OSError:  # a bad sector or another user's folder; where a folder cannot be moved either, that is raised
         before = aside.with_name(f"{aside.name}-before")
         entry.rename(before)
         for name in names:

@@ -66,7 +66,7 @@ def sums_of_step(optimizer: torch.optim.Optimizer, moved: list[tuple[dict[str, A
     """Return the sums that `read_step` needs, over this rank's part, still on the device: those of the update are 0 where the
     optimizer's step is not known."""
     if not is_followed(optimizer):
-        return torch.cat([sum_and_square([p for _, p in moved]), moved[0][1].new_zeros(4, dtype=torch.float64)])
+        return torch.cat([sum_and_square([p for _, p in moved]), local(moved[0][1]).new_zeros(4, dtype=torch.float64)])
     return torch.stack([_sums(group, p, optimizer.state[p]) for group, p in moved]).sum(dim=0)
 
 

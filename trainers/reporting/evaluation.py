@@ -73,5 +73,5 @@ def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | 
 
 def _micro_batch_size(config: TrialConfig) -> int:
     """Return how many samples are evaluated at once: what is trained as one graph holds no logits of its own size, and eager code
-    does, so fewer of them keep the peak that of training."""
+    does, so fewer of them keep the peak near that of training."""
     return math.ceil(config.micro_batch_size / 4) if config.compile == "whole" else config.micro_batch_size

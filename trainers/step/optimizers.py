@@ -61,7 +61,7 @@ def _of_adam(settings: OptimizerConfig) -> dict[str, Any]:
     return {"betas": settings.betas, "eps": settings.eps}
 
 
-def _called(make: Callable[..., Any], groups: ParamGroups, config: TrialConfig, **own: Any) -> Any:
+def _called(make: Callable[..., Any], groups: ParamGroups | list[nn.Parameter], config: TrialConfig, **own: Any) -> Any:
     """Return make(groups, ...) with the user's further arguments. Raises ValueError where they do not fit."""
     arguments = {"lr": config.learning_rate, **own, **config.optimizer.kwargs}
     name = config.optimizer.name
@@ -72,7 +72,7 @@ def _called(make: Callable[..., Any], groups: ParamGroups, config: TrialConfig, 
         raise ValueError(f"optimizer.kwargs do not fit {name}: {error}; it takes: {takes}") from error
     try:
         return make(groups, **arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(
             f"optimizer {name} cannot be made of this model's parameters: {error}; check optimizer.kwargs, or say with "
             "optimizer.param_groups which parameters it takes how"
@@ -83,7 +83,7 @@ def _sgd(parameters: Sequence[nn.Parameter], groups: ParamGroups, config: TrialC
     """Of shards torch has no fused SGD."""
     momentum = config.optimizer.betas[0]
     optimizer = _called(torch.optim.SGD, groups, config, momentum=momentum, fused=config.parallel != "fsdp")
-    if momentum:
+    if momentum and not config.optimizer.kwargs.get("dampening"):  # which leaves the first gradient as it is
         for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
@@ -107,6 +107,8 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCon
         )
     matrices = {id(p): p for block in blocks for p in block.parameters() if p.requires_grad and p.dim() == 2}
     others = [p for p in parameters if id(p) not in matrices]
+    if not matrices:
+        raise ValueError("optimizer muon is for matrices, and the model's blocks have none; use optimizer adamw")
     settings = config.optimizer
     muon = _called(
         torch.optim.Muon,
@@ -131,9 +133,14 @@ class Together(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        assert closure is None, "a run has no closure"
+        """closure: what evaluates the model and returns the loss, which is returned here, as torch has it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for member in self.members:
             member.step()
+        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)  # which makes groups and state anew
@@ -165,15 +172,17 @@ def _own(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConf
     groups = _own_groups(model, parameters, settings.param_groups, config.learning_rate)
     optimizer = _called(make, groups, config)
     _check(optimizer, settings.target)
+    for group in optimizer.param_groups:  # its own callable may have given them rates of their own, too
+        group[RATIO] = float(group["lr"]) / config.learning_rate
     return optimizer
 
 
 def _own_groups(
     model: nn.Module, parameters: Sequence[nn.Parameter], path: str | None, learning_rate: float
-) -> ParamGroups:
-    """Return the groups that the user's callable makes, each with its learning rate as a multiple of the run's."""
+) -> ParamGroups | list[nn.Parameter]:
+    """Return the groups that the user's callable makes, the first with the run's learning rate; without one the parameters."""
     if path is None:
-        return [{"params": list(parameters)}]
+        return list(parameters)
     groups = resolve(path)(model)
     if not isinstance(groups, Iterable) or not all(isinstance(group, dict) and "params" in group for group in groups):
         raise ValueError(
@@ -190,7 +199,7 @@ def _own_groups(
             "ratios are known, or to none"
         )
     first = groups[0]["lr"]
-    return [{**group, RATIO: group["lr"] / first, "lr": learning_rate * group["lr"] / first} for group in groups]
+    return [{**group, "lr": learning_rate * group["lr"] / first} for group in groups]
 
 
 def _described(groups: object) -> str:
@@ -217,6 +226,10 @@ def _check(optimizer: object, target: str) -> None:
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"optimizer.target {target} returned a {type(optimizer).__name__}; return a torch.optim.Optimizer"
+        )
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"optimizer.target {target} returned an optimizer whose groups have no lr, which a study would have to change; name another"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

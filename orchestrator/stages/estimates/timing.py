@@ -118,7 +118,9 @@ class Timings(Generic[Name]):
     def unrest(self) -> str:
         """Return in words by how much the timings disagree."""
         said = [f"they scatter by {self.spread:.0%} within their rounds"] if self.spread else []
-        if self.disturbed:
+        if self.disturbed and not self.num_quiet_rounds:
+            said.append("every round was disturbed, so that all of them count")
+        elif self.disturbed:
             said.append(f"round {', '.join(map(str, self.disturbed))} was disturbed and does not count")
         return ", and ".join(said)
 

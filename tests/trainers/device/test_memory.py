@@ -364,5 +364,5 @@ def growth_of_threads() -> tuple[int, int]:
 
 def test_a_librarys_new_threads_do_not_use_up_the_limit(small_laws: dict[str, Any]) -> None:
     inside, after = small_laws["threads"]
-    assert inside < 4 * 1.2 * MIB
+    assert inside < 4 * 1.5 * MIB, "and what the heap grows by meanwhile"
     assert after > 4 * 4 * MIB, "of eight at most four got a small stack that was left"

@@ -161,12 +161,19 @@ def test_without_statistics_loss_norm_and_speed_are_all_there_is() -> None:
     assert not {"coherence", "noise_scale", "update_norm", "adam_snr", "successive_cosine"} & found.keys()
 
 
-def sharded_and_whole() -> list[dict[str, float]]:
+def sharded_and_whole(optimizer: dict[str, Any]) -> list[dict[str, float]]:
     """What a run of one interval says of its gradients and updates, whole on both ranks and in shards."""
     found = []
     for parallel in ("ddp", "fsdp"):
         run = cpu_run(
-            config(micro_batch_size=2, gradient_accumulation_steps=3, world_size=2, parallel=parallel, sample_budget=60)
+            config(
+                micro_batch_size=2,
+                gradient_accumulation_steps=3,
+                world_size=2,
+                parallel=parallel,
+                sample_budget=60,
+                optimizer=optimizer,
+            )
         )
         assert (local(run.parameters[0]) is run.parameters[0]) == (parallel == "ddp")
         for _ in range(STEPS_PER_INTERVAL):
@@ -178,7 +185,9 @@ def sharded_and_whole() -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_shards_add_up_to_the_same_figures(tmp_path: Path) -> None:
-    for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path):
-        assert len(whole_model) == 6
+@pytest.mark.parametrize("optimizer", [{}, {"target": "torch.optim:Adam"}], ids=["adamw", "one that is not known"])
+def test_shards_add_up_to_the_same_figures(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    for whole_model, shards in on_two_ranks(sharded_and_whole, tmp_path, optimizer):
+        assert ("update_norm" in shards) == (not optimizer)
+        assert len(whole_model) == (4 if optimizer else 6)
         assert shards == pytest.approx(whole_model, rel=1e-3)

@@ -108,6 +108,9 @@ def test_optimizers_that_step_together_do_what_each_does_alone_also_after_their_
     for seed in (1, 2):
         step(alone, optimizers, seed)
         step(joint, [together], seed)
+    assert together.step(lambda: 0.5) == 0.5, "a trainer may hand over what evaluates the loss"
+    for optimizer in optimizers:
+        optimizer.step()
     fresh, members = parts()
     loaded = Together(members)
     loaded.load_state_dict(copy.deepcopy(together.state_dict()))
@@ -149,6 +152,45 @@ def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first(
     run.step()
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.1])
     assert run.metrics()["learning_rate"] == pytest.approx(0.4)
+
+
+def with_rates_of_its_own(params: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in params:
+        by_kind[parameter.dim() == 2].append(parameter)
+    return torch.optim.Adam([{"params": by_kind[True], "lr": lr}, {"params": by_kind[False], "lr": 0.1 * lr}])
+
+
+def test_rates_that_its_own_callable_gives_keep_their_ratio_too() -> None:
+    run = cpu_run(config(optimizer={"target": f"{HERE}:with_rates_of_its_own"}, learning_rate=0.4))
+    run.step()
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.04])
+
+
+class CountsInItsGroups(torch.optim.SGD):
+    """As Prodigy and others do: what it has learned of the run lies in the groups."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            group["momentum"] = 0.9 - 0.8 / group["count"]
+        return super().step(closure)
+
+
+def test_what_it_keeps_in_its_groups_goes_on_with_the_run(tmp_path: Path) -> None:
+    trial = config(
+        optimizer={"target": f"{HERE}:CountsInItsGroups"},
+        sample_budget=64,
+        rungs=(32,),
+        evaluations=(64,),
+        statistics=False,
+    )
+    for name, rungs in (("whole", ()), ("stopped", (32,))):
+        for stop in [stop_at(*rungs)] * (1 + len(rungs)):
+            train(trial, stop, tmp_path / name)
+    whole, stopped = (newest_state(tmp_path / name / "checkpoints") for name in ("whole", "stopped"))
+    assert_equal_bit_by_bit(whole, stopped)
+    assert [group["count"] for group in stopped["optimizer"]["param_groups"]] == [16]
 
 
 def leaves_out_the_head(model: nn.Module) -> list[dict[str, Any]]:
