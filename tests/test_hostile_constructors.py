@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.studies import ON_TEXT
+
 pytestmark = pytest.mark.slow  # each starts the program, and that a first pass
 
 ROOT = Path(__file__).parents[1]
@@ -38,15 +40,7 @@ def waits(place):
     raise ValueError
 """
 EXITS_AS_IT_IS_IMPORTED = "import os; os._exit(0)"
-STUDY: dict[str, Any] = {
-    "name": "mine",
-    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 8}},
-    "data": {
-        "target": "text",
-        "kwargs": {"train": "train.txt", "val_fraction": 0.2, "seq_len": 8, "tokenizer": "bytes"},
-    },
-    "stages": [{"type": "grid", "compile": [False], "micro_batch_size": [2]}],
-}
+STUDY = ON_TEXT
 
 
 @pytest.fixture

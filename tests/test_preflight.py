@@ -28,6 +28,7 @@ from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
 from tests.support.storage import fault, on_failing_storage
+from tests.support.studies import ON_TEXT
 from trainers.before.first_pass import FirstPass
 from trainers.model.gpt import GPT
 
@@ -75,15 +76,7 @@ class Logits(nn.Module):
 number = 7
 '''
 
-STUDY: dict[str, Any] = {
-    "name": "mine",
-    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 8}},
-    "data": {
-        "target": "text",
-        "kwargs": {"train": "train.txt", "val_fraction": 0.2, "seq_len": 8, "tokenizer": "bytes"},
-    },
-    "stages": [{"type": "grid", "compile": [False], "micro_batch_size": [2]}],
-}
+STUDY = ON_TEXT
 
 
 @pytest.fixture(autouse=True)

@@ -154,3 +154,15 @@ def over_the_longest(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tenso
     """A loss that two equal samples make twice as large, and that is no sum all the same."""
     loss_sum, num_targets = module(batch)
     return loss_sum / (batch["targets"] != -100).sum(1).max().clamp(min=1), num_targets
+
+
+ON_TEXT: dict[str, Any] = {
+    "name": "mine",
+    "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 8}},
+    "data": {
+        "target": "text",
+        "kwargs": {"train": "train.txt", "val_fraction": 0.2, "seq_len": 8, "tokenizer": "bytes"},
+    },
+    "stages": [{"type": "grid", "compile": [False], "micro_batch_size": [2]}],
+}
+"""Trains on a file train.txt in the directory that the program runs in."""
