@@ -199,7 +199,7 @@ class _LaneKeeper:
         return LaneTrainer(
             serve,
             train_loop_config={"dispatcher": self.dispatcher, "lane": self.lane},
-            torch_config=_LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
+            torch_config=LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=shape.world_size,
                 use_gpu=shape.use_gpu,
@@ -259,7 +259,7 @@ class _Backend(TorchConfig().backend_cls):
         super().on_start(worker_group, backend_config)
 
 
-class _LaneTorch(TorchConfig):
+class LaneTorch(TorchConfig):
     @property
     def backend_cls(self) -> type[_Backend]:
         return _Backend

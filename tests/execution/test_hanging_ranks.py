@@ -1,0 +1,47 @@
+"""Ranks that hang in a collective, as those of NCCL do where one of them has run out of memory, are released in seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ray import train
+from ray.train import RunConfig, ScalingConfig
+
+from orchestrator.execution.lanes import LaneTorch
+from orchestrator.execution.ray_private import CONTROLLER_ENVIRONMENT, LaneTrainer
+
+pytestmark = pytest.mark.ray
+
+
+def fail_while_another_hangs(told: dict[str, Any]) -> None:
+    """On a CPU the others of a group notice that one is gone; here they do not, for a minute."""
+
+    def hang(*_: object) -> None:
+        time.sleep(60)
+
+    dist.barrier()
+    dist.destroy_process_group = hang
+    if train.get_context().get_world_rank() == 0:
+        Path(told["failed_at"]).write_text(str(time.time()))
+        raise MemoryError
+
+
+def test_what_hangs_where_another_failed_is_left_after_seconds(tmp_path: Path, ray_cluster: None) -> None:
+    """Ray would wait for half a minute, and a study with many sizes that do not fit for as many of them."""
+    failed_at = tmp_path / "failed_at"
+    trainer = LaneTrainer(
+        fail_while_another_hangs,
+        train_loop_config={"failed_at": str(failed_at)},
+        torch_config=LaneTorch(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(name="hangs", storage_path=str(tmp_path)),
+    )
+    with pytest.raises(train.WorkerGroupError, match="MemoryError"):
+        trainer.fit()
+    waited = time.time() - float(failed_at.read_text())
+    allowed = float(CONTROLLER_ENVIRONMENT["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"])
+    assert allowed <= waited < allowed + 15, "what it is told to wait, and what Ray takes to end the processes"
