@@ -109,9 +109,10 @@ class Frontier(Strict):
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none", "selective", "full")
     """The kinds of activation checkpointing to try: none, selective, full, or a memory budget between 0 and 1, which
     needs `compile`."""
-    compile: Annotated[tuple[Compile, ...], AtLeastOne] = (True,)
+    compile: tuple[Compile, ...] = ()
     """What is compiled, each to be tried: the model's repeated blocks one by one (true, or blocks), the model as one graph
-    with its norm, head and loss (whole), or nothing (false)."""
+    with its norm, head and loss (whole), or nothing (false). Empty: the blocks, and the fastest point once more as one
+    graph."""
     precision: tuple[Precision, ...] = ()
     """The precisions to try: float32, bfloat16, float16. Empty: the study's `precision` alone."""
     cross_entropy: tuple[CrossEntropy, ...] = ()
@@ -314,7 +315,7 @@ StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 
 def compiled_in(stages: Sequence[StageKeys]) -> list[Compile]:
     """Return what the frontier and the grid compile, in the order of the study file; empty where there is neither."""
-    return [one for stage in stages if isinstance(stage, (Frontier, Grid)) for one in stage.compile]
+    return [one for stage in stages if isinstance(stage, (Frontier, Grid)) for one in stage.compile or (True,)]
 
 
 def pruner_of(stage: StageKeys) -> Pruner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.stages.estimates.timing import TIE
 from orchestrator.stages.frontier.findings import FrontierFindings
@@ -118,8 +119,8 @@ def _form(split: Split, known: dict[Mode, dict[int, float]]) -> Form:
 def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
     """Return the samples/s of every micro-batch size, in every mode.
 
-    What something else slowed down is at least as fast as the sizes beside it say. Where cross-entropy in chunks was
-    faster it is taken for all sizes: it was timed at one of them.
+    What something else slowed down is at least as fast as the sizes beside it say. A variant that was faster is taken
+    for all sizes: it was timed at one of them.
     """
     sound, slowed = _fastest_by_mode(frontier, disturbed=False), _fastest_by_mode(frontier, disturbed=True)
     known = {mode: dict(rates) for mode, rates in sound.items()}
@@ -130,13 +131,19 @@ def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
     return known
 
 
+def _taken(frontier: FrontierFindings) -> dict[str, Any]:
+    """Return what every mode is to be changed in. The findings of earlier versions did not say so of chunks."""
+    if frontier.taken is None and frontier.chosen.mode.cross_entropy == "chunked":
+        return {"cross_entropy": "chunked"}
+    return dict(frontier.taken or {})
+
+
 def _fastest_by_mode(frontier: FrontierFindings, *, disturbed: bool) -> dict[Mode, dict[int, float]]:
     known = dict[Mode, dict[int, float]]()
     for point in frontier.measured:
         if point.samples_per_second is None or point.disturbed != disturbed:
             continue
-        chunked = frontier.chosen.mode.cross_entropy == "chunked"
-        mode = replace(point.mode, cross_entropy="chunked") if chunked else point.mode
+        mode = replace(point.mode, **_taken(frontier))
         rates = known.setdefault(mode, {})
         rates[point.micro_batch_size] = max(point.samples_per_second, rates.get(point.micro_batch_size, 0.0))
     return known

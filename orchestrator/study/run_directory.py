@@ -8,8 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import StudyConfig, StudyOptimizer
 from orchestrator.config.load import load_stored_study, read_yaml
+from orchestrator.config.stages import Frontier, StageKeys
 from orchestrator.study.journal import Journal
 from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, make_private_directory, own_file, quoted, written_whole
@@ -49,16 +50,31 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
         if not path.is_file():
             return config
     stored = read_yaml(path)
-    optimizer = stored.get("optimizer") if isinstance(stored, dict) else None
-    if not isinstance(optimizer, dict):
+    if not isinstance(stored, dict):
         return config
+    stages = tuple(_frontier_as_it_began(stage, stored.get("stages")) for stage in config.stages)
+    optimizer = _optimizer_as_it_began(config.optimizer, stored.get("optimizer"))
+    return config.model_copy(update={"stages": stages, "optimizer": optimizer})
+
+
+def _frontier_as_it_began(stage: StageKeys, stored: object) -> StageKeys:
+    """The frontier compiled blocks alone where nobody said what to compile, and this was written as what it was told."""
+    if not isinstance(stage, Frontier) or "compile" in stage.model_fields_set or not isinstance(stored, list):
+        return stage
+    began = [one.get("compile") for one in stored if isinstance(one, dict) and one.get("type") == "frontier"]
+    return stage.model_copy(update={"compile": (True,)}) if began == [[True]] else stage
+
+
+def _optimizer_as_it_began(optimizer: StudyOptimizer, stored: object) -> StudyOptimizer:
+    if not isinstance(stored, dict):
+        return optimizer
     began = {}
-    if "beta2_scaling" not in optimizer:
+    if "beta2_scaling" not in stored:
         began["beta2_scaling"] = "none"
-    if optimizer.get("lr_scaling") == "sqrt":  # which was the default, and was written as one
+    if stored.get("lr_scaling") == "sqrt":  # which was the default, and was written as one
         began["lr_scaling"] = "sqrt"
-    left_open = {key: value for key, value in began.items() if key not in config.optimizer.model_fields_set}
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=left_open)})
+    left_open = {key: value for key, value in began.items() if key not in optimizer.model_fields_set}
+    return optimizer.model_copy(update=left_open)
 
 
 def _discard_half_written(run_dir: Path) -> None:

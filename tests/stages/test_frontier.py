@@ -19,6 +19,7 @@ from orchestrator.stages.forms import forms, measured_sizes
 from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import ladder
+from orchestrator.stages.frontier.variants import ONE_GRAPH, variants
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.causes import Cause
@@ -31,7 +32,7 @@ from orchestrator.study.trial import Proposal, TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import know, next_trial, study_of
 from tests.support.worlds import NONE
-from trainers.config import TrialConfig
+from trainers.config import Compile, TrialConfig
 
 MIB = 2**20
 LIMIT = 100
@@ -52,19 +53,25 @@ class World:
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
+    one_graph: tuple[float, float] = (0.5, 1.0)
+    """Of the model as one graph: the same."""
     device_memory_bytes: float | None = None
     """What a GPU had for its process; None on a CPU host."""
 
     def peak(self, config: TrialConfig) -> float:
         mode = str(config.activation_checkpointing)
-        memory = self.chunked[1] if config.model.kwargs.get("cross_entropy") == "chunked" else 1.0
+        memory = math.prod(memory for _, memory in self.variants_of(config))
         longer = config.data.kwargs.get("seq_len", 1)
         return self.base[mode] + memory * self.slope[mode] * config.micro_batch_size * longer
 
     def speed(self, config: TrialConfig) -> float:
-        speed = self.chunked[0] if config.model.kwargs.get("cross_entropy") == "chunked" else 1.0
+        speed = math.prod(speed for speed, _ in self.variants_of(config))
         size = config.micro_batch_size
         return self.rate[str(config.activation_checkpointing)] * speed * size / (size + self.half_rate_size)
+
+    def variants_of(self, config: TrialConfig) -> list[tuple[float, float]]:
+        chunked, one_graph = config.model.kwargs.get("cross_entropy") == "chunked", config.compile == "whole"
+        return [self.chunked] * chunked + [self.one_graph] * one_graph
 
     def message(self, config: TrialConfig, share: float = 1.0) -> Message:
         """Its last word. share: of the speed that it would have alone on the machine."""
@@ -497,6 +504,79 @@ def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pay
     kwargs = known.context.trial(known.context.split(4, 2), findings.chosen.mode).model.kwargs
     assert kwargs.get("cross_entropy", "whole") == kind
     assert not any("chunk" in note for note in played(world)[1].notes), "where torch has none, nothing is said"
+
+
+@pytest.mark.parametrize(
+    ("one_graph", "compiled", "said"),
+    [
+        ((1.2, 0.6), "whole", "the model as one graph pays here: tokens/s 1.20 x [1.20, 1.20] in 3 rounds, memory 0.6"),
+        (
+            (0.8, 0.6),
+            True,
+            "the model as one graph does not pay here: tokens/s 0.80 x [0.80, 0.80] in 3 rounds, memory 0.",
+        ),
+        ((1.2, 3.0), True, "the model as one graph could not be timed"),
+    ],
+)
+def test_the_model_as_one_graph_is_timed_beside_the_best_and_taken_for_all_sizes_where_it_pays(
+    one_graph: tuple[float, float], compiled: Compile, said: str
+) -> None:
+    known, found = played(World(one_graph=one_graph), Facts(num_blocks=2), then=("train",))
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.mode.compile == compiled
+    assert any(said in note for note in found.notes), found.notes
+    assert {form.mode.compile for size in measured_sizes(findings) for form in forms(findings, size, 1)} == {compiled}
+    verified = [known.study.trials[name].config.compile for name in fresh(known)]
+    assert verified == [compiled, compiled], "the chosen one and the largest, as they are trained"
+    probed = {trial.config.compile for trial in known.study.trials.values() if trial.config.dynamic_micro_batch}
+    assert probed == {True}, "no search of its own"
+
+
+def test_a_model_as_one_graph_that_does_not_fit_in_a_fresh_process_gives_way_to_its_blocks() -> None:
+    """It is the fastest and takes more memory, and at larger sizes it does not fit where the blocks do."""
+    refused = World(
+        one_graph=(1.2, 1.0), more_memory=lambda p: 90.0 * (p.fresh_process and p.config.compile == "whole")
+    )
+    known, found = played(refused, Facts(num_blocks=2), then=("train",))
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.point == OperatingPoint(NONE, 18)
+    assert findings.taken is None
+    assert {form.mode.compile for size in measured_sizes(findings) for form in forms(findings, size, 1)} == {True}
+    assert any("checkpointing none-whole fitted when it was" in note for note in found.notes), found.notes
+    edge = World(
+        one_graph=(1.2, 1.0),
+        more_memory=lambda p: (
+            90.0 * (p.fresh_process and p.config.compile == "whole" and p.config.micro_batch_size > 18)
+        ),
+    )
+    known, _ = played(edge, Facts(num_blocks=2), then=("train",))
+    findings = known.found(FrontierFindings)
+    assert (findings.chosen.micro_batch_size, findings.taken) == (18, {"compile": "whole"})
+    assert findings.largest.micro_batch_size == 18, "every larger one was refuted as it would be trained"
+
+
+@pytest.mark.parametrize(
+    ("facts", "more"),
+    [
+        (Facts(num_blocks=0), {}),  # without blocks it is one graph anyway
+        (Facts(), {}),  # a study of an earlier version
+        (Facts(num_blocks=2), {"compile": [True]}),
+        (Facts(num_blocks=2), {"compile": [True, False]}),
+    ],
+)
+def test_one_graph_is_not_tried_where_it_is_no_question(facts: Facts, more: dict[str, Any]) -> None:
+    known, found = played(World(one_graph=(2.0, 0.5)), facts, **more)
+    assert "whole" not in {trial.config.compile for trial in known.study.trials.values()}
+    assert not any("graph" in note for note in found.notes)
+
+
+def test_one_graph_is_not_tried_of_shards() -> None:
+    known = Known(
+        {"type": "frontier", "activation_checkpointing": ["none"]}, Facts(num_blocks=2), parallel="fsdp", world_size=2
+    )
+    assert variants(known.context) == []
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, Facts(num_blocks=2), world_size=2)
+    assert variants(known.context) == [ONE_GRAPH]
 
 
 @pytest.mark.parametrize(("num_blocks", "left_out"), [(0, True), (2, False), (None, False)])

@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
 from orchestrator.study.events import proposed
 from orchestrator.study.run_directory import as_it_began, open_run_directory
 from orchestrator.study.trial import Proposal
 from tests.support.lane_player import study_of
+from trainers.config import Compile
 
 
 def begin(run_dir: Path, config: StudyConfig) -> None:
@@ -69,6 +71,25 @@ def test_a_study_of_sgd_begun_with_the_square_root_goes_on_with_it(tmp_path: Pat
     assert resumed.optimizer.lr_scaling == "sqrt"
     open_run_directory(resumed, tmp_path).close()
     assert as_it_began(study_of(optimizer=sgd), tmp_path / "new").optimizer.lr_scaling == "auto"
+
+
+def test_a_study_begun_with_compiled_blocks_alone_goes_on_with_them(tmp_path: Path) -> None:
+    """Since then the frontier tries the model as one graph, too, where nobody says what to compile."""
+    begin(tmp_path, study_of(stages=[{"type": "frontier", "compile": [True]}]))
+    left_open = study_of(stages=[{"type": "frontier"}])
+    resumed = as_it_began(left_open, tmp_path)
+    assert compile_of(resumed) == (True,)
+    open_run_directory(resumed, tmp_path).close()
+    assert compile_of(as_it_began(left_open, tmp_path / "new")) == ()
+    named = study_of(stages=[{"type": "frontier", "compile": ["whole"]}])
+    with pytest.raises(ValueError, match="compile"):
+        open_run_directory(as_it_began(named, tmp_path), tmp_path)
+
+
+def compile_of(config: StudyConfig) -> tuple[Compile, ...]:
+    frontier = config.keys_of(Frontier)
+    assert frontier is not None
+    return frontier.compile
 
 
 def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection
-from dataclasses import replace
 
 from orchestrator.config.stages import FEWEST_STEPS, Frontier
 from orchestrator.stages.context import StageContext
@@ -15,6 +14,7 @@ from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindin
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import SearchEnd
+from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
@@ -33,7 +33,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
-    notes += _on_verifications(known) + _on_the_front(findings) + _on_chunks(known, chosen)
+    notes += _on_verifications(known) + _on_the_front(findings) + _on_variants(known, chosen)
     notes += _on_lengths(findings) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)
     return concluded(findings, _sentence(findings), tuple(notes))
@@ -67,6 +67,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
     clearly_smaller = CLEARLY_SMALLER * by_size[0].micro_batch_size
     front = pareto_front([_named(one) for one in measured.values()])
     bend = knee(front)
+    taken = known.variant_of(chosen)
     return FrontierFindings(
         chosen=measured[chosen],
         winner=known.trials_of(chosen)[-1].id,
@@ -74,12 +75,15 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         baseline=baseline,
         largest=by_size[0],
         second_largest=next((one for one in by_size if one.micro_batch_size <= clearly_smaller), None),
-        fitting=tuple(sorted({point.micro_batch_size for point in fitting if point.mode == chosen.mode})),
+        fitting=tuple(
+            sorted({point.micro_batch_size for point in fitting if known.as_trained(point).mode == chosen.mode})
+        ),
         front=tuple(front),
         knee=bend.name if bend else None,
         other_lengths=_by_length(known),
         measured=tuple(measured[point] for point in [*fitting, *({chosen} - {*fitting})]),
         rivals=_rivals(known, chosen),
+        taken={taken.field: taken.value} if taken else None,
         disturbed=disturbed_trials(known),
     )
 
@@ -205,22 +209,27 @@ def _on_the_front(findings: FrontierFindings) -> list[str]:
 
 def _on_verifications(known: FrontierProgress) -> list[str]:
     """Return which points fitted in a warm process alone: others stand in for them."""
-    refuted = [point for point in known.fitting() if known.is_refuted(point)]
+    verified = dict.fromkeys([*known.fitting(), *known.finalists, *map(known.as_trained, known.fitting())])
+    refuted = [point for point in verified if known.is_refuted(point)]
     return [f"{_describe(point)} fitted when it was probed, and not again in a fresh process" for point in refuted]
 
 
-def _on_chunks(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
-    """Return what cross-entropy in chunks gained or lost; empty if it was not tried beside the study file's modes."""
-    chunked = next((point for point in known.finalists if point.mode.cross_entropy == "chunked"), None)
-    if chunked is None or known.stage.cross_entropy:
-        return []
-    whole, timed = replace(chunked, mode=replace(chunked.mode, cross_entropy="whole")), known.timed
-    if timed is None or not {chunked, whole} <= timed.rates.keys():
-        return ["cross-entropy in chunks could not be timed"]
-    memory = known.most_memory(chunked) / known.most_memory(whole)
-    pays = "pays" if chosen.mode.cross_entropy == "chunked" else "does not pay"
-    speed = timed.ratio(chunked, whole)
-    return [f"cross-entropy in chunks {pays} here: tokens/s {speed}, memory {memory:.2f} x"]
+def _on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
+    """Return what each variant of the fastest point gained or lost, of those that max_samples left to be timed."""
+    fastest = known.finalists[0]
+    tried = [(variant, variant.of(fastest)) for variant in variants(known.context)]
+    return [_on_variant(known, fastest, one, variant, chosen) for variant, one in tried if one in known.finalists]
+
+
+def _on_variant(
+    known: FrontierProgress, fastest: OperatingPoint, tried: OperatingPoint, variant: Variant, chosen: OperatingPoint
+) -> str:
+    timed = known.timed
+    if timed is None or not {tried, fastest} <= timed.rates.keys():
+        return f"{variant.name} could not be timed"
+    memory = known.most_memory(tried) / known.most_memory(fastest)
+    pays = "pays" if chosen == tried else "does not pay"
+    return f"{variant.name} {pays} here: tokens/s {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
 
 
 def _on_lengths(findings: FrontierFindings) -> list[str]:

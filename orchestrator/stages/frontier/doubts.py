@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of, without_blocks
+from orchestrator.stages.frontier.variants import variants
 from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Trial
 
@@ -28,8 +29,8 @@ def on_max_samples(known: FrontierProgress) -> list[str]:
         for mode in modes(known.context)
         if (sizes := known.left_out(mode))
     ]
-    num_wanted = min(known.stage.finalists, len(known.fitting()))
-    if len(known.finalists) < num_wanted:
+    num_wanted = min(known.stage.finalists, len(known.fitting())) + len(variants(known.context))
+    if known.fitting() and len(known.finalists) < num_wanted:
         timed = f"{len(known.finalists)} of {num_wanted} finalists were" if known.num_rounds else "no finalist was"
         notes.append(f"{timed} timed in turns: max_samples ({allowed:,})")
     return notes

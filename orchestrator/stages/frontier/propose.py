@@ -13,6 +13,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import DISAGREEMENT, GPU_TIMING_SECONDS, Timings, rounds_wanted
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import disturbed_rounds, largest_usable, max_samples, rate_at
 from orchestrator.study.causes import Cause
@@ -52,7 +53,7 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
     checkpointing: list[ActivationCheckpointing] = [
         mode for mode in stage.activation_checkpointing if mode not in left_out
     ]
-    axes = itertools.product(lengths, checkpointing, stage.compile, precisions, kinds)
+    axes = itertools.product(lengths, checkpointing, stage.compile or (True,), precisions, kinds)
     return [Mode(mode, compiled, precision, kind, length) for length, mode, compiled, precision, kind in axes]
 
 
@@ -70,20 +71,15 @@ def ladder(smallest: int, largest: int) -> list[int]:
 
 
 def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
-    """Return every mode that the frontier may run: its own, and each again with cross-entropy in chunks if it tries
-    that."""
+    """Return every mode that the frontier may run: its own, and each again in the variants that it tries."""
     compared = modes(context)
-    chunked = [replace(mode, cross_entropy="chunked") for mode in compared if mode.seq_len is None]
-    return compared + (chunked if _tries_chunks(context) else [])
+    of_the_data = [mode for mode in compared if mode.seq_len is None]
+    return compared + [variant.of_mode(mode) for variant in variants(context) for mode in of_the_data]
 
 
 def prediction_key(mode: Mode) -> str:
     """Return the key of a mode's prediction: compiled and eager modes share one, which is made for eager code."""
     return f"{replace(mode, compile=True)}, {mode.precision}"
-
-
-def _tries_chunks(context: StageContext[Frontier]) -> bool:
-    return not context.stage.cross_entropy and bool(context.study.facts.chunked_cross_entropy)
 
 
 @dataclass(frozen=True)
@@ -277,12 +273,11 @@ class FrontierProgress:
 
     @cached_property
     def finalists(self) -> list[OperatingPoint]:
-        """The fastest probes that fit, and the fastest of all with cross-entropy in chunks if that is to be tried: as
-        many of them as max_samples lets be timed."""
+        """The fastest probes that fit, and the variants of the fastest of all: as many of them as max_samples lets be
+        timed."""
         fitting = self.fitting()
         points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
-        if points and _tries_chunks(self.context):
-            points.insert(1, replace(points[0], mode=replace(points[0].mode, cross_entropy="chunked")))
+        points[1:1] = [variant.of(points[0]) for variant in variants(self.context) if points]
         while len(points) > 1 and not self._affordable(points, self.stage.rounds):
             points.pop()
         return points
@@ -334,7 +329,8 @@ class FrontierProgress:
     def verifications(self) -> list[Proposal]:
         """Return trials in a fresh process: of the best point, and of the largest that are to be trained. Where one does
         not fit there, the next one follows."""
-        points = [*self._until_one_fits(), *(self._edges_of(self.standing()) if self._trains() else [])]
+        edges = self._edges_of(self.standing()) if self._trains() else []
+        points = [*self._until_one_fits(), *map(self.as_trained, edges)]
         return [
             self._static(point, "verified", role="once more, in a fresh process", fresh_process=True)
             for point in dict.fromkeys(points)
@@ -344,6 +340,18 @@ class FrontierProgress:
         points = self._by_preference()
         waited_for = next((place for place, point in enumerate(points) if not self.is_refuted(point)), len(points))
         return points[: waited_for + 1]
+
+    def as_trained(self, point: OperatingPoint) -> OperatingPoint:
+        """Return the point in the variant that the best one is, which later stages take for all sizes."""
+        best = self._until_one_fits()[-1:]
+        taken = self.variant_of(best[0]) if best else None
+        return point if taken is None else taken.of(point)
+
+    def variant_of(self, point: OperatingPoint) -> Variant | None:
+        """Return the variant that a finalist is; None of one that was probed."""
+        probed = self.fitting()
+        found = (one for one in variants(self.context) for other in probed if one.of(other) == point)
+        return None if point in probed else next(found, None)
 
     def _trains(self) -> bool:
         """True if a later stage trains other sizes than the chosen one."""
@@ -360,7 +368,8 @@ class FrontierProgress:
 
     def standing(self) -> dict[OperatingPoint, Trial]:
         """Return the probes that fit, without those that did not do so again in a fresh process."""
-        return {point: trial for point, trial in self.fitting().items() if not self.is_refuted(point)}
+        fell = {point for point in self.fitting() if self.is_refuted(point) or self.is_refuted(self.as_trained(point))}
+        return {point: trial for point, trial in self.fitting().items() if point not in fell}
 
     def is_refuted(self, point: OperatingPoint) -> bool:
         trial = self.verification_of(point)

@@ -1,0 +1,44 @@
+"""What the frontier tries at its fastest point alone: to probe it in every mode would double the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.config.stages import Frontier
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.findings import OperatingPoint
+from orchestrator.stages.mode import Mode
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A field of a mode with another value. Where it pays at the fastest point it is taken for all sizes."""
+
+    name: str
+    field: Literal["cross_entropy", "compile"]
+    value: Literal["chunked", "whole"]
+
+    def of_mode(self, mode: Mode) -> Mode:
+        return replace(mode, **{self.field: self.value})
+
+    def of(self, point: OperatingPoint) -> OperatingPoint:
+        return replace(point, mode=self.of_mode(point.mode))
+
+
+CHUNKS = Variant("cross-entropy in chunks", "cross_entropy", "chunked")
+ONE_GRAPH = Variant("the model as one graph", "compile", "whole")
+
+
+def variants(context: StageContext[Frontier]) -> list[Variant]:
+    """Return those that the stage tries: where the study file does not say how the field is to be, and the model has it.
+
+    A model without blocks is one graph anyway, and FSDP gathers its weights block by block.
+    """
+    stage, facts = context.stage, context.study.facts
+    tried = []
+    if not stage.cross_entropy and facts.chunked_cross_entropy:
+        tried.append(CHUNKS)
+    if not stage.compile and facts.num_blocks and context.config.parallel == "ddp":
+        tried.append(ONE_GRAPH)
+    return tried
