@@ -3,7 +3,7 @@
     python benchmarks/step_throughput.py [--device cpu|cuda] [--model small|gpt2-124m] [--quick]
 
 Every side trains the same GPT (its blocks compiled alike; those called `whole` as one graph) on the same packed text with the
-same split of the batch, fused AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps. The
+same split of the batch, fused AdamW and clipping, each in a process of its own, of which one runs at a time, for a window of 50 steps (20 with --quick). The
 windows of a round so lie seconds apart, and what else the machine does meets all sides alike. `ours` reports loss, norm
 and speed only; `ours, all statistics` everything that a run can report (of 50 steps it looks at the micro-gradients of
 ten, and at the update of one).
@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,14 +29,18 @@ SPLITS = {"cpu": (4, 4), "cuda": (16, 2)}  # a GPU is not busy with 4 samples
 """(micro-batch size, accumulation steps) on each kind of device."""
 # A turn's first step finds the caches full of another side's data, and is not timed. A window is so long that the
 # statistics that are taken now and then fall as often into each; a median of shorter windows would miss them.
-LEAD_IN, WINDOW = {"cpu": 1, "cuda": 3}, 50  # on a GPU a side also gets back the memory that it left to the others
+LEAD_IN, WINDOW, QUICK_WINDOW = (
+    {"cpu": 1, "cuda": 3},
+    50,
+    20,
+)  # on a GPU a side also gets back the memory that it left to the others
 # These settings (glibc's largest threshold, and 4 GiB) make the heap keep its memory. A heap that gives memory back
 # takes 2,000 to 6,000 page faults a step, depending on where it lies, and slows a process by up to four percent for as
 # long as it lives.
 STEADY_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)}
 # Where a process's memory comes to lie is chance, so all processes are started anew this often.
-BLOCKS, ROUNDS, WARM_UP_TURNS = {"cpu": 5, "cuda": 1}, 3, 1
-QUICK_BLOCKS, QUICK_ROUNDS = 1, {"cpu": 3, "cuda": 1}
+BLOCKS, ROUNDS = {"cpu": 2, "cuda": 1}, 3
+QUICK_BLOCKS, QUICK_ROUNDS = 1, {"cpu": 2, "cuda": 1}
 SMALL = {
     "model": {"target": "gpt", "kwargs": {"num_layers": 4, "num_heads": 4, "hidden_dim": 128}},
     "data": {
@@ -53,10 +58,11 @@ def main() -> None:
     os.environ.update(STEADY_HEAP)  # for the sides, which are processes of their own
     device, gpt = chosen.device, chosen.trial
     blocks, rounds = (QUICK_BLOCKS, QUICK_ROUNDS[device]) if chosen.quick else (BLOCKS[device], ROUNDS)
+    window = QUICK_WINDOW if chosen.quick else WINDOW
     found: dict[str, list[float]] = {}
     for number in range(blocks):
         print(f"block {number + 1} of {blocks}")
-        for name, values in block(device, gpt, rounds).items():
+        for name, values in block(device, gpt, rounds, window).items():
             found.setdefault(name, []).extend(values)
     tokens = samples_per_step(device) * gpt["data"]["kwargs"]["seq_len"]
     print_table(found, tokens, device)
@@ -71,13 +77,12 @@ def main() -> None:
     print(json.dumps(line))
 
 
-def block(device: str, gpt: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """Steps per second of every side in each round, in processes of their own."""
+def block(device: str, gpt: dict[str, Any], rounds: int, window: int) -> dict[str, list[float]]:
+    """Steps per second of every side in each round, in processes of their own. window: the steps that are timed of each."""
     sides = {name: Side(name, device, gpt) for name in ("ours", "ours, whole", "ours, all statistics", *PEERS)}
     for side in sides.values():
-        for _ in range(WARM_UP_TURNS):
-            side.take()  # whatever is imported, compiled or created once is behind us
-    found = interleaved({name: side.take for name, side in sides.items()}, rounds)
+        side.take(1)  # whatever is imported, compiled or created once is behind us
+    found = interleaved({name: partial(side.take, window) for name, side in sides.items()}, rounds)
     for side in sides.values():
         side.finish()
     return found
@@ -114,13 +119,13 @@ class Side:
         self._process = spawn.Process(target=run_side, args=(theirs, name, device, gpt), daemon=True)
         self._process.start()
 
-    def take(self) -> float:
-        """Let it run for a turn, and return the steps per second of the turn's window."""
-        self._there.send("go on")
+    def take(self, window: int) -> float:
+        """Let it run for a turn, and return the steps per second of the turn's window of so many steps."""
+        self._there.send(window)
         return self._there.recv()
 
     def finish(self) -> None:
-        self._there.send("over")
+        self._there.send(0)
         self._process.join()
 
 
@@ -149,20 +154,24 @@ class Turns:
 
         self._driver, self._steps, self._clock = driver, 0, StepClock(torch.device(device))
         self._lead_in, self._gives_back = LEAD_IN[device], device == "cuda"
-        self.over = driver.recv() == "over"
+        self._window: int = driver.recv()
+
+    @property
+    def over(self) -> bool:
+        return self._window == 0
 
     def step(self) -> None:
         """Call after every optimizer step. After the last step of a turn, return only when the next turn begins."""
         self._steps += 1
         if self._steps == self._lead_in:
             self._clock.read()
-        elif self._steps == self._lead_in + WINDOW:
+        elif self._steps == self._lead_in + self._window:
             self._clock.end_of_step()
-            rate = WINDOW / sum(self._clock.read())
+            rate = self._window / sum(self._clock.read())
             if self._gives_back:
                 give_back()
             self._driver.send(rate)
-            self._steps, self.over = 0, self._driver.recv() == "over"
+            self._steps, self._window = 0, self._driver.recv()
 
 
 def give_back() -> None:
