@@ -213,7 +213,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         ramp=trial.ramp or None,
         model_changes=_model_changes(study, winner),
         seed=trial.seed,
-        verdict=verdict(config, study, winner, _mode_text(trial)),
+        verdict=verdict(config, study, winner, mode_of(trial).in_words()),
         p_best=p_best(study, winner),
         expected_regret=expected_regret(study, winner),
         gain_over_baseline=gain_over_baseline(study, winner),
@@ -247,10 +247,6 @@ def _winner(config: StudyConfig, study: Study) -> Trial | None:
     training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
     chosen = [stage_of(keys).winner(StageContext(keys, config, study)) for keys in training]
     return next((study.trials[name] for name in chosen if name is not None), None)
-
-
-def _mode_text(trial: TrialConfig) -> str:
-    return str(trial.activation_checkpointing) + (", cross-entropy in chunks" if _unusual_cross_entropy(trial) else "")
 
 
 def _evidence(study: Study, winner: Trial) -> Evidence:

@@ -27,6 +27,13 @@ class Mode:
         ]
         return "-".join(filter(None, parts))
 
+    def in_words(self) -> str:
+        """Return the activation checkpointing for a sentence, and whatever else is not as it mostly is."""
+        compiled = {"whole": "compiled as one graph", "eager": "not compiled"}.get(compile_text(self.compile), "")
+        chunked = "cross-entropy in chunks" if self.cross_entropy == "chunked" else ""
+        longer = f"samples of {self.seq_len}" if self.seq_len else ""
+        return ", ".join(filter(None, [str(self.activation_checkpointing), compiled, chunked, longer]))
+
     def changes(self, base: TrialConfig) -> dict[str, object]:
         """Return the fields in which a trial in this mode differs from `base`."""
         changes: dict[str, object] = {

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.config.stages import StageKeys
 from orchestrator.stages import grid, stage_of
 from orchestrator.stages.equivalence import EquivalenceFindings
+from orchestrator.stages.mode import Mode
 from orchestrator.stages.stage import Stage
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Ended, proposed
@@ -316,3 +317,15 @@ def test_proposing_is_pure() -> None:
     for kind in ("frontier", "throughput", "equivalence", "train", "learning_rate", "grid"):
         known = Known({"type": kind}).concluded(*KNOWN)
         assert known.propose() == known.propose()
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (Mode("selective", compile=True, precision="float32"), "selective"),
+        (Mode("none", compile="whole", precision="bfloat16"), "none, compiled as one graph"),
+        (Mode("full", False, "float32", "chunked", 64), "full, not compiled, cross-entropy in chunks, samples of 64"),
+    ],
+)
+def test_a_sentence_names_what_a_trainer_must_be_told_beside_activation_checkpointing(mode: Mode, said: str) -> None:
+    assert mode.in_words() == said

@@ -251,4 +251,4 @@ def _on_earlier_studies(known: FrontierProgress) -> list[str]:
 
 
 def _describe(point: OperatingPoint) -> str:
-    return f"micro-batch {point.micro_batch_size} with activation checkpointing {point.mode}"
+    return f"micro-batch {point.micro_batch_size} with activation checkpointing {point.mode.in_words()}"
