@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.stages.estimates.timing import TIE
-from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import rate_at
 from trainers.config import Split
@@ -120,7 +120,7 @@ def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
     """Return the samples/s of every micro-batch size, in every mode.
 
     What something else slowed down is at least as fast as the sizes beside it say. A variant that was faster is taken
-    for all sizes: it was timed at one of them.
+    for all sizes, each as much faster as the one at which it was timed.
     """
     sound, slowed = _fastest_by_mode(frontier, disturbed=False), _fastest_by_mode(frontier, disturbed=True)
     known = {mode: dict(rates) for mode, rates in sound.items()}
@@ -144,6 +144,24 @@ def _fastest_by_mode(frontier: FrontierFindings, *, disturbed: bool) -> dict[Mod
         if point.samples_per_second is None or point.disturbed != disturbed:
             continue
         mode = replace(point.mode, **_taken(frontier))
+        rate = point.samples_per_second * (1.0 if point.mode == mode else _gain(frontier))
         rates = known.setdefault(mode, {})
-        rates[point.micro_batch_size] = max(point.samples_per_second, rates.get(point.micro_batch_size, 0.0))
+        rates[point.micro_batch_size] = max(rate, rates.get(point.micro_batch_size, 0.0))
     return known
+
+
+def _gain(frontier: FrontierFindings) -> float:
+    """Return how many times as fast the variant that was taken is as the same point without it; 1 where nobody said."""
+    if not frontier.taken:
+        return 1.0
+    chosen, taken = frontier.chosen, _taken(frontier)
+    twin = next(
+        (one for one in frontier.measured if one.point != chosen.point and _with(one.point, taken) == chosen.point),
+        None,
+    )
+    rates = [one.samples_per_second if one else None for one in (chosen, twin)]
+    return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
+
+
+def _with(point: OperatingPoint, taken: dict[str, Any]) -> OperatingPoint:
+    return replace(point, mode=replace(point.mode, **taken))

@@ -245,6 +245,15 @@ def test_finalists_are_timed_in_turns_with_static_shapes() -> None:
     assert not any(config.dynamic_micro_batch for _, config in timed)
 
 
+def test_on_a_gpu_no_speed_is_that_of_a_few_steps_with_statistics() -> None:
+    """Their hooks on every micro-gradient cost small sizes more, so a probe's rates would favour large ones."""
+    known, _ = played(World())
+    seconds = {
+        trial.config.dynamic_micro_batch: trial.config.gpu_timing_seconds for trial in known.study.trials.values()
+    }
+    assert seconds == {True: 0.5, False: 2.0}, "of a probe, and of a timing or verification"
+
+
 def noisy(share: float) -> Callable[[Proposal], float]:
     """Every timing is off by as much as this share, the same however often it is asked."""
     return lambda proposal: math.exp(random.Random(proposal.id).gauss(0, share))
@@ -516,6 +525,11 @@ def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pay
             "the model as one graph does not pay here: tokens/s 0.80 x [0.80, 0.80] in 3 rounds, memory 0.",
         ),
         ((1.2, 3.0), True, "the model as one graph could not be timed"),
+        (
+            (1.2, 1.1),
+            True,
+            "the model as one graph does not fit here: tokens/s 1.20 x [1.20, 1.20] in 3 rounds, memory 1.0",
+        ),
     ],
 )
 def test_the_model_as_one_graph_is_timed_beside_the_best_and_taken_for_all_sizes_where_it_pays(
@@ -540,7 +554,7 @@ def test_a_model_as_one_graph_that_does_not_fit_in_a_fresh_process_gives_way_to_
     known, found = played(refused, Facts(num_blocks=2), then=("train",))
     findings = known.found(FrontierFindings)
     assert findings.chosen.point == OperatingPoint(NONE, 18)
-    assert findings.taken is None
+    assert findings.taken == {}
     assert {form.mode.compile for size in measured_sizes(findings) for form in forms(findings, size, 1)} == {True}
     assert any("checkpointing none, compiled as one graph fitted when it was" in note for note in found.notes), (
         found.notes
@@ -555,6 +569,44 @@ def test_a_model_as_one_graph_that_does_not_fit_in_a_fresh_process_gives_way_to_
     findings = known.found(FrontierFindings)
     assert (findings.chosen.micro_batch_size, findings.taken) == (18, {"compile": "whole"})
     assert findings.largest.micro_batch_size == 18, "every larger one was refuted as it would be trained"
+
+
+def test_a_variant_that_does_not_run_is_not_tried_in_every_round() -> None:
+    """A model that cannot be compiled whole would be compiled in vain eight times, and a lane with it each time."""
+    noisy = random.Random(0)
+    world = World(one_graph=(1.2, 9.0), noise=lambda p: noisy.uniform(0.5, 2.0))
+    known, found = played(world, Facts(num_blocks=2))
+    tried = [name for name, trial in known.study.trials.items() if trial.config.compile == "whole"]
+    assert [name.rpartition("-")[2] for name in tried] == ["round1"]
+    assert found.ok
+    assert max(trial.proposal.round or 0 for trial in known.study.trials.values()) > 3, "the others go on"
+
+
+def test_of_two_variants_that_pay_the_one_that_pays_more_is_taken() -> None:
+    world = World(one_graph=(1.2, 0.8), chunked=(1.1, 0.5))
+    _, found = played(world, Facts(num_blocks=2, chunked_cross_entropy=True))
+    assert any("the model as one graph pays here: tokens/s 1.20 x" in note for note in found.notes), found.notes
+    assert any("in chunks pays less than another point here: tokens/s 1.10 x" in note for note in found.notes)
+
+
+def test_a_variant_is_as_much_faster_at_every_size_as_where_it_was_timed() -> None:
+    """Otherwise the sizes beside the chosen one would seem slow, and none of them be timed."""
+    plain, faster = (played(World(one_graph=(speed, 0.8)), Facts(num_blocks=2))[0] for speed in (0.5, 1.25))
+    without, taken = plain.found(FrontierFindings), faster.found(FrontierFindings)
+    assert (without.taken, taken.taken) == ({}, {"compile": "whole"})
+    for size in measured_sizes(without):
+        slow, fast = (forms(findings, size, 1)[0].predicted for findings in (without, taken))
+        assert fast == pytest.approx(1.25 * slow)
+
+
+def test_where_the_study_file_lists_both_losses_each_keeps_the_rates_that_were_measured() -> None:
+    known, _ = played(World(chunked=(1.05, 0.5)), cross_entropy=["whole", "chunked"])
+    findings = known.found(FrontierFindings)
+    assert findings.chosen.mode.cross_entropy == "chunked"
+    assert findings.taken == {}
+    measured = {(point.mode, point.micro_batch_size) for point in findings.measured}
+    said = [form for size in measured_sizes(findings) for form in forms(findings, size, 1) if form.is_measured]
+    assert {(form.mode, form.split.micro_batch_size) for form in said} <= measured
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def disturbance(metrics: Mapping[str, float | None], lanes_share: float = 0.0) -
     """Return, in a sentence, what disturbed the timed steps of these metrics; None if nothing is known that did.
 
     Thresholds: the thread that trains waited more than a quarter of the time for a CPU; a virtual machine's host kept more
-    than 3 % of the CPUs from it; other processes took more than a quarter of the CPUs; the CPUs' clock fell by more than 7 %,
+    than 3 % of the CPUs from it; other processes took more than a quarter of the CPUs, unless a GPU trained; the CPUs' clock fell by more than 7 %,
     or a GPU was slowed for its heat or power supply; another process was on the GPU. lanes_share: the share of the CPUs that
     the study's other lanes and ranks may take.
     """
@@ -111,7 +111,7 @@ def disturbance(metrics: Mapping[str, float | None], lanes_share: float = 0.0) -
         (told.get("cpu_wait_share", 0) > MOST_WAITED, "it waited {cpu_wait_share:.0%} of the time for a CPU"),
         (told.get("stolen_cpu_share", 0) > MOST_STOLEN, "its host gave {stolen_cpu_share:.0%} of the CPUs to others"),
         (
-            told.get("other_cpu_share", 0) > MOST_OTHERS + lanes_share,
+            "gpu_clock_ratio" not in told and told.get("other_cpu_share", 0) > MOST_OTHERS + lanes_share,
             "other processes took {other_cpu_share:.0%} of the CPUs",
         ),
         (told.get("clock_ratio", 1) < LEAST_CLOCK_RATIO, "the clock fell to {clock_ratio:.0%} of its highest"),

@@ -29,6 +29,8 @@ DISAGREEMENT = 1.5
 OUTLYING = 6.0
 # A GPU is timed for so long: in a tenth of a second neither its clock nor NVML's power, a mean over one, has settled.
 GPU_TIMING_SECONDS = 2.0
+# A probe, which only says what is worth timing, runs without statistics for so long: their hooks favour large batches.
+GPU_PROBE_SECONDS = 0.5
 # The median absolute deviation of normal values, as a share of their standard deviation.
 _MAD_SHARE = 0.6745
 # A machine on which single timings scatter by more than this share is busy with something else.

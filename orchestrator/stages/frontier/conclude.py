@@ -83,7 +83,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         other_lengths=_by_length(known),
         measured=tuple(measured[point] for point in [*fitting, *({chosen} - {*fitting})]),
         rivals=_rivals(known, chosen),
-        taken={taken.field: taken.value} if taken else None,
+        taken={taken.field: taken.value} if taken else {},
         disturbed=disturbed_trials(known),
     )
 
@@ -209,7 +209,8 @@ def _on_the_front(findings: FrontierFindings) -> list[str]:
 
 def _on_verifications(known: FrontierProgress) -> list[str]:
     """Return which points fitted in a warm process alone: others stand in for them."""
-    verified = dict.fromkeys([*known.fitting(), *known.finalists, *map(known.as_trained, known.fitting())])
+    probed = [*known.fitting()]
+    verified = probed + [variant.of(point) for variant in variants(known.context) for point in probed]
     refuted = [point for point in verified if known.is_refuted(point)]
     return [f"{_describe(point)} fitted when it was probed, and not again in a fresh process" for point in refuted]
 
@@ -228,8 +229,19 @@ def _on_variant(
     if timed is None or not {tried, fastest} <= timed.rates.keys():
         return f"{variant.name} could not be timed"
     memory = known.most_memory(tried) / known.most_memory(fastest)
-    pays = "pays" if chosen == tried else "does not pay"
-    return f"{variant.name} {pays} here: tokens/s {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
+    how = _how_it_pays(known, fastest, tried, chosen)
+    return f"{variant.name} {how} here: tokens/s {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
+
+
+def _how_it_pays(
+    known: FrontierProgress, fastest: OperatingPoint, tried: OperatingPoint, chosen: OperatingPoint
+) -> str:
+    if tried == chosen:
+        return "pays"
+    if not known.may_be_chosen(tried):
+        return "does not fit"
+    ranked = known.by_preference()
+    return "pays less than another point" if ranked.index(tried) < ranked.index(fastest) else "does not pay"
 
 
 def _on_lengths(findings: FrontierFindings) -> list[str]:

@@ -86,7 +86,7 @@ class FrontierFindings:
     rivals: tuple[Rival, ...] = ()
     """The fastest first; empty if nothing was timed in turns."""
     taken: dict[str, str] | None = None
-    """The field of a mode, and its value, that was timed at the chosen size alone and is taken for all sizes. None where
-    each mode was probed as it is, and in the findings of earlier versions."""
+    """The field of a mode, and its value, that was timed at the chosen size alone and is taken for all sizes; empty where
+    each mode was probed as it is. None in the findings of earlier versions."""
     disturbed: tuple[str, ...] = ()
     """The trials that something else on the machine slowed down: their figures are not kept for later studies."""

@@ -10,7 +10,13 @@ from functools import cached_property
 from orchestrator.config.stages import Frontier, Train
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.timing import DISAGREEMENT, GPU_TIMING_SECONDS, Timings, rounds_wanted
+from orchestrator.stages.estimates.timing import (
+    DISAGREEMENT,
+    GPU_PROBE_SECONDS,
+    GPU_TIMING_SECONDS,
+    Timings,
+    rounds_wanted,
+)
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.frontier.variants import Variant, variants
@@ -244,6 +250,7 @@ class FrontierProgress:
             point.mode,
             self.stage.steps,
             dynamic_micro_batch=True,
+            gpu_timing_seconds=GPU_PROBE_SECONDS,
             longest_samples=True,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )
@@ -269,7 +276,12 @@ class FrontierProgress:
     def timings(self) -> list[Proposal]:
         """Return a trial of every finalist in every round, round by round; none if there is only one finalist."""
         rounds = range(1, self.num_rounds + 1)
-        return [self._static(point, f"round{n}", round=n) for n in rounds for point in self.finalists]
+        return [self._static(point, f"round{n}", round=n) for n in rounds for point in self._in_round(n)]
+
+    def _in_round(self, number: int) -> list[OperatingPoint]:
+        """Return the finalists of a round, without those that did not run in one before: they would compile in vain again."""
+        earlier = {point: [self.timing_of(point, before) for before in range(1, number)] for point in self.finalists}
+        return [point for point, trials in earlier.items() if not any(map(_ended_without_a_rate, trials))]
 
     @cached_property
     def finalists(self) -> list[OperatingPoint]:
@@ -277,7 +289,7 @@ class FrontierProgress:
         timed."""
         fitting = self.fitting()
         points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
-        points[1:1] = [variant.of(points[0]) for variant in variants(self.context) if points]
+        points[2:2] = [variant.of(points[0]) for variant in variants(self.context) if points]
         while len(points) > 1 and not self._affordable(points, self.stage.rounds):
             points.pop()
         return points
@@ -291,7 +303,7 @@ class FrontierProgress:
 
     def _suffice(self, num_rounds: int) -> bool:
         """True if so many rounds tell who is the fastest, have not ended yet, or may not be followed by another."""
-        last = [self.timing_of(point, num_rounds) for point in self.finalists]
+        last = [self.timing_of(point, num_rounds) for point in self._in_round(num_rounds)]
         timed = self._timed_in(num_rounds)
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
@@ -337,7 +349,7 @@ class FrontierProgress:
         ]
 
     def _until_one_fits(self) -> list[OperatingPoint]:
-        points = self._by_preference()
+        points = self.by_preference()
         waited_for = next((place for place, point in enumerate(points) if not self.is_refuted(point)), len(points))
         return points[: waited_for + 1]
 
@@ -387,7 +399,7 @@ class FrontierProgress:
 
     def verified(self) -> OperatingPoint | None:
         """Return the best point that fitted in a fresh process; None if none has."""
-        verifications = {point: self.verification_of(point) for point in self._by_preference()}
+        verifications = {point: self.verification_of(point) for point in self.by_preference()}
         return next((point for point, trial in verifications.items() if trial and self.fits(trial)), None)
 
     def may_be_chosen(self, point: OperatingPoint) -> bool:
@@ -402,7 +414,7 @@ class FrontierProgress:
         pairs = [(probe, self.verification_of(point)) for point, probe in self.fitting().items()]
         return [one for probe, one in pairs if one and 0 < rate_of(one) * DISAGREEMENT < rate_of(probe)]
 
-    def _by_preference(self) -> list[OperatingPoint]:
+    def by_preference(self) -> list[OperatingPoint]:
         """Return the points to verify, the best first.
 
         These are the finalists that fitted in every round: first those that tie for the fastest, the one with the least
@@ -499,6 +511,10 @@ def says_nothing(trial: Trial) -> bool:
     """True if the trial ended for another reason than its size."""
     of_size = trial.state is TrialState.PRUNED and trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
     return not (trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) or of_size)
+
+
+def _ended_without_a_rate(trial: Trial | None) -> bool:
+    return trial is not None and trial.state.ended and trial.state is not TrialState.COMPLETE
 
 
 def rate_of(trial: Trial) -> float:

@@ -37,8 +37,8 @@ def variants(context: StageContext[Frontier]) -> list[Variant]:
     """
     stage, facts = context.stage, context.study.facts
     tried = []
-    if not stage.cross_entropy and facts.chunked_cross_entropy:
-        tried.append(CHUNKS)
     if not stage.compile and facts.num_blocks and context.config.parallel == "ddp":
         tried.append(ONE_GRAPH)
+    if not stage.cross_entropy and facts.chunked_cross_entropy:
+        tried.append(CHUNKS)
     return tried

@@ -75,6 +75,13 @@ def test_several_disturbances_are_all_named_and_without_figures_nothing_is_claim
     assert disturbance({"cpu_wait_share": None}) is None
 
 
+def test_where_a_gpu_trains_what_others_do_on_the_cpus_is_no_disturbance_unless_the_trial_waited() -> None:
+    """On a host of eight GPUs the data of seven other runs take more than a quarter of the CPUs all day."""
+    assert disturbance({"other_cpu_share": 0.6, "gpu_clock_ratio": 0.8}) is None
+    waited = disturbance({"other_cpu_share": 0.6, "cpu_wait_share": 0.3, "gpu_clock_ratio": 0.8})
+    assert waited == "it waited 30% of the time for a CPU"
+
+
 def test_the_studys_other_lanes_are_no_disturbance() -> None:
     assert disturbance({"other_cpu_share": 0.7}, lanes_share=0.5) is None
     assert disturbance({"other_cpu_share": 0.8}, lanes_share=0.5) is not None
