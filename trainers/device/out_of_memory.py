@@ -19,20 +19,21 @@ _TEXTS = (
     "could not create a primitive",
     "unable to mmap",
     "can't start new thread",  # no room for its stack
-    "BLAS_STATUS_ALLOC_FAILED",  # cuBLAS, hipBLAS
-    "CUDNN_STATUS_ALLOC_FAILED",  # cuDNN before 9
+    "ALLOC_FAILED",  # cuBLAS, cuFFT, cuSOLVER, those of ROCm, and cuDNN before 9
     "ALLOCATION_FAILED",  # cuDNN from 9 on: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "miopenStatusAllocFailed",
 )
 
 _TEXTS_WITH_LITTLE_FREE = (
     "blasCreate(handle)",
-    "cublasLtCreate",
+    "blasLtCreate",  # cuBLAS, hipBLAS
     "CUDNN_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_INTERNAL_ERROR",
     "Failed to CUDA calloc",  # NCCL
+    "unable to find an engine to execute this computation",  # torch tried all of cuDNN's, and swallowed each refusal
 )
-"""A library says this when the first use of it finds no room, and also when a driver or an earlier kernel is broken."""
+"""Libraries say this for want of room, and also when a driver or an earlier kernel is broken, or when a GPU has no kernel for
+a type (a convolution in bfloat16 on a T4)."""
 
 LITTLE_FREE_BYTES = 1 << 30
 """What a library's context, kernels and workspace take, all together."""
