@@ -271,7 +271,9 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     except StorageLost as error:
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
-        if (refusal := refusal_in(error, memory.free_bytes(pick_device()))) is not None:
+        # The limit no longer holds here, but the error keeps the run alive, and with it what was reserved.
+        free_bytes = memory.free_bytes(pick_device(), config.memory_limit_bytes)
+        if (refusal := refusal_in(error, free_bytes)) is not None:
             return Message(outcome="out_of_memory", reason=memory_reason(str(refusal), config)), config.world_size == 1
         write_traceback(assignment, place.rank)
         if (refused := storage_error(error)) is not None:  # every trial that reads there would fail of it

@@ -89,6 +89,30 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
     assert may_go_on == (world_size == 1)
 
 
+@pytest.mark.parametrize(
+    ("limit_bytes", "expected"), [(8 << 30, "out_of_memory"), (None, "failed")], ids=["limit nearly reached", "no limit"]
+)
+def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, expected: str
+) -> None:
+    """The device itself has plenty left, and cuDNN does not say that torch's allocator refused it."""
+
+    def without_engine(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(loop, "train", without_engine)
+    monkeypatch.setattr("trainers.device.device.pick_device", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (8 << 30) - (1 << 20))
+    config_json = tiny.config(memory_limit_bytes=limit_bytes).model_dump_json()
+    said, _ = last_word_of(
+        Assignment("a", config_json, str(tmp_path), token="t"), Place(dispatcher=None, lane="lane", rank=0)
+    )
+    assert said is not None
+    assert said.outcome == expected
+
+
 NCCL_WITHOUT_ROOM = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for "
     "details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"

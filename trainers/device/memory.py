@@ -52,15 +52,19 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def free_bytes(device: torch.device) -> int | None:
+def free_bytes(device: torch.device, limit_bytes: int | None = None) -> int | None:
     """Return what the device has left, whoever holds the rest; None on a CPU host, and where the device does not
-    answer: after some errors it never does so again in the same process."""
+    answer: after some errors it never does so again in the same process.
+
+    limit_bytes: what a run is or was held to by `held_to`; no more is left than up to there.
+    """
     if device.type != "cuda":
         return None
     try:
-        return torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(device)[0]
     except RuntimeError:
         return None
+    return free if limit_bytes is None else min(free, max(0, limit_bytes - torch.cuda.memory_reserved(device)))
 
 
 @functools.cache
