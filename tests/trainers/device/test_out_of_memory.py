@@ -36,6 +36,7 @@ NCCL = (
 # ATen/cuda/Exceptions.h and ATen/native/cuda/CuFFTUtils.h, torch 2.13, with each library's name of the status: cuBLAS's,
 # hipBLAS's, cuFFT's, cuSOLVER's, cuDNN 8's, cuDNN 9's and MIOpen's
 LIBRARIES = (
+    "CUDA error: out of memory when calling `cusparseCreate(handle)`",  # in words: cusparseGetErrorString, CUDA 12
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
     "cuFFT error: CUFFT_ALLOC_FAILED",
