@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from tests.support.tiny import config
+from trainers import run as run_module
 from trainers.before import compilation
 from trainers.before.compilation import warm_up
 from trainers.config import TrialConfig
+from trainers.device import memory
+from trainers.loop import train
 from trainers.run import Run
+from trainers.speed.meter import Meter
 
 CPU = torch.device("cpu")
 
@@ -36,3 +44,49 @@ def test_one_step_is_thrown_away_on_every_kind_of_device_and_once_for_each_shape
     assert [(run.config.micro_batch_size, run.num_steps) for run in runs] == [(2, 1)]
     assert warm_up(config(micro_batch_size=8, compile=False, precision="bfloat16"), device) > 0
     assert [run.num_steps for run in runs] == [1, 1]
+
+
+class ThrownAway(Run):
+    """Tells when it takes its step."""
+
+    def __init__(self, told: list[str], trial: TrialConfig, device: torch.device) -> None:
+        super().__init__(trial, device)
+        self.told = told
+
+    def step(self) -> None:
+        super().step()
+        self.told.append("step")
+
+
+def test_what_the_thrown_away_step_took_is_given_back_before_the_runs_own_memory_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would count as the process's own, and the first trial of a process would need more than all others."""
+    told: list[str] = []
+    models: list[weakref.ref[Any]] = []
+    give_back, idle_bytes = memory.give_back, memory.idle_bytes
+
+    def thrown_away(trial: TrialConfig, device: torch.device) -> Run:
+        run = ThrownAway(told, trial, device)
+        models.append(weakref.ref(run.module))
+        return run
+
+    def tell_give_back() -> None:
+        give_back()
+        told.append("given back" if models[0]() is None else "given back all but the model")
+
+    def tell_idle_bytes(device: torch.device) -> int:
+        told.append("idle")
+        return idle_bytes(device)
+
+    def tell_meter(*args: Any) -> Meter:
+        told.append("meter")
+        return Meter(*args)
+
+    monkeypatch.setattr(compilation, "_warm", set())
+    monkeypatch.setattr(compilation, "Run", thrown_away)
+    monkeypatch.setattr(compilation, "give_back", tell_give_back)
+    monkeypatch.setattr(memory, "idle_bytes", tell_idle_bytes)
+    monkeypatch.setattr(run_module, "Meter", tell_meter)
+    train(config(evaluation_samples=0), lambda _: None, tmp_path)
+    assert told == ["meter", "step", "given back", "idle", "meter"]
