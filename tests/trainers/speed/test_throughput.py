@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.tiny import config, cpu_run
+from trainers import loop
 from trainers.config import DevicePeak
 from trainers.loop import train
 from trainers.report import Report
 from trainers.reporting.reporter import Reporter
+from trainers.run import Run
 from trainers.speed.flops import Work
 from trainers.speed.meter import Meter
 from trainers.speed.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, StepClock, steps_to_time, utilisation
@@ -123,6 +126,33 @@ def test_a_cpu_is_timed_up_to_the_budget_alone(tmp_path: Path) -> None:
     ends: list[Report] = []
     train(config(gpu_timing_seconds=1e9), ends.append, tmp_path)
     assert [end.metrics["samples_seen"] for end in ends] == [64]
+
+
+def test_a_gpu_is_timed_for_as_long_as_asked_once_the_budget_is_trained_on_and_before_the_run_tells_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is on the CPU, and told only while it decides that it is on a GPU."""
+    runs: list[Run] = []
+    told: list[tuple[str, int]] = []
+    decide = Reporter.time_steps
+
+    def kept(*args: Any) -> Run:
+        runs.append(Run(*args))
+        return runs[-1]
+
+    def decide_as_on_a_gpu(reporter: Reporter) -> None:
+        runs[0].device = torch.device("cuda", 0)
+        decide(reporter)
+        runs[0].device = torch.device("cpu")
+
+    def timed(run: Run, num_steps: int) -> None:
+        told.append(("timed" if num_steps > NUM_WARMUP_STEPS else "warmed up", run.samples_seen))
+
+    monkeypatch.setattr(loop, "Run", kept)
+    monkeypatch.setattr(Reporter, "time_steps", decide_as_on_a_gpu)
+    monkeypatch.setattr(Run, "time_steps", timed)
+    train(config(gpu_timing_seconds=1e9), lambda report: told.append((report.kind, report.samples_seen)), tmp_path)
+    assert told == [("timed", 64), ("end", 64)]
 
 
 def test_a_gpu_that_was_timed_for_long_enough_keeps_its_rates(tmp_path: Path) -> None:
