@@ -151,7 +151,7 @@ def _window(run: Run, order: Tensor, number: int, size: int) -> Tensor:
         _, more_targets = accumulate_gradient(
             run.module,
             run.loss_function,
-            [_batch(run, order, number * size + place) for place in range(done, until)],
+            (_batch(run, order, number * size + place) for place in range(done, until)),
             num_micro_batches=until - done,
             scale=scale,
             norms=run.norms,

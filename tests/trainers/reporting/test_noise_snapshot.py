@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, newest_state
 from trainers import step_log
 from trainers.config import TrialConfig
+from trainers.data.batches import leaves
 from trainers.loop import train
 from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
 from trainers.noise.noise_estimate import SquaredNorms, estimate_noise
 from trainers.noise.step_statistics import adam_snr_of
 from trainers.notices import NoticeKind
 from trainers.report import Answer, Report
-from trainers.reporting import reporter
+from trainers.reporting import noise_snapshot, reporter
 from trainers.reporting.noise_snapshot import FEWEST_WINDOWS, SHARE_OF_TRAINING, Windows, take_snapshot, windows_of
 from trainers.run import Run
 from trainers.speed import throughput
@@ -206,6 +208,26 @@ def test_its_figures_are_those_of_the_explicit_micro_gradients() -> None:
     for row in found.accumulated:
         sums = [window[: row.num_micro_batches] for window in windows]
         assert row.update_ratio == pytest.approx(update_ratio(run, sums), rel=1e-3)
+
+
+def test_a_snapshot_holds_no_more_micro_batches_than_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is trained on, and the next one: else a snapshot could need more memory than the run that it is taken of."""
+    run, batch_of = run_of(micro_batch_size=1), noise_snapshot._batch
+    batches: list[weakref.ref[Tensor]] = []
+    most_at_once = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal most_at_once
+        batch = batch_of(*args)
+        batches.append(weakref.ref(next(leaves(batch))))
+        most_at_once = max(most_at_once, sum(one() is not None for one in batches))
+        return batch
+
+    monkeypatch.setattr(noise_snapshot, "_batch", counted)
+    found = take_snapshot(run)
+    assert found is not None
+    assert len(found.accumulated) == 4, "sums of up to 8"
+    assert most_at_once == 2
 
 
 def on_a_rank(parallel: str) -> tuple[NoiseSnapshot, list[Any]]:
