@@ -90,7 +90,9 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "expected"), [(8 << 30, "out_of_memory"), (None, "failed")], ids=["limit nearly reached", "no limit"]
+    ("limit_bytes", "expected"),
+    [(8 << 30, "out_of_memory"), (None, "failed")],
+    ids=["limit nearly reached", "no limit"],
 )
 def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, expected: str

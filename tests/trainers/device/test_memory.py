@@ -346,7 +346,12 @@ def test_a_device_that_no_longer_answers_keeps_nobody_knows_how_much(monkeypatch
 @pytest.mark.parametrize(
     ("limit_bytes", "expected_bytes"),
     [(None, 70 * MIB), (8 * MIB, 5 * MIB), (100 * MIB, 70 * MIB), (2 * MIB, 0)],
-    ids=["no limit", "a limit below the device", "others hold the rest of the device", "more was held before the limit"],
+    ids=[
+        "no limit",
+        "a limit below the device",
+        "others hold the rest of the device",
+        "more was held before the limit",
+    ],
 )
 def test_what_is_free_on_a_gpu_ends_at_the_runs_own_limit(
     monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, expected_bytes: int
