@@ -63,9 +63,18 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def _pinned(batch: Any, device: torch.device) -> Any:
-    """Return it in memory that a GPU reads by itself, where it can be put there: a copy from any other would wait."""
-    on_host = not isinstance(batch, Tensor) or batch.device.type == "cpu"
-    return batch.pin_memory() if device.type == "cuda" and on_host and hasattr(batch, "pin_memory") else batch
+    """Return it in memory that a GPU reads by itself, where it can be put there: a copy from any other would wait.
+
+    A mapping that moves itself without a way to do this (a tokenizer's BatchEncoding) is copied, with its tensors there.
+    """
+    if device.type != "cuda" or (isinstance(batch, Tensor) and batch.device.type != "cpu"):
+        return batch
+    if hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    if isinstance(batch, MutableMapping):
+        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+        return _with(copy.copy(batch), {key: _pinned(value, device) for key, value in tensors.items()})
+    return batch
 
 
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:

@@ -8,7 +8,7 @@ import pickle
 import resource
 import subprocess
 import sys
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -728,6 +728,37 @@ def test_a_tokenizers_batch_stays_one() -> None:
     moved = move(encoding, torch.device("meta"))
     assert type(moved) is type(encoding)
     assert moved.input_ids.is_meta
+
+
+class Encoding(UserDict[str, Any]):
+    """As a tokenizer's batch: a mapping that moves itself, in place, and has no `pin_memory`. Here it stays where it is."""
+
+    moved_to: torch.device | None = None
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
+        self.moved_to, self.non_blocking = device, non_blocking
+        return self
+
+
+def test_a_mapping_that_moves_itself_goes_to_a_gpu_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any other memory the copy would wait for the GPU, whatever it is asked for."""
+    tensor, pinned, gpu = torch.ones(2), torch.ones(2), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda _: pinned)
+    batch = Encoding(input_ids=tensor, text=["as it was"])
+    moved = move(batch, gpu)
+    assert isinstance(moved, Encoding)
+    assert (moved.moved_to, moved.non_blocking) == (gpu, True)
+    assert moved["input_ids"] is pinned
+    assert moved["text"] is batch["text"]
+    assert batch["input_ids"] is tensor, "the data set may keep it"
+    assert move(batch, torch.device("cpu"))["input_ids"] is tensor
+
+
+def test_a_mapping_that_pins_itself_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a TensorDict, which knows its own tensors better."""
+    own = Encoding(input_ids=torch.ones(2))
+    monkeypatch.setattr(Encoding, "pin_memory", lambda _: own, raising=False)
+    assert move(Encoding(input_ids=torch.zeros(2)), torch.device("cuda", 0)) is own
 
 
 def test_the_leaves_of_a_batch_are_what_is_moved_or_moves_itself() -> None:
