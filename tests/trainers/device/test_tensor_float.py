@@ -43,13 +43,14 @@ def newer_settings() -> list[str]:
 
 
 def users_own_products_and_convolutions() -> list[Any]:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    backends: Any = torch.backends
+    backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = "tf32", "ieee"
     return before_inside_and_after()
 
 
 def users_own_default() -> list[Any]:
-    torch.backends.fp32_precision = "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+    backends: Any = torch.backends
+    backends.fp32_precision = "tf32"
     return before_inside_and_after()
 
 
