@@ -206,6 +206,9 @@ def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool,
 
     run = Run(config(device, gpt, statistics_on=statistics_on, whole=whole), torch.device(device))
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
+    # On a GPU a process's first report waits 2 to 20 s for what others give back of its memory, and starts NVML. It
+    # would fall into the first timed window.
+    run.metrics()
     last_report = time.monotonic()
     while not turns.over:
         run.step()
