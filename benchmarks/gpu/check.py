@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
 import os
 import subprocess
@@ -24,6 +25,8 @@ from lines import ROOT, Lines, NeedsCuda, ended, gpt, in_fresh_process, no_waiti
 
 MIB, GIB = 2**20, 2**30
 PEERS = {"gradient_error": ("accelerate", "lightning", "transformers"), "communication": ()}
+SPLITS = ((1, 16), (4, 4), (16, 1))
+"""(micro-batch size, accumulation steps) of one effective batch."""
 MODES = ("none", "selective", "full")
 
 
@@ -40,13 +43,14 @@ Check = Callable[[str, bool], dict[str, Any]]
 
 def checks(device: str, tiny: bool) -> list[tuple[str, float, Check]]:
     """Return (name, seconds that it may take on a GPU, function) of each. The longest come last."""
-    ballasts = (0.0,) if device == "cpu" else (0.02, 0.05, 0.2, 0.5)
+    # With 0.05 GiB even the tiny model that is compiled runs out; with the most, what is left should do.
+    ballasts = (0.0,) if device == "cpu" else (0.05, 0.2, 0.5, 1.0, 2.0)
     return [
         ("versions", 5, versions),
         ("product of 8192 x 8192 in bfloat16", 10, product),
         ("copy within the device", 5, copy),
         ("Ray sees the GPU", 40, ray_sees_it),
-        ("float32 gradient of every split", 20, gradient_of_splits),
+        ("float32 gradient of every split", 40, gradient_of_splits),
         ("bfloat16 gradient", 10, gradient_in_bfloat16),
         ("first loss and peak of every mode", 60, modes),
         ("float16 over 30 steps", 15, float16),
@@ -103,12 +107,22 @@ def fastest(function: Callable[[], object], device: Any, rounds: int) -> float:
 
 
 def ray_sees_it(device: str, _: bool) -> dict[str, Any]:
-    if device != "cuda":
-        raise NeedsCuda("how many GPUs Ray counts")
-    code = "import ray, json; ray.init(logging_level='ERROR', include_dashboard=False); print(json.dumps(ray.cluster_resources()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {"gpus": found.get("GPU"), "ok": found.get("GPU") == 1.0}
+    expected = 1.0 if device == "cuda" else 0.0
+    found = in_fresh_process(__file__, "gpus_of_ray", {}, 120)
+    return {"gpus": found, "expected": expected, "ok": found == expected}
+
+
+def gpus_of_ray() -> float:
+    from orchestrator.execution.local_cluster import protect_local_cluster
+
+    protect_local_cluster()  # or Ray leaves a token in ~/.ray, which later clusters on this host then demand
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        return ray.cluster_resources().get("GPU", 0.0)
+    finally:
+        ray.shutdown()
 
 
 # Steps
@@ -151,16 +165,15 @@ def relative(a: Any, b: Any) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-def exact_gradient(tiny: bool) -> Any:
-    return gradient(trial(tiny), "cpu", exact=True)
+def exact_gradient(tiny: bool, num_micro_batches: int = 1) -> Any:
+    return gradient(trial(tiny, gradient_accumulation_steps=num_micro_batches), "cpu", exact=True)
 
 
 def gradient_of_splits(device: str, tiny: bool) -> dict[str, Any]:
-    exact = exact_gradient(tiny)
-    splits = {"1x4": (1, 4), "2x2": (2, 2), "4x1": (4, 1)}
+    exact = exact_gradient(tiny, num_micro_batches=4)  # of 4 samples, as the trial has them
     errors = {
-        name: relative(gradient(trial(tiny, micro_batch_size=m, gradient_accumulation_steps=k), device), exact)
-        for name, (m, k) in splits.items()
+        f"{m}x{k}": relative(gradient(trial(tiny, micro_batch_size=m, gradient_accumulation_steps=k), device), exact)
+        for m, k in SPLITS
     }
     return {"errors": errors, "expected": "at most 1e-5 against float64", "ok": max(errors.values()) <= 1e-5}
 
@@ -184,12 +197,12 @@ def modes(device: str, tiny: bool) -> dict[str, Any]:
             peaks[name] = found.get("peak_allocated_bytes", found["peak_memory_bytes"])
             del run
             give_back()
-    eager = [peaks[f"{mode}, False"] for mode in MODES]
+    none, selective, full = (peaks[f"{mode}, False"] for mode in MODES)
     spread = max(losses.values()) - min(losses.values())
-    in_order = device != "cuda" or eager == sorted(eager, reverse=True)  # a CPU's peak is its process's
+    in_order = device != "cuda" or none > selective > full  # a CPU's peak is its process's
     return {
-        "losses": losses, "peak_bytes": peaks, "expected": "losses within 1e-3 (bfloat16: 1e-2); none > selective > full",
-        "ok": spread <= 1e-2 and in_order,
+        "losses": losses, "peak_bytes": peaks, "expected": "losses within 1e-3; none > selective > full",
+        "ok": spread <= 1e-3 and in_order,
     }  # fmt: skip
 
 
@@ -231,15 +244,20 @@ def clocks_agree(device: str, tiny: bool) -> dict[str, Any]:
     run.read()
     run.meter.begin_pace()
     synchronize(run.device)
-    started = time.perf_counter()
+    run.meter.clock.start()
+    started, reading = time.perf_counter(), 0.0
     for number in range(num_steps):
         run.step()
         if number % 10 == 9:
+            synchronize(run.device)  # so that what follows is the reading alone
+            began = time.perf_counter()
             run.read()
-    synchronize(run.device)
+            reading += time.perf_counter() - began
     wall, timed = time.perf_counter() - started, run.meter.pace.total_seconds()
-    found = {"wall_seconds": wall, "timed_seconds": timed, "expected": "2 % apart, and what reading takes"}
-    return found | {"ok": device == "cpu" or abs(wall / timed - 1) < 0.05}
+    return {
+        "wall_seconds": wall, "timed_seconds": timed, "reading_seconds": reading,
+        "expected": "at most 2 % apart, and what reading takes", "ok": abs(wall - timed) <= 0.02 * wall + reading,
+    }  # fmt: skip
 
 
 def resumed(deterministic: bool, device: str, tiny: bool) -> dict[str, Any]:
@@ -351,10 +369,9 @@ def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
     from trainers.device import memory
     from trainers.device.out_of_memory import is_out_of_memory
 
-    place, ballast = torch.device(device), None
-    if device == "cuda":
-        free = memory.free_bytes(place) or 0
-        ballast = torch.empty(max(0, free - int(gib * GIB)), dtype=torch.uint8, device=place)
+    place = torch.device(device)
+    ballast = ballast_that_leaves(int(gib * GIB), place) if device == "cuda" else None
+    left = memory.free_bytes(place)
     texts, recognised = list[str](), list[bool]()
     for compiled in (True, "whole"):
         try:
@@ -364,7 +381,21 @@ def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
             recognised.append(is_out_of_memory(error, memory.free_bytes(place)))
             texts.append("".join(traceback.format_exception_only(error))[:1000])
     del ballast
-    return {"texts": texts, "recognised": recognised, "ok": all(recognised)}
+    return {"bytes_left": left, "texts": texts, "recognised": recognised, "ok": all(recognised)}
+
+
+def ballast_that_leaves(left_bytes: int, device: Any) -> Any:
+    """Fill the GPU but for so many bytes, or for a few more: not all that the driver calls free can be had at once."""
+    import torch
+
+    from trainers.device import memory
+
+    size = max(0, (memory.free_bytes(device) or 0) - left_bytes)
+    while True:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            size = max(0, size - 16 * MIB)
 
 
 # Benchmarks
@@ -379,8 +410,9 @@ def benchmark(name: str, device: str, tiny: bool) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(done.stderr[-1500:])
     last = json.loads(done.stdout.splitlines()[-1])
-    ok = last["ratio_to_one_all_reduce"] == 1.0 if name == "communication" else last["ours_1_rank"] <= 1e-5
-    return {"last_line": last, "ok": ok}
+    if name == "communication":
+        return {"last_line": last, "ok": last["ratio_to_one_all_reduce"] == 1.0}
+    return {"last_line": last, "ok": max(last["ours_1_rank"], last["ours_2_ranks"]) <= 1e-5}
 
 
 if __name__ == "__main__":
