@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/speed.py [--device cpu|cuda] [--tiny] [--out FILE] [--limit-seconds 560]
 
-Each turn lasts some seconds; every one is a JSON line with tokens/s, MFU, clock, power, throttle reasons and peaks. Then come the
-longest kernels of a step, and each side's best against that of the loop by hand. The goal is 1.0 or more.
+Each turn lasts some seconds; every one is a JSON line with tokens/s, MFU, clock, power, throttle reasons and peaks. After each size
+comes each side's best so far against that of the loop by hand, of which the goal is 1.0 or more; at the end the longest kernels of
+a step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from lines import Lines, ended, gpt, options, synchronize
 SIZES, TINY_SIZES = (32, 64, 16, 8), (2,)
 """Those that are probably the best come first."""
 ROUNDS, TURN_SECONDS = 3, 5.0
+# Of all sides of a size together, which start cold: four of them are graphs of all 12 layers.
+COMPILE_SECONDS = 180
 NUM_KERNELS = 15
 BY_HAND = "by hand"
 # What each side of ours compiles, how it takes its loss, and whether it measures statistics.
@@ -39,14 +42,13 @@ def main() -> None:
     lines = Lines(chosen.out, chosen.limit_seconds)
     found: dict[str, dict[int, list[float]]] = {}
     sizes, seconds = (TINY_SIZES, 0.2) if chosen.tiny else (SIZES, TURN_SECONDS)
-    each = 1.0 if chosen.tiny else ROUNDS * seconds * (1 + len(OURS)) + 60  # a minute to compile
+    each = 1.0 if chosen.tiny else ROUNDS * seconds * (1 + len(OURS)) + COMPILE_SECONDS
     for size in sizes:
         turns = Turns(lines, chosen.device, chosen.tiny, size, seconds, found)
         lines.take(f"m={size}", each, turns.take)
     lines.take(
         "longest kernels", 1 if chosen.tiny else 40, lambda: longest_kernels(chosen.device, chosen.tiny, min(sizes))
     )
-    lines.say("best of each side", **best(found))
     ended(lines)
 
 
@@ -70,6 +72,8 @@ class Turns:
         finally:
             for side in sides.values():
                 side.finish()
+            # After every size, and where a side fails, too: a run that is cut short still tells how far it came.
+            self._lines.say("best of each side", **best(self._found))
         return {"micro_batch_size": self._size, "sides_that_fit": fit, "ok": BY_HAND in fit}
 
     def _turn(self, side: Side, name: str, round_: int) -> bool:
