@@ -97,11 +97,14 @@ class Studies:
         largest = {
             mode: max((t.config.micro_batch_size for t in trials if fits(t, mode)), default=None) for mode in ran_out
         }
+        # In the 16 MiB of a CPU's run what a fresh process sets up beside its tensors counts, so that more run out there.
+        few = self._device == "cpu" or max(ran_out.values()) <= 1
         return {
             "exit_code": done.returncode, "wall_seconds": seconds, "num_out_of_memory": ran_out, "largest": largest,
             "predicted": predicted_edges(self._study(self._frontier)),
             "expected": {"largest": "about what is predicted", "num_out_of_memory": "at most 1 in each mode, none failed"},
-            "said": done.stderr[-500:] if done.returncode else "", "failed": failed, "ok": done.returncode == 0 and not failed,
+            "said": done.stderr[-500:] if done.returncode else "", "failed": failed,
+            "ok": done.returncode == 0 and not failed and few,
         }  # fmt: skip
 
     def again(self) -> dict[str, Any]:
