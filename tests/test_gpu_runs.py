@@ -60,6 +60,7 @@ def test_the_studies_find_an_edge_and_survive_what_strikes_them(tmp_path: Path) 
     assert not left_out(lines)
     found = {line["check"]: line for line in lines}
     assert found["the frontier to the edge"]["num_out_of_memory"].keys() == {"none", "full"}
+    assert found["the frontier to the edge"]["predicted"].keys() == {"none, float32", "full, float32"}
     assert found["a driver killed while it trains"]["struck"]
     assert [state for state, _ in found["targets out of range"]["trials"].values()] == [
         "complete",

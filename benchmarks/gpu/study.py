@@ -160,8 +160,9 @@ def fits(trial: Any, mode: str) -> bool:
 
 def predicted_edges(study: Study) -> dict[str, float]:
     """Return the largest micro-batch of each mode that eager code was predicted to fit with into what the device had."""
-    had = [bytes for trial in study.trials.values() if (bytes := trial.metrics.get("device_memory_bytes"))]
-    limit = study.facts.memory_limit_bytes or (min(had) if had else None)
+    trials = study.trials.values()
+    told = [trial.config.memory_limit_bytes or trial.metrics.get("device_memory_bytes") for trial in trials]
+    limit = min(filter(None, told), default=None)
     found = {}
     for mode, peak in (study.facts.predicted_memory or {}).items():
         line = peak.lines[-1]
