@@ -27,7 +27,11 @@ from trainers.model.models import find_blocks, num_batch_norms
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
     """Return the model that ranks call. FSDP2 shards blocks, then the rest, in place. DDP and FSDP2 average
-    gradients."""
+    gradients.
+
+    The rest (embedding, last norm, head) is gathered in float32: what the blocks add to would otherwise begin rounded, which it
+    does under no other mode.
+    """
     if config.parallel == "fsdp":
         mesh = init_device_mesh(device.type, (config.world_size,))
         for block in find_blocks(module, config.model.blocks) or ():
