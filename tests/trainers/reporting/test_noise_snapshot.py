@@ -212,18 +212,18 @@ def test_its_figures_are_those_of_the_explicit_micro_gradients() -> None:
 
 def test_a_snapshot_holds_no_more_micro_batches_than_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is trained on, and the next one: else a snapshot could need more memory than the run that it is taken of."""
-    run, batch_of = run_of(micro_batch_size=1), noise_snapshot._batch
+    run, move = run_of(micro_batch_size=1), noise_snapshot.move
     batches: list[weakref.ref[Tensor]] = []
     most_at_once = 0
 
     def counted(*args: Any) -> Any:
         nonlocal most_at_once
-        batch = batch_of(*args)
+        batch = move(*args)
         batches.append(weakref.ref(next(leaves(batch))))
         most_at_once = max(most_at_once, sum(one() is not None for one in batches))
         return batch
 
-    monkeypatch.setattr(noise_snapshot, "_batch", counted)
+    monkeypatch.setattr(noise_snapshot, "move", counted)
     found = take_snapshot(run)
     assert found is not None
     assert len(found.accumulated) == 4, "sums of up to 8"
