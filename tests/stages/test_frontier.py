@@ -589,6 +589,22 @@ def test_of_two_variants_that_pay_the_one_that_pays_more_is_taken() -> None:
     assert any("in chunks pays less than another point here: tokens/s 1.10 x" in note for note in found.notes)
 
 
+def test_a_variant_is_told_where_the_point_beside_it_left_no_headroom_when_it_was_timed() -> None:
+    """The fastest probe took more as it was timed, so it is no longer among those that may be chosen."""
+    world = World(
+        one_graph=(0.5, 0.9),
+        more_memory=lambda p: (
+            4.0 * (p.round is not None and p.config.compile is True and p.config.micro_batch_size == 18)
+        ),
+        base={"none": 20.0},
+        slope={"none": 4.0},
+        rate={"none": 1000.0},
+    )
+    known, found = played(world, Facts(num_blocks=2))
+    assert known.found(FrontierFindings).chosen.micro_batch_size < 18
+    assert any("the model as one graph does not pay here: tokens/s 0.50 x" in note for note in found.notes)
+
+
 def test_a_variant_is_as_much_faster_at_every_size_as_where_it_was_timed() -> None:
     """Otherwise the sizes beside the chosen one would seem slow, and none of them be timed."""
     plain, faster = (played(World(one_graph=(speed, 0.8)), Facts(num_blocks=2))[0] for speed in (0.5, 1.25))

@@ -241,7 +241,8 @@ def _how_it_pays(
     if not known.may_be_chosen(tried):
         return "does not fit"
     ranked = known.by_preference()
-    return "pays less than another point" if ranked.index(tried) < ranked.index(fastest) else "does not pay"
+    behind = ranked[ranked.index(tried) :]  # the fastest probe is not ranked if it left no headroom when it was timed
+    return "pays less than another point" if fastest in behind else "does not pay"
 
 
 def _on_lengths(findings: FrontierFindings) -> list[str]:
