@@ -355,9 +355,12 @@ class FrontierProgress:
 
     def as_trained(self, point: OperatingPoint) -> OperatingPoint:
         """Return the point in the variant that the best one is, which later stages take for all sizes."""
+        return point if self._taken is None else self._taken.of(point)
+
+    @cached_property
+    def _taken(self) -> Variant | None:
         best = self._until_one_fits()[-1:]
-        taken = self.variant_of(best[0]) if best else None
-        return point if taken is None else taken.of(point)
+        return self.variant_of(best[0]) if best else None
 
     def variant_of(self, point: OperatingPoint) -> Variant | None:
         """Return the variant that a finalist is; None of one that was probed."""
