@@ -22,9 +22,10 @@ MOST_IN_FLIGHT = 4
 
 
 def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
-    """Return the collated batch of these samples."""
+    """Return the batch of these samples, as the set's own `collate_fn` makes it, or stacked."""
     many = getattr(dataset, "__getitems__", None)
-    return collate(many(list(indices)) if many else [dataset[index] for index in indices])
+    samples = many(list(indices)) if many else [dataset[index] for index in indices]
+    return getattr(dataset, "collate_fn", collate)(samples)
 
 
 def collate(samples: list[Any]) -> Any:

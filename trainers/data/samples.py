@@ -10,8 +10,8 @@ from trainers.data.text import hf, python_stdlib, text
 
 
 class SampleSet(Protocol):
-    """A map-style data set. One whose samples differ in length pads them in `__getitems__`, and lists them as
-    `lengths`."""
+    """A map-style data set. One whose samples differ in length pads them in `__getitems__` or in a `collate_fn` of its own, which
+    takes a list of samples and returns the batch, and lists them as `lengths`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...

@@ -723,6 +723,18 @@ def test_samples_that_are_dataclasses_are_stacked_field_by_field() -> None:
     assert stacked.more.tolist() == [1, 2]
 
 
+class Words(list[list[int]]):
+    """Samples of uneven length, which the set pads itself as torch's DataLoader would have it do."""
+
+    def collate_fn(self, samples: list[list[int]]) -> torch.Tensor:
+        longest = max(map(len, samples))
+        return torch.tensor([sample + [0] * (longest - len(sample)) for sample in samples])
+
+
+def test_a_set_may_collate_its_samples_itself() -> None:
+    assert fetch(Words([[1], [2, 3, 4], [5, 6]]), [2, 1]).tolist() == [[5, 6, 0], [2, 3, 4]]
+
+
 def test_a_tokenizers_batch_stays_one() -> None:
     encoding = pytest.importorskip("transformers").BatchEncoding({"input_ids": torch.ones(2)})
     moved = move(encoding, torch.device("meta"))
