@@ -1,11 +1,11 @@
-"""What the key `loss` may say: the user's own function, a criterion of torch's, or the loss that a transformers model
-returns. Loads no torch."""
+"""What the key `loss` may say: the user's own function, a criterion of torch's, or the loss that the module returns itself.
+Loads no torch."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_serializer
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
 
 from trainers.strict import Strict
 
@@ -59,6 +59,28 @@ class BinaryCrossEntropyCriterion(_OfOutputs):
     """The binary cross-entropy of logits."""
 
 
+class MeanLoss(_OfOutputs):
+    """`mean`: the module computes the loss itself, and returns it as a mean: alone, as `loss`, or as the one scalar in a tuple. It is
+    called with all of the batch, targets included: a tuple's members in their order, a dictionary's by their names. The mean is
+    multiplied by the number of what it is a mean over; before anything starts it is seen whether that holds."""
+
+    type: Literal["mean"] = "mean"
+    """The mean that the module returns."""
+    over: str = "targets"
+    """What it is a mean over: targets (those that are not ignored), samples, or whatever a callable of yours counts, named as
+    `package.module:callable`: it takes the batch and returns the number."""
+    ignore_index: int = IGNORED_TARGET
+    """The target that does not count."""
+
+    @model_validator(mode="after")
+    def _counts_something(self) -> MeanLoss:
+        if self.over not in ("targets", "samples") and ":" not in self.over:
+            raise ValueError(
+                f"over is '{self.over}'; use targets, samples, or your own count as package.module:callable"
+            )
+        return self
+
+
 class TransformersLoss(Strict):
     """`transformers`: the batch is a dictionary with `labels`, and the module, a model of that library, is called with it by
     names and returns the mean loss over the labels that are not -100 as `outputs.loss`."""
@@ -68,7 +90,7 @@ class TransformersLoss(Strict):
 
 
 Criterion = CrossEntropyCriterion | SquaredErrorCriterion | BinaryCrossEntropyCriterion
-NAMES = ("cross_entropy", "mse", "bce_with_logits", "transformers")
+NAMES = ("cross_entropy", "mse", "bce_with_logits", "mean", "transformers")
 
 
 def _written_out(value: Any) -> Any:
@@ -82,7 +104,7 @@ def _written_out(value: Any) -> Any:
     return value
 
 
-LossByType = Annotated[OwnLoss | Criterion | TransformersLoss, Field(discriminator="type")]
+LossByType = Annotated[OwnLoss | Criterion | MeanLoss | TransformersLoss, Field(discriminator="type")]
 Loss = Annotated[LossByType, BeforeValidator(_written_out)]
 
 
@@ -92,5 +114,11 @@ def spoken(loss: Loss) -> str:
 
 
 def import_path(loss: Loss | None) -> str:
-    """Return where the user's own loss is imported from; empty for any other."""
-    return loss.target if isinstance(loss, OwnLoss) else ""
+    """Return where the user's own loss, or count, is imported from; empty for any other."""
+    match loss:
+        case OwnLoss():
+            return loss.target
+        case MeanLoss() if ":" in loss.over:
+            return loss.over
+        case _:
+            return ""

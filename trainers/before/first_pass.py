@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from trainers.config import TrialConfig
+from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch, move
 from trainers.data.samples import SampleSet, load_data
 from trainers.device import cgroup
@@ -35,7 +36,7 @@ from trainers.device.memory import free_bytes
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
 from trainers.errors import LossFault, raised_text, users_frame
-from trainers.model.contract import check_loss, check_shapes, check_sum, told_if_not_adding_up
+from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check_sum, not_adding_up
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
@@ -206,7 +207,27 @@ def _take(
     check_sum(module, loss, train_set, device)
     if (fault := _optimizers_fault(config, module)) is not None:
         return FirstPass("refused", "pass", fault)
-    return FirstPass("passed", "pass", told_if_not_adding_up(module, loss, train_set, device) or "")
+    found = not_adding_up(module, loss, train_set, device)
+    if found is None:
+        return FirstPass("passed", "pass")
+    if isinstance(config.loss, MeanLoss):
+        return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
+    return FirstPass("passed", "pass", _is_told(found))
+
+
+def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:
+    return (
+        f"loss: mean is taken for a mean over {loss.over}, and then {found}: it is a mean over something else, or no sample has a loss of "
+        "its own; say what it is a mean over (over: targets, samples, or your own count as package.module:callable), or return the "
+        "sum and the number of targets"
+    )
+
+
+def _is_told(found: NotAddingUp) -> str:
+    return (
+        f"{found}: a batch trains differently when it is split, and comparisons of batches hold for this way to split them alone. If "
+        "that is not meant, let each sample have its own loss and return their sum"
+    )
 
 
 def _optimizers_fault(config: TrialConfig, module: nn.Module) -> str | None:

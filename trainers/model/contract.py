@@ -6,7 +6,8 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -127,11 +128,27 @@ def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> No
         )
 
 
-def told_if_not_adding_up(
+@dataclass(frozen=True)
+class NotAddingUp:
+    """What differs between samples in one batch and the same one by one."""
+
+    figure: Literal["loss_sum", "num_targets"]
+    together: float
+    one_by_one: float
+    num_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"the model's {self.figure} of the first {self.num_samples} samples is {self.together:.4g} in one batch, and "
+            f"{self.one_by_one:.4g} added up one by one"
+        )
+
+
+def not_adding_up(
     module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
-) -> str | None:
-    """Return, for people, by how much the losses of the first samples do not add up to that of all in one batch; None where
-    they do, and where random numbers move the loss, so that nothing can be said."""
+) -> NotAddingUp | None:
+    """Return by how much the losses of the first samples do not add up to that of all in one batch; None where they do, and
+    where random numbers move the loss, so that nothing can be said."""
     indices = range(min(SAMPLES_THAT_ADD_UP, len(train_set)))
 
     def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
@@ -142,13 +159,10 @@ def told_if_not_adding_up(
     if not math.isclose(whole[0], with_other_numbers[0], rel_tol=RANDOM_ABOVE) or not all(map(math.isfinite, whole)):
         return None
     alone = [measured([index]) for index in indices]
-    for name, of_all, parts in zip(("loss_sum", "num_targets"), whole, zip(*alone, strict=True), strict=True):
+    figures: tuple[Literal["loss_sum"], Literal["num_targets"]] = ("loss_sum", "num_targets")
+    for figure, of_all, parts in zip(figures, whole, zip(*alone, strict=True), strict=True):
         if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
-            return (
-                f"the model's {name} of the first {len(indices)} samples is {of_all:.4g} in one batch, and {sum(parts):.4g} added up "
-                "one by one: a batch trains differently when it is split, and comparisons of batches hold for this way to "
-                "split them alone. If that is not meant, let each sample have its own loss and return their sum"
-            )
+            return NotAddingUp(figure, of_all, sum(parts), len(indices))
     return None
 
 

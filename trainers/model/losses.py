@@ -15,10 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainers.config import TrialConfig, resolve
-from trainers.criteria import IGNORED_TARGET, Criterion, CrossEntropyCriterion, Loss, OwnLoss, TransformersLoss
+from trainers.criteria import (
+    IGNORED_TARGET,
+    Criterion,
+    CrossEntropyCriterion,
+    Loss,
+    MeanLoss,
+    OwnLoss,
+    TransformersLoss,
+)
+from trainers.data.batches import leaves
 from trainers.errors import LossFault
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
+
+
+class TakesBatch(nn.Module):
+    """A module whose forward takes a batch as it is, however that is made up."""
 
 
 def loss_function(loss: Loss | None) -> LossFunction:
@@ -30,6 +43,8 @@ def loss_function(loss: Loss | None) -> LossFunction:
             return resolve(loss.target)
         case TransformersLoss():
             return _of_transformers
+        case MeanLoss():
+            return functools.partial(_of_mean, loss)
         case _:
             return functools.partial(_of_outputs, loss)
 
@@ -71,6 +86,62 @@ def _predicts_the_next(inner: nn.Module) -> bool:
     of_the_library, settings = getattr(inner, "loss_function", None), inner.config
     return getattr(of_the_library, "__name__", "") == "ForCausalLMLoss" and not getattr(
         settings, "is_encoder_decoder", False
+    )
+
+
+def _of_mean(loss: MeanLoss, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    mean, num_targets = _scalar_in(_called_with_all(module, batch)), _counted(loss, batch)
+    return torch.where(num_targets > 0, mean, 0.0) * num_targets, num_targets  # a mean over none is no number
+
+
+def _called_with_all(module: nn.Module, batch: Any) -> Any:
+    if isinstance(getattr(module, "module", module), TakesBatch):
+        return module(batch)
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, list | tuple) else module(batch)
+
+
+def _scalar_in(returned: Any) -> Tensor:
+    """Return the loss in what a module returned."""
+    if isinstance(returned, tuple) and not hasattr(returned, "loss"):
+        scalars = [value for value in returned if isinstance(value, Tensor) and value.dim() == 0]
+        found = scalars[0] if len(scalars) == 1 else None
+    else:
+        found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", returned)
+    if not isinstance(found, Tensor) or found.dim() != 0:
+        raise LossFault(
+            f"loss: mean needs one scalar tensor, and the module returned a {type(returned).__name__} without one; return the loss "
+            "alone, as `loss`, or as the one scalar of a tuple"
+        )
+    return found
+
+
+def _counted(loss: MeanLoss, batch: Any) -> Tensor:
+    """Return the number of what the mean of this batch is a mean over."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    match loss.over:
+        case "samples":
+            return torch.tensor(len(tensors[0]), device=tensors[0].device)
+        case "targets":
+            targets = _targets_in(batch, loss)
+            return (targets != loss.ignore_index).sum()
+        case path:
+            return torch.as_tensor(resolve(path)(batch), device=tensors[0].device)
+
+
+def _targets_in(batch: Any, loss: MeanLoss) -> Tensor:
+    if isinstance(batch, Mapping):
+        return _of_key(
+            batch,
+            loss.targets,
+            "name its key: loss: {type: mean, targets: KEY}, or say what it is a mean over: over: samples",
+        )
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[-1], Tensor):
+        return batch[-1]
+    raise LossFault(
+        f"a batch is a {type(batch).__name__}, in which loss: mean finds no targets to count; let samples be tuples (input, target) "
+        "or dictionaries, or say what it is a mean over: {type: mean, over: samples}"
     )
 
 

@@ -20,6 +20,7 @@ from orchestrator.execution.process_endings import wait_for_end
 from tests.support.tiny import ROOT, Samples, config, data
 from trainers.before import first_pass as module
 from trainers.before.first_pass import PARTS, FirstPass, first_pass
+from trainers.criteria import MeanLoss
 from trainers.device import cgroup
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
 
@@ -93,6 +94,23 @@ def test_a_mean_is_refused() -> None:
     found = passed_by("return a mean")
     assert found.outcome == "refused"
     assert "for two equal ones: it is a mean" in found.said
+
+
+def test_a_mean_over_something_else_is_refused_with_both_numbers() -> None:
+    trial = config(
+        padded=True,
+        model={"target": "tests.trainers.model.test_losses:MeanOfTargets"},
+        loss={"type": "mean", "over": "samples"},
+    )
+    found = first_pass(trial, 60.0)
+    assert found.outcome == "refused"
+    assert re.match(
+        r"loss: mean is taken for a mean over samples, and then the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and "
+        r"[\d.]+ added up one by one: it is a mean over something else, or no sample has a loss of its own; say what it is",
+        found.said,
+    )
+    right = trial.model_copy(update={"loss": MeanLoss(targets="targets")})
+    assert first_pass(right, 60.0) == FirstPass("passed", "pass")
 
 
 def test_data_that_do_not_load_end_it() -> None:

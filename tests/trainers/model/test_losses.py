@@ -19,7 +19,7 @@ from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_st
 from trainers.config import TrialConfig
 from trainers.criteria import Loss, import_path, spoken
 from trainers.data.batches import fetch
-from trainers.model.contract import check_sum, told_if_not_adding_up
+from trainers.model.contract import check_sum, not_adding_up
 from trainers.model.losses import loss_function
 
 CPU = torch.device("cpu")
@@ -195,7 +195,7 @@ def test_the_mean_that_a_transformers_model_returns_becomes_a_sum_that_adds_up(
     alone = [of("transformers")(module, fetch(samples, [index])) for index in range(4)]
     assert sum(part.item() for part, _ in alone) == pytest.approx(loss_sum.item(), rel=1e-5)
     check_sum(module, of("transformers"), samples, CPU)
-    assert told_if_not_adding_up(module, of("transformers"), samples, CPU) is None
+    assert not_adding_up(module, of("transformers"), samples, CPU) is None
 
 
 class Uneven(list[dict[str, Tensor]]):
@@ -285,12 +285,77 @@ def random_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Te
 
 
 def test_a_mean_times_the_samples_is_told_where_they_have_unequal_numbers_of_targets() -> None:
-    said = r"the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and [\d.]+ added up one by one: a batch trains"
+    said = r"the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and [\d.]+ added up one by one$"
     padded, _ = data(padded=True)
     module = LogitsOnly(vocab_size=24)
-    assert re.match(said, told_if_not_adding_up(module, mean_times_samples, padded, CPU) or "")
-    assert told_if_not_adding_up(module, mean_times_samples, data()[0], CPU) is None
+    assert re.match(said, str(not_adding_up(module, mean_times_samples, padded, CPU)))
+    assert not_adding_up(module, mean_times_samples, data()[0], CPU) is None
+
+
+class MeanOfTargets(nn.Module):
+    """A module that computes its loss itself, as many training scripts have it: (logits, loss), the loss a mean."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.inner = LogitsOnly(vocab_size=vocab_size)
+
+    def forward(self, input_ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.inner(input_ids)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize(
+    ("over", "adds_up"), [("targets", True), ("samples", False), (f"{__name__}:count_of_targets", True)]
+)
+def test_the_mean_that_a_module_returns_is_a_sum_if_it_is_known_what_it_is_a_mean_over(
+    over: str, adds_up: bool
+) -> None:
+    padded, _ = data(padded=True)
+    module, loss = MeanOfTargets(vocab_size=24), of({"type": "mean", "over": over, "targets": "targets"})
+    loss_sum, num_targets = loss(module, batch := fetch(padded, range(8)))
+    _, count = of({"type": "cross_entropy", "targets": "targets"})(LogitsOnly(vocab_size=24), batch)
+    assert (num_targets == count) == adds_up
+    assert loss_sum.item() == pytest.approx(module(**batch)[1].item() * num_targets.item())
+    assert (not_adding_up(module, loss, padded, CPU) is None) == adds_up
+    check_sum(module, loss, padded, CPU)
+
+
+def count_of_targets(batch: dict[str, Tensor]) -> Tensor:
+    return (batch["targets"] != -100).sum()
+
+
+def test_a_mean_over_no_target_adds_nothing() -> None:
+    nothing = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "targets": torch.full((1, 4), -100)}
+    loss_sum, num_targets = of({"type": "mean", "targets": "targets"})(MeanOfTargets(vocab_size=24), nothing)
+    assert (loss_sum.item(), num_targets.item()) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [(drawn(2, 3), drawn(1)[0]), {"loss": drawn(1)[0]}, SimpleNamespace(loss=drawn(1)[0]), drawn(1)[0]],
+    ids=["in a tuple", "in a dictionary", "as an attribute", "alone"],
+)
+def test_the_mean_is_found_in_what_the_module_returns(returned: Any) -> None:
+    loss_sum, num_targets = of("mean")(called := returning(returned), (torch.zeros(2), torch.tensor([1, -100])))
+    assert (loss_sum.item(), num_targets.item()) == (drawn(1).item(), 1)
+    assert len(called.called_with) == 2, "the targets are handed over, too"
+
+
+@pytest.mark.parametrize(
+    ("told", "returned", "batch", "said"),
+    [
+        ("mean", drawn(2), (drawn(2), drawn(2)), "loss: mean needs one scalar tensor, and the module returned a Tensor without"),
+        ("mean", (drawn(1)[0], drawn(1)[0]), (drawn(2), drawn(2)), "returned a tuple without one; return the loss alone"),
+        ("mean", drawn(1)[0], drawn(2), "a batch is a Tensor, in which loss: mean finds no targets to count; let samples"),
+        ("mean", drawn(1)[0], {"x": drawn(2)}, r"no 'labels' \(it has: x\); name its key: loss: {type: mean, targets: KEY}"),
+        ({"type": "mean", "over": "tokens"}, None, None, "over is 'tokens'; use targets, samples, or your own count as"),
+    ],
+    ids=["no scalar", "two scalars", "no targets", "no such key", "no such count"],
+)  # fmt: skip
+def test_a_mean_that_cannot_be_counted_is_refused(told: Any, returned: Any, batch: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        of(told)(returning(returned), batch)
 
 
 def test_of_a_loss_that_draws_random_numbers_nothing_is_said() -> None:
-    assert told_if_not_adding_up(LogitsOnly(vocab_size=24), random_loss, data()[0], CPU) is None
+    assert not_adding_up(LogitsOnly(vocab_size=24), random_loss, data()[0], CPU) is None
