@@ -91,9 +91,9 @@ class OptimizerConfig(Strict):
     """An optimizer of your own as `package.module:callable`. It is called with the parameters (or the groups that `param_groups`
     makes of them), `lr` and `kwargs`, and returns a torch.optim.Optimizer."""
     param_groups: str | None = None
-    """For an optimizer of your own: a callable, as `package.module:callable`, that takes the model and returns its parameters as
-    groups, as torch.optim takes them. Where each has an `lr`, the first group trains at the study's learning rate and the others
-    keep their ratio to it. null: all parameters are one group."""
+    """A callable, as `package.module:callable`, that takes the model and returns its parameters as groups, as torch.optim takes
+    them. Where each has an `lr`, the first group trains at the study's learning rate and the others keep their ratio to it. null:
+    tensors of two or more dimensions decay and others do not; for an optimizer of your own, all parameters are one group."""
     kwargs: dict[str, Any] = Field(default={})
     """Further arguments of the optimizer: of your own all but `lr`, of muon those of its matrices' part (`momentum`, `nesterov`,
     `ns_steps`), of the others those that no key here stands for."""
@@ -103,8 +103,8 @@ class OptimizerConfig(Strict):
     eps: float = 1e-8
     """What AdamW adds to the denominator. It has no effect for sgd, adafactor and an optimizer of your own."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """The weight decay. It applies to tensors of two or more dimensions only, so not to biases and norms. It has no effect for an
-    optimizer of your own, which has it in `kwargs` or in its groups."""
+    """The weight decay. It applies to tensors of two or more dimensions only, so not to biases and norms; with `param_groups`, to the
+    groups that have none of their own. It has no effect for an optimizer of your own, which has it in `kwargs` or in its groups."""
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """The norm to which the gradient of a whole optimizer step is clipped. null: it is never clipped."""
 
@@ -139,10 +139,10 @@ class OptimizerConfig(Strict):
             )
         if self.type == "own" and not self.target:
             raise ValueError("type is own, and no target names it; set target: package.module:callable")
-        if self.param_groups and not self.target:
+        if self.param_groups and self.type == "muon":
             raise ValueError(
-                f"param_groups ({self.param_groups}) is for an optimizer of your own, and type is {self.type}, which groups the "
-                "parameters itself; name the optimizer by its import path as target, or leave param_groups out"
+                f"param_groups is {self.param_groups}, and type is muon, which groups the parameters itself; leave param_groups out, "
+                "or name torch.optim:Muon as target"
             )
         taken = [(argument, key) for argument, key in self._arguments().items() if argument in self.kwargs]
         for argument, key in taken:

@@ -69,6 +69,11 @@ def _header(recommendation: Recommendation) -> list[str]:
         f"{_warmup_steps(r)}",
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
         *(
+            [f"the optimizer's parameters are in the groups of {groups}"]
+            if (groups := r.optimizer.param_groups)
+            else []
+        ),
+        *(
             f"the chosen run has {name} {value:g} in the model: train with it"
             for name, value in (r.model_changes or {}).items()
         ),
@@ -314,14 +319,19 @@ def _configure_lines(recommendation: Recommendation) -> list[str]:
 def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
     """Return the lines that build it as the study did."""
     beta1, beta2 = optimizer.betas
-    further = "".join(f", {name}={value!r}" for name, value in optimizer.kwargs.items())
-    of_adam = f"lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r}"
     decay = optimizer.weight_decay
-    grouped = [
-        "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
-        "    others = [p for p in self.parameters() if p.dim() < 2]",
-        f"    groups = [{{'params': matrices, 'weight_decay': {decay}}}, {{'params': others, 'weight_decay': 0.0}}]",
-    ]
+    of_the_rest = {"weight_decay": decay} if optimizer.param_groups else {}
+    further = "".join(f", {name}={value!r}" for name, value in {**of_the_rest, **optimizer.kwargs}.items())
+    of_adam = f"lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r}"
+    grouped = (
+        _own_groups(optimizer.param_groups, rate)
+        if optimizer.param_groups
+        else [
+            "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
+            "    others = [p for p in self.parameters() if p.dim() < 2]",
+            f"    groups = [{{'params': matrices, 'weight_decay': {decay}}}, {{'params': others, 'weight_decay': 0.0}}]",
+        ]
+    )
     match optimizer.type:
         case "sgd":
             return [*grouped, f"    optimizer = torch.optim.SGD(groups, lr={rate!r}, momentum={beta1}{further})"]
@@ -367,12 +377,19 @@ def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
         return [_import_of(optimizer.target), "", f"    optimizer = {made}(self.parameters(), lr={rate!r}{further})"]
     return [
         _import_of(optimizer.target),
-        _import_of(optimizer.param_groups),
+        *_own_groups(optimizer.param_groups, rate),
+        f"    optimizer = {made}(groups, lr={rate!r}{further})",
+    ]
+
+
+def _own_groups(path: str, rate: float) -> list[str]:
+    """Return the lines that make the groups of the user's callable, the first of which trains at the recommended rate."""
+    return [
+        _import_of(path),
         "",
-        f"    groups = {optimizer.param_groups.partition(':')[2]}(self.model)",
+        f"    groups = {path.partition(':')[2]}(self.model)",
         f"    scale = {rate!r} / groups[0].get('lr', {rate!r})  # the first group trains at the recommended rate",
         f"    groups = [{{**group, 'lr': scale * group.get('lr', {rate!r})}} for group in groups]",
-        f"    optimizer = {made}(groups, lr={rate!r}{further})",
     ]
 
 

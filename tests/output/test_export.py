@@ -268,6 +268,11 @@ def test_lightning_builds_the_other_optimizers_as_the_study_did() -> None:
     assert own.defaults["weight_decay"] == 0.05
     grouped = built(type="own", target="torch.optim:NAdam", param_groups="tests.output.test_export:two_rates")
     assert [group["initial_lr"] for group in grouped.param_groups] == pytest.approx([6e-4, 6e-5])
+    adamw = built(type="adamw", weight_decay=0.3, param_groups="tests.output.test_export:two_rates")
+    assert [(group["initial_lr"], group["weight_decay"]) for group in adamw.param_groups] == [
+        (pytest.approx(6e-4), 0.3),
+        (pytest.approx(6e-5), 0.3),
+    ]
 
 
 def two_rates(model: torch.nn.Module) -> list[dict[str, Any]]:

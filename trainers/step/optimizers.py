@@ -20,22 +20,30 @@ ParamGroups = list[dict[str, Any]]
 
 def build_optimizer(model: nn.Module, config: TrialConfig) -> Optimizer:
     """Build the optimizer that the trial names. Raises ValueError in the user's words where it does not fit the model."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = _built(model, [p for p in model.parameters() if p.requires_grad], config)
+    if config.optimizer.param_groups or config.optimizer.type == "own":
+        for group in optimizer.param_groups:  # its own callable may have given them rates of their own, too
+            group[RATIO] = float(group["lr"]) / config.learning_rate
+    return optimizer
+
+
+def _built(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig) -> Optimizer:
     settings = config.optimizer
-    groups = _groups_by_decay(parameters, settings.weight_decay)
+    groups = _groups(model, parameters, config)
+    decay = {"weight_decay": settings.weight_decay}  # of groups that say nothing
     match settings.type:
         case "adamw":
-            return _called(torch.optim.AdamW, groups, config, **_of_adam(settings), fused=True)
+            return _called(torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=True)
         case "sgd":
-            return _sgd(parameters, groups, config)
+            return _sgd(parameters, groups, config, **decay)
         case "muon":
             return _muon(model, parameters, config)
         case "adafactor":
-            return _called(torch.optim.Adafactor, groups, config)
+            return _called(torch.optim.Adafactor, groups, config, **decay)
         case "adamw_8bit" | "adamw_4bit":
-            return _called(_low_bit(settings.type), groups, config, **_of_adam(settings))
+            return _called(_low_bit(settings.type), groups, config, **decay, **_of_adam(settings))
         case "own":
-            return _own(model, parameters, config)
+            return _own(groups, config)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
@@ -46,6 +54,17 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def _groups(
+    model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig
+) -> ParamGroups | list[nn.Parameter]:
+    """Return the parameters as the user's callable groups them; without one by whether they decay, which an optimizer of the
+    user's own decides itself."""
+    settings = config.optimizer
+    if settings.param_groups is not None:
+        return _own_groups(model, parameters, settings.param_groups, config.learning_rate)
+    return list(parameters) if settings.type == "own" else _groups_by_decay(parameters, settings.weight_decay)
 
 
 def _groups_by_decay(parameters: Sequence[nn.Parameter], weight_decay: float) -> ParamGroups:
@@ -79,10 +98,12 @@ def _called(make: Callable[..., Any], groups: ParamGroups | list[nn.Parameter], 
         ) from error
 
 
-def _sgd(parameters: Sequence[nn.Parameter], groups: ParamGroups, config: TrialConfig) -> Optimizer:
+def _sgd(
+    parameters: Sequence[nn.Parameter], groups: ParamGroups | list[nn.Parameter], config: TrialConfig, **decay: float
+) -> Optimizer:
     """Of shards torch has no fused SGD."""
-    momentum = config.optimizer.betas[0]
-    optimizer = _called(torch.optim.SGD, groups, config, momentum=momentum, fused=config.parallel != "fsdp")
+    momentum, fused = config.optimizer.betas[0], config.parallel != "fsdp"
+    optimizer = _called(torch.optim.SGD, groups, config, **decay, momentum=momentum, fused=fused)
     if momentum and not config.optimizer.kwargs.get("dampening"):  # which leaves the first gradient as it is
         for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -161,7 +182,7 @@ def _low_bit(name: str) -> Callable[..., Any]:
     return {"adamw_8bit": optim.AdamW8bit, "adamw_4bit": optim.AdamW4bit}[name]
 
 
-def _own(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig) -> Optimizer:
+def _own(groups: ParamGroups | list[nn.Parameter], config: TrialConfig) -> Optimizer:
     settings = config.optimizer
     assert settings.target, "the configuration was checked"
     make = resolve(settings.target)
@@ -169,20 +190,13 @@ def _own(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConf
         raise ValueError(
             f"optimizer.target {settings.target} is a {type(make).__name__}; name a callable that returns an optimizer"
         )
-    groups = _own_groups(model, parameters, settings.param_groups, config.learning_rate)
     optimizer = _called(make, groups, config)
     _check(optimizer, settings.target)
-    for group in optimizer.param_groups:  # its own callable may have given them rates of their own, too
-        group[RATIO] = float(group["lr"]) / config.learning_rate
     return optimizer
 
 
-def _own_groups(
-    model: nn.Module, parameters: Sequence[nn.Parameter], path: str | None, learning_rate: float
-) -> ParamGroups | list[nn.Parameter]:
-    """Return the groups that the user's callable makes, the first with the run's learning rate; without one the parameters."""
-    if path is None:
-        return list(parameters)
+def _own_groups(model: nn.Module, parameters: Sequence[nn.Parameter], path: str, learning_rate: float) -> ParamGroups:
+    """Return the groups that the user's callable makes, the first with the run's learning rate."""
     groups = resolve(path)(model)
     if not isinstance(groups, Iterable) or not all(isinstance(group, dict) and "params" in group for group in groups):
         raise ValueError(

@@ -154,6 +154,15 @@ def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first(
     assert run.metrics()["learning_rate"] == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
+def test_those_that_are_built_in_take_groups_too_and_decay_what_says_nothing(name: str) -> None:
+    settings = {"type": name, "param_groups": f"{HERE}:two_groups", "weight_decay": 0.3}
+    run = cpu_run(config(optimizer=settings, learning_rate=0.4))
+    run.step()
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.1])
+    assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.3, 0.0]
+
+
 def with_rates_of_its_own(params: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in params:
@@ -258,7 +267,7 @@ def test_without_torchao_its_optimizers_say_what_to_install(monkeypatch: pytest.
     [
         ({**OWN, "type": "sgd"}, "type is sgd and target torch.optim:Adam; each names an optimizer: leave one of them out"),
         ({"type": "own"}, "type is own, and no target names it; set target: package.module:callable"),
-        ({"param_groups": "a:b"}, "param_groups (a:b) is for an optimizer of your own, and type is adamw"),
+        ({"type": "muon", "param_groups": "a:b"}, "param_groups is a:b, and type is muon, which groups the parameters itself; leave"),
         ({**OWN, "kwargs": {"lr": 1}}, "kwargs has lr, for which the study file has a key of its own; set optimizer.lr instead"),
         ({"kwargs": {"betas": [0, 1]}}, "kwargs has betas, for which the study file has a key of its own"),
         ({"type": "sgd", "kwargs": {"momentum": 0.5}}, "kwargs has momentum, for which the study file has a key of its own; set optimizer.betas"),
