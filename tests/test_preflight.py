@@ -130,7 +130,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),
     ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 rank\(s\), and this machine has .* GiB; lower"),
-    ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, transformers, or your own"),
+    ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, mean, transformers, or your own"),
     ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.mse.ignore_index: no such key; the keys here are: targets, type"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
