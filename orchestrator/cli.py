@@ -221,7 +221,10 @@ def export(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> StudyConfig:
     from orchestrator.config.load import load_study
 
-    return load_study(arguments.study, arguments.set)
+    def say(told: str) -> None:
+        print(f"batchscout: {printable(told)}", file=sys.stderr)
+
+    return load_study(arguments.study, arguments.set, say)
 
 
 def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
@@ -230,15 +233,7 @@ def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     """Return a study, and its file, as its run directory has them; read only."""
-    from orchestrator.config.load import load_stored_study
-    from orchestrator.study.journal import replay
+    from orchestrator.output.loaded import load
 
-    path = run_dir / "study.yaml"
-    with own_file(path, "read"):
-        is_there = path.is_file()
-    if not is_there:
-        raise ValueError(
-            f"{quoted(run_dir)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
-        )
-    config = load_stored_study(path)
-    return config, replay(run_dir / "journal.jsonl", config.name)
+    study = load(run_dir)
+    return study.config, study.replayed

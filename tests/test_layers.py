@@ -38,12 +38,13 @@ LEAVES_OF_TRAINERS = {
     "step_log",
     "strict",
 }
-PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "speed", "step"}
+PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "sources", "speed", "step"}
 ROOMS_OF_TRAINERS = {
     **{leaf: set[str]() for leaf in sorted(LEAVES_OF_TRAINERS)},
-    "data": set[str](),
+    "sources": set[str](),
+    "data": {"sources"},
     "device": set[str](),
-    "model": {"data", "device"},
+    "model": {"data", "device", "sources"},
     "noise": {"device", "model"},
     "step": {"data", "model", "noise"},
     "speed": {"data", "device", "model", "noise"},

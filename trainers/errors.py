@@ -20,6 +20,10 @@ class LossFault(ValueError):
     """What the model or its loss returns is not what a run can train on. The message is in the user's words."""
 
 
+class SourceFault(ValueError):
+    """An object that trains elsewhere cannot be made, or not be honoured. The message is in the user's words."""
+
+
 def users_frame(error: BaseException) -> tuple[str, int]:
     """Return the file and line of the user's code in which an error was raised, or from which; where none of that was running,
     those in which it was raised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.regimes import OWN_WEIGHTS
+from orchestrator.config.sources import From, with_source
 from orchestrator.config.stages import Pruner, StageConfig
 from trainers.criteria import LossByType
 from trainers.files import own_file, quoted
@@ -58,11 +59,11 @@ def read_yaml(path: Path) -> Yaml:
         raise ValueError(f"{quoted(path)} is not valid YAML: {error}; mend that line") from error
 
 
-def load_study(path: Path, overrides: list[str]) -> StudyConfig:
+def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = lambda _: None) -> StudyConfig:
     """Return the study that a file describes, changed by overrides of the form `a.b=c`.
 
-    Relative paths of the data become absolute here. Raises ValueError that says what is wrong, where, and what would be
-    right.
+    Relative paths of the data become absolute here, and what an object under `from` says is read. say: tells people what of that
+    object is otherwise in the study. Raises ValueError that says what is wrong, where, and what would be right.
     """
     if not path.is_file():
         raise ValueError(f"there is no study file {quoted(path)}; check the path, or start from one in configs/")
@@ -75,7 +76,17 @@ def load_study(path: Path, overrides: list[str]) -> StudyConfig:
     for override in overrides:
         apply_override(tree, override)
     _make_absolute(tree)
-    return parse_study(tree, quoted(path))
+    return study_of(tree, quoted(path), say)
+
+
+def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) -> StudyConfig:
+    """Return the study that these keys describe, with what an object under `from` says. source: where the keys come from, in
+    words."""
+    try:
+        return parse_study(with_source(tree, say), source)
+    except ValidationError as error:
+        faults = "\n".join(f"  {_fault({**item, 'loc': ('from', *item['loc'])})}" for item in error.errors())
+        raise ValueError(f"{source} does not describe a study:\n{faults}") from error
 
 
 def load_stored_study(path: Path) -> StudyConfig:
@@ -241,6 +252,8 @@ def _instead(word: str, known: Sequence[str]) -> str:
 def _known_keys(place: Place) -> list[str]:
     """Return the keys that are possible where an unknown one was found."""
     owner: type[Strict] | None = StudyConfig
+    if place[:1] == ("from",):
+        return list(From.model_fields)
     for part in place[:-1]:
         if isinstance(part, int):
             continue

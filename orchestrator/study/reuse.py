@@ -32,6 +32,7 @@ from trainers.criteria import TransformersLoss, import_path
 from trainers.files import make_private_directory, own_file, quoted
 from trainers.lines import body_of, line_of
 from trainers.notices import NoticeKind, give_notice
+from trainers.sources.settings import LIBRARIES
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
 WITHOUT_EFFECT = {
@@ -201,8 +202,6 @@ def _parsed(text: bytes) -> _Record | None:
 
 def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration."""
-    from importlib.metadata import version
-
     optimizer = config.optimizer
     targets = [config.model.target, import_path(config.loss), config.data.target]
     targets += [
@@ -212,18 +211,30 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     ]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
     of_torchao = optimizer.type in ("adamw_8bit", "adamw_4bit") or optimizer.name.startswith("torchao.")
+    of_others = config.model.target == config.data.target  # an object that holds both, see `from`
     libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
+    libraries += LIBRARIES if of_others else []
     frontier = config.keys_of(Frontier)
     return {
         "device": device,
         "python": platform.python_version(),
-        "libraries": {library: version(library) for library in libraries},
+        "libraries": {library: found for library in libraries if (found := _version(library))},
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
         "isolation": config.isolation,
         "max_step_seconds": frontier and frontier.max_step_seconds,
         "facts": {"num_parameters": facts.num_parameters, "num_train_samples": facts.num_train_samples},
         "source": source_digest(["trainers:", *targets]),
     }
+
+
+def _version(library: str) -> str | None:
+    """Return the version that is installed; None where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def source_digest(targets: list[str]) -> str:

@@ -38,6 +38,9 @@ def made_with_before_0_3(config: TrialConfig) -> dict[str, Any]:
     }
 
 
+_NOT_THE_USERS = ("torch.", "trainers.")
+
+
 def _modules_of_the_user(config: TrialConfig) -> list[str]:
     optimizer = config.optimizer
     targets = (
@@ -48,7 +51,11 @@ def _modules_of_the_user(config: TrialConfig) -> list[str]:
         optimizer.param_groups,
     )
     return sorted(
-        {target.partition(":")[0] for target in targets if target and ":" in target and not target.startswith("torch.")}
+        {
+            target.partition(":")[0]
+            for target in targets
+            if target and ":" in target and not target.startswith(_NOT_THE_USERS)
+        }
     )
 
 

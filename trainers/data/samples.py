@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
+
 from trainers.config import DataConfig, call_target, resolve
+from trainers.data.loaders import Loaded
 from trainers.data.text import hf, python_stdlib, text
+from trainers.sources.adapted import loaders_of
 
 
 class SampleSet(Protocol):
@@ -20,7 +24,7 @@ class SampleSet(Protocol):
 def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
     """Return the (train, val) sets that `data.target` names; neither is empty."""
     found = call_target("data", _target(config.target), config.kwargs)
-    return _checked_pair(config.target, found)
+    return loaded(found, config.target)
 
 
 def _target(name: str) -> Callable[..., Any]:
@@ -37,9 +41,17 @@ def _target(name: str) -> Callable[..., Any]:
     return found
 
 
-def _checked_pair(target: str, found: Any) -> tuple[SampleSet, SampleSet]:
+def loaded(found: Any, target: str) -> tuple[SampleSet, SampleSet]:
+    """Return the (train, val) sets in what `target` returned. Raises ValueError where there are none."""
+    found = loaders_of(found) or found
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise ValueError(f"data.target '{target}' returned a {type(found).__name__}; return a pair (train, val)")
+    found = [
+        Loaded(samples, f"the {name} DataLoader of data.target '{target}'")
+        if isinstance(samples, DataLoader)
+        else samples
+        for name, samples in zip(("train", "val"), found, strict=True)
+    ]
     for name, samples in zip(("train", "val"), found, strict=True):
         if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise ValueError(

@@ -26,12 +26,9 @@ from trainers.criteria import (
 )
 from trainers.data.batches import leaves
 from trainers.errors import LossFault
+from trainers.sources.takes_batch import TakesBatch
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
-
-
-class TakesBatch(nn.Module):
-    """A module whose forward takes a batch as it is, however that is made up."""
 
 
 def loss_function(loss: Loss | None) -> LossFunction:

@@ -15,6 +15,7 @@ from trainers.config import ModelConfig, TrialConfig, call_target, resolve
 from trainers.files import quoted
 from trainers.model.cross_entropy import summed_cross_entropy
 from trainers.model.gpt import GPT
+from trainers.sources.adapted import module_of
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
 MOST_NAMES = 3
@@ -30,7 +31,8 @@ def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
         for name in ("vocab_size", "seq_len")
         if name in parameters and name not in config.kwargs and hasattr(train_set, name)
     }
-    model = call_target("model", target, {**from_data, **config.kwargs})
+    made = call_target("model", target, {**from_data, **config.kwargs})
+    model = module_of(made) or made
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model.target '{config.target}' returned a {type(model).__name__}, not an nn.Module; return the module itself"

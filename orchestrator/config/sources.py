@@ -1,0 +1,89 @@
+"""The key `from` of a study file: an object that trains elsewhere, in place of `model`, `data` and `loss`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from orchestrator.config.keys import StudyConfig
+from trainers.before.source import Library, Source, read_source
+from trainers.strict import Strict
+
+LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
+NAMED_BY_IT = ("loss", "data")
+"""Keys of a study file that `from` stands for. Of `model` it leaves `blocks` open."""
+
+
+class From(Strict):
+    """What trains elsewhere, as it is: `{lightning: "my.module:make"}` or `{transformers: "my.script:make_trainer"}`. What it says of
+    optimizer, schedule, clipping, precision and batch are defaults: a key of the study file comes first. Every run calls the
+    callable anew, so that its model begins from the run's seed."""
+
+    lightning: str | None = None
+    """A callable, as `package.module:callable`, that returns (LightningModule, LightningDataModule), or with a Trainer as a third."""
+    transformers: str | None = None
+    """A callable, as `package.module:callable`, that returns a Trainer of transformers or an SFTTrainer of trl."""
+    kwargs: dict[str, Any] = Field(default={})
+    """Arguments of the callable."""
+    num_targets: str | None = None
+    """What its loss is a mean over: targets, samples, or a callable that takes a batch and returns the number, as
+    `package.module:callable`. null: a Trainer counts them itself, and of any other loss it is tried which of the two adds up."""
+
+    @model_validator(mode="after")
+    def _names_one(self) -> From:
+        if (self.lightning is None) == (self.transformers is None):
+            how_many = "both lightning and transformers" if self.lightning else "neither lightning nor transformers"
+            raise ValueError(f"from names {how_many}; name one callable")
+        return self
+
+    @property
+    def source(self) -> Source:
+        library: Library = "lightning" if self.lightning else "transformers"
+        return Source(library, self.lightning or self.transformers or "", self.kwargs, self.num_targets)
+
+
+def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
+    """Return a study file's keys with what the object under `from` says, where it has one.
+
+    say: tells people what is otherwise than in the object. Raises ValueError where the object cannot be made, or cannot be honoured.
+    """
+    if "from" not in tree:
+        return dict(tree)
+    given = {key: value for key, value in tree.items() if key != "from"}
+    _refuse_two_names(given)
+    source = From.model_validate(tree["from"]).source
+    said = read_source(source)
+    for sentence in said.told:
+        say(f"from {source.library} {source.target}: {sentence}")
+    return _merged({**said.keys, **_length(said.run_samples)}, given)
+
+
+def _length(run_samples: int | None) -> dict[str, int]:
+    """Return the samples of a full run: as many as the object's own, up to what a study takes where nobody says it."""
+    return {} if run_samples is None else {"sample_budget": min(run_samples, LONGEST_BY_DEFAULT)}
+
+
+def _refuse_two_names(given: Mapping[str, Any]) -> None:
+    twice = [key for key in NAMED_BY_IT if given.get(key) is not None]
+    model = given.get("model")
+    if isinstance(model, dict) and set(model) - {"blocks"}:
+        twice.append("model")
+    if twice:
+        raise ValueError(
+            f"the study file has from and {' and '.join(twice)}, which from stands for; leave one of them out"
+        )
+
+
+def _merged(said: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both, those of sections one by one. An optimizer that the study file names is its own alone."""
+    sections = {
+        key: {**value, **given[key]} if isinstance(value, dict) and isinstance(given.get(key), dict) else value
+        for key, value in said.items()
+    }
+    optimizer = given.get("optimizer")
+    if isinstance(optimizer, dict) and ({"type", "target"} & optimizer.keys()):
+        kept = {key: said["optimizer"][key] for key in ("lr", "reference_batch_size", "max_gradient_norm")}
+        sections["optimizer"] = {**kept, **optimizer}
+    return {**given, **sections, **{key: value for key, value in given.items() if not isinstance(value, dict)}}

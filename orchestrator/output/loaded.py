@@ -1,0 +1,99 @@
+"""`batchscout.load`: a study as its run directory has it, for Python. Loads neither torch nor Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import load_stored_study
+from orchestrator.output.recommendation import Recommendation, recommend
+from orchestrator.study.journal import replay
+from orchestrator.study.state import Study
+from trainers.files import own_file, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class LoadedStudy:
+    """What a run directory holds. `print(study)` says its answer."""
+
+    run_dir: Path
+    config: StudyConfig
+    replayed: Study
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def is_over(self) -> bool:
+        """True if every stage is concluded, or one of them ended the study."""
+        return self.replayed.is_over(stage.type for stage in self.config.stages)
+
+    @cached_property
+    def recommendation(self) -> Recommendation | None:
+        """What to train with; None where no stage has trained, or not yet."""
+        return recommend(self.config, self.replayed)
+
+    @property
+    def conclusions(self) -> dict[str, str]:
+        """What each stage has found, in a sentence."""
+        return {stage: conclusion.reason for stage, conclusion in self.replayed.conclusions.items()}
+
+    @property
+    def verdict(self) -> str:
+        """The answer: that of the whole study, or of each stage where none has trained."""
+        if self.recommendation is not None:
+            return self.recommendation.verdict
+        return "\n".join(f"{stage}: {reason}" for stage, reason in self.conclusions.items()) or "no stage has ended yet"
+
+    @property
+    def report(self) -> Path:
+        """The report, which opens in a browser."""
+        return self.run_dir / "report.html"
+
+    def trials(self) -> pandas.DataFrame:
+        """Return a row for each trial: its stage, state and reason, its split and learning rate, and its last metrics."""
+        import pandas
+
+        return pandas.DataFrame([_row(trial) for trial in self.replayed.trials.values()])
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+def load(run_dir: str | Path) -> LoadedStudy:
+    """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
+    where = Path(run_dir).absolute()
+    path = where / "study.yaml"
+    with own_file(path, "read"):
+        is_there = path.is_file()
+    if not is_there:
+        raise ValueError(
+            f"{quoted(where)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
+        )
+    config = load_stored_study(path)
+    return LoadedStudy(where, config, replay(where / "journal.jsonl", config.name))
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    config = trial.config
+    return {
+        "trial": trial.id,
+        "stage": trial.stage,
+        "state": trial.state.value,
+        "reason": trial.explanation,
+        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "world_size": config.world_size,
+        "effective_batch_size": config.effective_batch_size,
+        "activation_checkpointing": str(config.activation_checkpointing),
+        "learning_rate": config.learning_rate,
+        "sample_budget": config.sample_budget,
+        **trial.metrics,
+    }

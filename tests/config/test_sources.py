@@ -1,0 +1,108 @@
+"""The key `from` stands for model, data and loss; what the study file says itself comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config import sources
+from orchestrator.config.load import load_study
+from orchestrator.config.sources import with_source
+from trainers.before.source import Source
+from trainers.sources.settings import GROUPS, Settings
+
+MAKE = "my.script:make_trainer"
+SAID = {
+    "model": {"target": MAKE, "kwargs": {}},
+    "data": {"target": MAKE, "kwargs": {}},
+    "optimizer": {"lr": 0.1, "type": "sgd", "betas": [0.9, 0.0], "param_groups": GROUPS, "reference_batch_size": 16, "max_gradient_norm": None},
+    "precision": "bfloat16",
+    "schedule": {"type": "cosine"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
+    """Says SAID of whatever it is asked, since the process that reads is tested by itself."""
+    asked = list[Source]()
+
+    def read(source: Source) -> Settings:
+        asked.append(source)
+        return Settings(SAID, ("its schedule is another",), run_samples=40_000)
+
+    monkeypatch.setattr(sources, "read_source", read)
+    return asked
+
+
+def study(tmp_path: Path, **keys: Any) -> Any:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({"from": {"transformers": MAKE}, **keys}))
+    return load_study(path, [])
+
+
+def test_it_says_what_the_study_file_leaves_open(tmp_path: Path, reading: list[Source]) -> None:
+    config = study(tmp_path, optimizer={"lr": 0.3}, model={"blocks": "layers"}, schedule={"decay": 0.1})
+    assert (config.model.target, config.model.blocks, config.data.target) == (MAKE, "layers", MAKE)
+    assert (config.optimizer.type, config.optimizer.lr, config.optimizer.reference_batch_size) == ("sgd", 0.3, 16)
+    assert (config.precision, config.schedule.type, config.schedule.decay) == ("bfloat16", "cosine", 0.1)
+    assert config.sample_budget == 32_768, "its own run is longer than a study's by default"
+    assert reading == [Source("transformers", MAKE, {})]
+
+
+def test_an_optimizer_that_the_study_file_names_is_its_own_alone(tmp_path: Path, reading: list[Source]) -> None:
+    optimizer = study(tmp_path, optimizer={"type": "muon"}, sample_budget=100).optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.param_groups) == ("muon", 0.1, None)
+    assert (optimizer.reference_batch_size, optimizer.betas) == (16, (0.9, 0.95))
+
+
+def test_what_is_otherwise_is_told(reading: list[Source]) -> None:
+    told = list[str]()
+    with_source({"from": {"lightning": "a:b"}}, told.append)
+    assert told == ["from lightning a:b: its schedule is another"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"loss": "mse"}, "the study file has from and loss, which from stands for; leave one of them out"),
+        ({"model": {"target": "gpt"}, "data": {"target": "text"}}, "has from and data and model, which from stands for"),
+        ({"from": {}}, "from: from names neither lightning nor transformers; name one callable"),
+        ({"from": {"lightning": "a:b", "transformers": "a:b"}}, "from names both lightning and transformers; name one callable"),
+        ({"from": {"lightening": "a:b"}}, r"from.lightening: no such key; did you mean lightning\? The keys here are: lightning, transf"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused(
+    tmp_path: Path, reading: list[Source], keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        study(tmp_path, **keys)
+    assert not reading
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("tests.config.test_sources:nowhere", "from.lightning tests.config.test_sources:nowhere: .* 'tests.config.test_sources' has no 'nowhere'"),
+        ("tests.config.test_sources:raises", r"raised OSError: no such disk \(in .*test_sources.py, line \d+\); mend it, or debug it by"),
+        ("tests.config.test_sources:exits", "its process ended with exit code 3: "),
+        ("tests.config.test_sources:takes", r"from.kwargs do not fit: missing a required argument: 'width'; it takes: width"),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_what_cannot_be_made_is_said_in_the_users_words(tmp_path: Path, make: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        study(tmp_path, **{"from": {"lightning": make}})
+
+
+def raises() -> None:
+    raise OSError("no such disk")
+
+
+def exits() -> None:
+    raise SystemExit(3)
+
+
+def takes(width: int) -> None: ...

@@ -1,0 +1,295 @@
+"""A LightningModule trains in a study as it does under Lightning's own Trainer; what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from tests.support.tiny import cpu_run
+from trainers.before.read_source import read
+from trainers.before.source import Source
+from trainers.config import TrialConfig
+from trainers.data.samples import loaded
+from trainers.sources.adapted import module_of, param_groups
+from trainers.sources.of_lightning import OfLightning
+
+L = pytest.importorskip("lightning")
+pytestmark = pytest.mark.slow
+HERE = __name__
+
+
+class Module(L.LightningModule):
+    """A regression with a mean loss, a layer that decays and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.mse_loss(self.last(torch.tanh(self.first(x))).squeeze(-1), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        groups = [
+            {"params": self.first.parameters(), "lr": 1e-2},
+            {"params": self.last.parameters(), "lr": 5e-3, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
+
+
+class Data(L.LightningDataModule):
+    def setup(self, stage: str) -> None:
+        x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+        self.samples = TensorDataset(x, x.sum(1))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, batch_size=8)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.samples, batch_size=8)
+
+
+def trainer(**arguments: Any) -> Any:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(accelerator="cpu", **quiet, **arguments)
+
+
+def make() -> tuple[Module, Data]:
+    return Module(), Data()
+
+
+def make_with_trainer() -> tuple[Module, Data, Any]:
+    return (
+        Module(),
+        Data(),
+        trainer(max_epochs=3, accumulate_grad_batches=2, gradient_clip_val=0.5, precision="bf16-mixed"),
+    )
+
+
+def said_of(make: Callable[[], Any]) -> Any:
+    return read(Source("lightning", f"{HERE}:{make.__name__}", {}))
+
+
+def trial(**changes: Any) -> TrialConfig:
+    place = {"target": f"{HERE}:make"}
+    optimizer = {
+        "betas": [0.8, 0.9], "weight_decay": 0.1, "param_groups": "trainers.sources.adapted:param_groups",
+        "max_gradient_norm": None,
+    }  # fmt: skip
+    shared = {"micro_batch_size": 4, "learning_rate": 1e-2, "sample_budget": 32, "schedule": {"type": "constant"}}
+    loss = {"type": "mean", "over": "targets"}
+    told = {"model": place, "data": place, "loss": loss, "optimizer": optimizer, "compile": False, **shared, **changes}
+    return TrialConfig.model_validate(told)
+
+
+@pytest.mark.filterwarnings("ignore")  # what Lightning's loop warns of is its own
+def test_four_steps_end_where_lightnings_own_trainer_ends() -> None:
+    """In the order of the data, at the same batch: with two parameter groups of rates and decays of their own."""
+    run = cpu_run(trial(gradient_accumulation_steps=2, statistics=False))
+    torch.manual_seed(0)
+    module = Module()
+    initial = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert all(torch.equal(tensor, run.module.inner.state_dict()[name]) for name, tensor in initial.items())
+    order = run.order.indices(range(32))
+    batches = [run.train_set.collate_fn([run.train_set[index] for index in order[i : i + 8]]) for i in range(0, 32, 8)]
+    trainer(max_epochs=1).fit(module, DataLoader(_Batches(batches), batch_size=None))
+    for _ in range(4):
+        run.step()
+    for name, tensor in module.state_dict().items():
+        assert torch.allclose(tensor, run.module.inner.state_dict()[name], rtol=1e-5, atol=1e-7), name
+
+
+class _Batches(list[Any]):
+    """Batches that are made already."""
+
+
+def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
+    said = said_of(make_with_trainer)
+    optimizer = said.keys["optimizer"]
+    assert said.keys["precision"] == "bfloat16"
+    assert optimizer == {
+        "lr": 1e-2, "type": "adamw", "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 0.5,
+        "param_groups": "trainers.sources.adapted:param_groups", "reference_batch_size": 16,
+    }  # fmt: skip
+    assert said.run_samples == 96
+    assert said.keys["schedule"] == {"type": "constant"}
+    assert said.keys["loss"]["over"] == "targets", "of one number each there are as many as samples"
+
+
+def test_groups_keep_what_sets_them_apart() -> None:
+    (first, last) = param_groups(OfLightning(Module()))
+    assert {key: value for key, value in first.items() if key != "params"} == {"lr": 1e-2}
+    assert {key: value for key, value in last.items() if key != "params"} == {"lr": 5e-3, "weight_decay": 0.0}
+
+
+# What its loss is a mean over
+
+
+class OfPaddedTokens(Module):
+    """A mean over the tokens that count, of which each sample has another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        is_token = batch["mask"].bool()
+        return {"loss": (self.first(batch["x"].unsqueeze(-1)).squeeze(-1)[is_token] ** 2).mean()}
+
+
+class PaddedData(Data):
+    def setup(self, stage: str) -> None:
+        lengths = torch.tensor([1, 5, 2, 4] * 4)
+        mask = torch.arange(6) < lengths.unsqueeze(1)
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+        self.samples = [{"x": row, "mask": counts.long()} for row, counts in zip(x, mask, strict=True)]
+
+
+def padded() -> Any:
+    return OfPaddedTokens(), PaddedData()
+
+
+def count_of_tokens(batch: dict[str, Tensor]) -> Tensor:
+    return batch["mask"].sum()
+
+
+def test_a_mean_over_what_cannot_be_found_is_refused_until_it_is_named() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"over what is not clear \(as a mean over targets: a batch has no 'labels' .*; as a mean over samp",
+    ):
+        said_of(padded)
+    said = read(Source("lightning", f"{HERE}:padded", {}, num_targets=f"{HERE}:count_of_tokens"))
+    assert said.keys["loss"] == {
+        "type": "mean",
+        "over": f"{HERE}:count_of_tokens",
+        "targets": "labels",
+        "ignore_index": -100,
+    }
+
+
+# What is refused
+
+
+def with_hook(**methods: Any) -> Any:
+    return type("Hooked", (Module,), methods)()
+
+
+def nothing(*args: object, **kwargs: object) -> None: ...
+
+
+class ReplacesWeights(L.Callback):
+    on_before_optimizer_step = nothing
+
+
+class Watches(L.Callback):
+    on_train_end = nothing
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (with_hook(on_after_backward=nothing), "Hooked overrides on_after_backward, which may change the batch, the gradient or the weights"),
+        (with_hook(automatic_optimization=False), "Hooked has automatic_optimization = False: it steps its optimizers itself"),
+        (with_hook(training_step=lambda self, dataloader_iter: None), r"Hooked.training_step takes a dataloader_iter, and chooses its"),
+    ],
+)  # fmt: skip
+def test_a_module_that_trains_in_a_way_of_its_own_is_refused_by_name(module: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        module_of((module, Data()))
+
+
+def two_optimizers(self: Module) -> Any:
+    return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.first, self.last)]
+
+
+def with_two_optimizers() -> Any:
+    return with_hook(configure_optimizers=two_optimizers), Data()
+
+
+def clipped_by_value() -> Any:
+    return *make(), trainer(gradient_clip_val=1.0, gradient_clip_algorithm="value")
+
+
+def in_half() -> Any:
+    return *make(), trainer(precision="bf16-true")
+
+
+def averaging() -> Any:
+    return *make(), trainer(callbacks=[L.pytorch.callbacks.StochasticWeightAveraging(1e-3)])
+
+
+def with_a_callback_of_ones_own() -> Any:
+    return *make(), trainer(callbacks=[ReplacesWeights()])
+
+
+def module_alone() -> Any:
+    return Module()
+
+
+def chosen_by_weight() -> Any:
+    class Weighted(Data):
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.samples, batch_size=8, sampler=WeightedRandomSampler([1.0] * 32, 32))
+
+    return Module(), Weighted()
+
+
+def several_loaders() -> Any:
+    class Several(Data):
+        def val_dataloader(self) -> Any:
+            return [DataLoader(self.samples), DataLoader(self.samples)]
+
+    return Module(), Several()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_two_optimizers, "configure_optimizers returned 2 optimizers, and a study changes the learning rate of one; return a single"),
+        (clipped_by_value, r"clips each number of the gradient at 1 \(gradient_clip_algorithm: value\), and a study clips the norm"),
+        (in_half, "the Trainer's precision is bf16-true, and a study takes 32, 32-true, bf16, bf16-mixed, 16, 16-mixed; choose"),
+        (averaging, "has the callback StochasticWeightAveraging, which changes the training, and a study would train without it"),
+        (with_a_callback_of_ones_own, "the Trainer's callback ReplacesWeights has on_before_optimizer_step, which may change the gradient"),
+        (module_alone, r"returned Module; return \(LightningModule, LightningDataModule\), with a Trainer as a third if there is one"),
+        (chosen_by_weight, "chooses its samples by a WeightedRandomSampler, and every batch of a study must see the same samples"),
+        (several_loaders, "Several.val_dataloader returned a list of several loaders, and a study measures one set; return one DataLoader"),
+    ],
+)  # fmt: skip
+def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        said_of(make)
+
+
+def watched() -> Any:
+    module = with_hook(on_train_batch_end=nothing, validation_step=nothing)
+    return module, Data(), trainer(callbacks=[Watches(), L.pytorch.callbacks.Timer()], max_steps=5)
+
+
+def test_what_mostly_watches_is_told() -> None:
+    said = said_of(watched)
+    assert re.match(
+        r"Hooked.on_train_batch_end and validation_step are not called: evaluations take training_step's", said.told[0]
+    )
+    assert said.told[1:] == ("the callback Watches is not called",)
+    assert said.run_samples == 40
+
+
+def test_loaders_of_plain_data_are_taken_too() -> None:
+    samples = [(torch.tensor(float(n)), n) for n in range(4)]
+    train, val = loaded((DataLoader(samples, batch_size=2, shuffle=True), samples), "my:data")  # pyright: ignore[reportArgumentType]
+    assert (len(train), train[3][1], len(val)) == (4, 3, 4)

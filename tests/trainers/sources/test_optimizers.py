@@ -1,0 +1,45 @@
+"""An optimizer that exists becomes keys of a study that build one like it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainers.sources.optimizers import groups_of, optimizer_keys
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keys"),
+    [
+        (torch.optim.AdamW(parameters(), lr=0.1, amsgrad=True, fused=True),
+         {"type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "kwargs": {"amsgrad": True}}),
+        (torch.optim.Adam(parameters(), lr=0.1), {"type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}),
+        (torch.optim.Adam(parameters(), lr=0.1, weight_decay=0.2), {"target": "torch.optim.adam:Adam", "kwargs": {"weight_decay": 0.2}}),
+        (torch.optim.SGD(parameters(), lr=0.1, momentum=0.8, nesterov=True),
+         {"type": "sgd", "betas": [0.8, 0.0], "weight_decay": 0.0, "kwargs": {"nesterov": True}}),
+        (torch.optim.NAdam(parameters(), lr=0.1, betas=(0.8, 0.9)),
+         {"target": "torch.optim.nadam:NAdam", "kwargs": {"betas": [0.8, 0.9], "weight_decay": 0.0}}),
+    ],
+    ids=["adamw", "adam", "adam that decays as L2", "sgd", "another"],
+)  # fmt: skip
+def test_which_it_is_and_what_it_was_told(optimizer: Any, keys: dict[str, Any]) -> None:
+    assert optimizer_keys(optimizer) == {"lr": 0.1, "param_groups": "trainers.sources.adapted:param_groups", **keys}
+
+
+def test_a_group_says_what_sets_it_apart_and_its_rate_before_any_schedule() -> None:
+    first, last = parameters()
+    optimizer = torch.optim.AdamW([{"params": [first], "weight_decay": 0.3}, {"params": [last], "lr": 0.02}], lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    assert groups_of(optimizer) == [
+        {"params": [first], "lr": 0.1},
+        {"params": [last], "lr": 0.02, "weight_decay": 0.01},
+    ]
+    assert optimizer_keys(optimizer)["weight_decay"] == 0.3, "the study's own, which it may change"
+    assert optimizer_keys(optimizer)["lr"] == 0.1

@@ -1,0 +1,239 @@
+"""A Trainer of transformers trains in a study as it does by itself; what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.tiny import cpu_run
+from trainers.before.read_source import read
+from trainers.before.source import Source
+from trainers.config import TrialConfig
+from trainers.sources.adapted import module_of
+from trainers.sources.of_transformers import OfTrainer
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+# What the libraries say of their own deprecations is theirs.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
+HERE = __name__
+
+
+def rows(count: int = 32, seed: int = 1) -> Any:
+    """Token ids, of whose labels each sample counts another number."""
+    drawn = torch.randint(4, 24, (count, 12), generator=torch.Generator().manual_seed(seed))
+    labels = drawn.clone()
+    for number, row in enumerate(labels):
+        row[: number % 10] = -100
+    return datasets.Dataset.from_dict(
+        {"input_ids": drawn.tolist(), "labels": labels.tolist(), "unused": list(range(count))}
+    )
+
+
+def small(**changes: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.AutoConfig.for_model("llama", vocab_size=24, num_key_value_heads=2, **sizes, **changes)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def arguments(**changes: Any) -> Any:
+    told = {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
+        "lr_scheduler_type": "constant", "report_to": "none", "use_cpu": True, "max_steps": 3, "save_strategy": "no",
+        "disable_tqdm": True, "logging_strategy": "no", "output_dir": "/tmp/unused",
+    }  # fmt: skip
+    return transformers.TrainingArguments(**(told | changes))
+
+
+def made(cls: Any = None, args: Any = None, **changes: Any) -> Any:
+    told = {"train_dataset": rows(), "eval_dataset": rows(8, 2), "data_collator": transformers.default_data_collator}
+    return (cls or transformers.Trainer)(model=small(), args=args or arguments(), **(told | changes))
+
+
+def make() -> Any:
+    return made()
+
+
+def said_of(make: Callable[[], Any]) -> Any:
+    return read(Source("transformers", f"{HERE}:{make.__name__}", {}))
+
+
+def trial(**changes: Any) -> TrialConfig:
+    said = said_of(make).keys
+    optimizer = {k: v for k, v in said["optimizer"].items() if k not in ("lr", "reference_batch_size")}
+    shared = {"micro_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "sample_budget": 24}
+    places = {"model": said["model"], "data": said["data"], "optimizer": optimizer, "schedule": said["schedule"]}
+    return TrialConfig.model_validate({**places, **shared, "compile": False, **changes})
+
+
+def test_three_steps_end_where_its_own_train_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the same samples, of whose labels unequal numbers count: accumulated, clipped, and decayed in its own groups."""
+    run = cpu_run(trial(statistics=False))
+    trainer = made()
+    initial = copy.deepcopy(run.module.inner.state_dict())
+    trainer.model.load_state_dict(initial)
+    order = run.order.indices(range(24))
+    # A step's micro-batches take every second of its samples.
+    ordered = [i for step in range(3) for k in range(2) for i in order[8 * step + k : 8 * step + 8 : 2]]
+    trainer.train_dataset = trainer.train_dataset.select(ordered)
+    monkeypatch.setattr(trainer, "_get_train_sampler", lambda *_: torch.utils.data.SequentialSampler(ordered))
+    trainer.train()
+    for _ in range(3):
+        run.step()
+    ours = run.module.inner.state_dict()
+    for name, tensor in trainer.model.state_dict().items():
+        assert (tensor - ours[name]).norm() < 1e-3 * (tensor - initial[name]).norm(), name
+
+
+def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:
+    module = OfTrainer(made())
+    batch = {key: torch.tensor(rows()[:8][key]) for key in ("input_ids", "labels")}
+    loss_sum, num_targets = module(batch)
+    parts = [module({key: value[i : i + 1] for key, value in batch.items()}) for i in range(8)]
+    assert num_targets == sum(count for _, count in parts) == (batch["labels"][:, 1:] != -100).sum()
+    assert loss_sum.item() == pytest.approx(sum(loss for loss, _ in parts).item(), rel=1e-5)
+
+
+def test_what_arguments_and_optimizer_say_becomes_the_studys_keys() -> None:
+    said = said_of(make)
+    assert said.keys["optimizer"] == {
+        "lr": 1e-2, "type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 1.0,
+        "param_groups": "trainers.sources.adapted:param_groups", "reference_batch_size": 8,
+    }  # fmt: skip
+    assert said.run_samples == 24
+    assert "loss" not in said.keys, "the Trainer counts the targets itself"
+
+
+def the_longest_first() -> Any:
+    uneven = rows().map(lambda row, number: {"input_ids": row["input_ids"][: 2 + number % 3]}, with_indices=True)
+    return made(train_dataset=uneven.remove_columns("labels"), data_collator=pads)
+
+
+def pads(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_the_lengths_of_token_ids_are_known() -> None:
+    run = cpu_run(trial(data={"target": f"{HERE}:the_longest_first"}, longest_samples=True, statistics=False))
+    assert list(run.train_set.lengths[:3]) == [2, 3, 4]
+    assert run.train_set.content_hash
+
+
+# What is refused
+
+
+class OwnStep(transformers.Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().training_step(*args, **kwargs)
+
+
+class OwnSampler(transformers.Trainer):
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return super()._get_train_sampler(*args)
+
+
+class OwnLoss(transformers.Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+class ChangesWeights(transformers.TrainerCallback):
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+def own_step() -> Any:
+    return made(OwnStep)
+
+
+def own_sampler() -> Any:
+    return made(OwnSampler)
+
+
+def with_callback() -> Any:
+    return made(callbacks=[ChangesWeights()])
+
+
+def without_validation() -> Any:
+    return made(eval_dataset=None)
+
+
+def no_trainer() -> Any:
+    return small()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (own_step, "OwnStep overrides training_step, and a study has a training loop of its own; put what it does into compute_loss"),
+        (own_sampler, "OwnSampler overrides _get_train_sampler, and every batch of a study must see the same samples in the same order"),
+        (with_callback, "the Trainer's callback ChangesWeights has on_step_end, which may change the gradient or the weights"),
+        (without_validation, "the Trainer has no eval_dataset, and a study compares validation losses; give it one: eval_dataset="),
+        (no_trainer, "returned LlamaForCausalLM; return a Trainer of transformers, or an SFTTrainer of trl"),
+    ],
+)  # fmt: skip
+def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        said_of(make)
+
+
+def test_a_loss_of_its_own_is_honoured() -> None:
+    assert isinstance(module_of(made(OwnLoss)), OfTrainer)
+
+
+# TRL
+
+
+def sft(**changes: Any) -> Any:
+    trl = pytest.importorskip("trl")
+    told = {
+        "per_device_train_batch_size": 4,
+        "output_dir": "/tmp/unused",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+    }
+    return trl.SFTTrainer(
+        model=small(pad_token_id=0),
+        args=trl.SFTConfig(**(told | changes)),
+        train_dataset=rows().remove_columns("unused"),
+        eval_dataset=rows(8, 2).remove_columns("unused"),
+        processing_class=tokenizer(),
+    )
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(24)}, unk_token="w0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+
+
+def test_trls_trainer_for_finetuning_is_a_sum_too_and_its_checkpointing_is_the_studys() -> None:
+    trainer = sft()
+    trainer.model.gradient_checkpointing_enable()
+    assert any(getattr(part, "gradient_checkpointing", False) for part in trainer.model.modules())
+    module = module_of(trainer)
+    assert isinstance(module, OfTrainer)
+    assert not any(getattr(part, "gradient_checkpointing", False) for part in module.modules())
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in range(4)])
+    parts = [module(trainer.data_collator([trainer.train_dataset[index]])) for index in range(4)]
+    loss_sum, num_targets = module(batch)
+    assert num_targets == sum(count for _, count in parts)
+    assert loss_sum.item() == pytest.approx(sum(loss for loss, _ in parts).item(), rel=1e-5)
+
+
+def test_a_trainer_of_pairs_is_refused_by_name() -> None:
+    trl = pytest.importorskip("trl")
+    trainer = sft()
+    trainer.__class__ = type("Preferences", (trl.DPOTrainer,), {})
+    with pytest.raises(
+        ValueError, match="Preferences is a DPOTrainer, whose loss is made of generated text, of pairs or of another"
+    ):
+        module_of(trainer)

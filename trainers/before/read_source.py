@@ -1,0 +1,103 @@
+"""The other end of `trainers.before.source.read_source`: makes the object, tries its loss, and says what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.before.source import Library, Source
+from trainers.config import call_target, resolve
+from trainers.criteria import MeanLoss
+from trainers.data.batches import fetch
+from trainers.data.samples import SampleSet, loaded
+from trainers.errors import LossFault, raised_text, users_frame
+from trainers.model.contract import NotAddingUp, not_adding_up
+from trainers.model.losses import loss_function
+from trainers.sources.adapted import loaders_of, module_of, settings_of
+from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from trainers.sources.of_transformers import OfTrainer
+from trainers.sources.settings import Settings
+
+_WANTED = {
+    "lightning": "(LightningModule, LightningDataModule), with a Trainer as a third if there is one",
+    "transformers": "a Trainer of transformers, or an SFTTrainer of trl",
+}
+
+
+def main() -> None:
+    """Read a Source from stdin; write what it says, or its fault, to stdout."""
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # a user's code may print
+        print(json.dumps(_answer(Source(**json.load(sys.stdin)))), file=out)
+
+
+def _answer(source: Source) -> dict[str, Any]:
+    try:
+        said = read(source)
+    except ValueError as error:
+        return {"fault": str(error)}
+    except Exception as error:
+        file, line = users_frame(error)
+        return {
+            "fault": f"raised {raised_text(error)} (in {file}, line {line}); mend it, or debug it by calling it yourself"
+        }
+    return {"keys": said.keys, "told": said.told, "run_samples": said.run_samples}
+
+
+def read(source: Source) -> Settings:
+    """Make the object, and return what it says. Raises ValueError where it is none that can be honoured."""
+    made = call_target("from", resolve(source.target), dict(source.kwargs))
+    _check_kind(made, source.library)
+    module, loaders = module_of(made), loaders_of(made)
+    assert module is not None
+    assert loaders is not None
+    settings = settings_of(made, loaders[0])
+    train_set, _ = loaded(loaders, source.target)
+    loss = _loss(module, train_set, source.num_targets)
+    place = {"target": source.target, "kwargs": dict(source.kwargs)}
+    shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}
+    return replace(settings, keys={**settings.keys, **shared})
+
+
+def _check_kind(made: Any, library: Library) -> None:
+    is_wanted = {"lightning": is_lightning_run, "transformers": is_transformers_trainer}[library]
+    if not is_wanted(made):
+        what = f"({', '.join(type(one).__name__ for one in made)})" if isinstance(made, tuple) else type(made).__name__
+        raise ValueError(f"returned {what}; return {_WANTED[library]}")
+
+
+def _loss(module: nn.Module, train_set: SampleSet, over: str | None) -> MeanLoss | None:
+    """Return what the module's mean is a mean over; None where it counts that itself. Which it is, is tried: the losses of some
+    samples must add up to that of all of them in one batch."""
+    if over is None and isinstance(module, OfTrainer) and module.count(fetch(train_set, [0])) is not None:
+        return None
+    tried = [over] if over else ["targets", "samples"]
+    found = {one: _fault_of(MeanLoss(over=one), module, train_set) for one in tried}
+    right = next((one for one, fault in found.items() if fault is None), None)
+    if right is None:
+        faults = "; ".join(f"as a mean over {one}: {fault}" for one, fault in found.items())
+        raise ValueError(
+            f"its loss is a mean, and over what is not clear ({faults}); say it: from: {{..., num_targets: package.module:callable}}, which "
+            "takes a batch and returns the number that its loss is a mean over"
+        )
+    return MeanLoss(over=right)
+
+
+def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> NotAddingUp | LossFault | None:
+    try:
+        return not_adding_up(module, loss_function(loss), train_set, torch.device("cpu"))
+    except LossFault as fault:
+        return fault
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        main()

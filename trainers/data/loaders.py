@@ -1,0 +1,69 @@
+"""A DataLoader's samples and how it batches them: which samples come when, and how many at once, is what a study decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+KEPT = ("seq_len", "vocab_size", "content_hash")
+"""What a set may tell of itself."""
+IN_ANY_ORDER = (
+    "RandomSampler",
+    "SequentialSampler",
+    "SeedableRandomSampler",
+    "LengthGroupedSampler",
+    "DistributedSampler",
+)
+
+
+class Loaded:
+    """A map-style set with the collate_fn of its DataLoader."""
+
+    def __init__(self, loader: Any, where: str) -> None:
+        """where: the loader, in words. Raises ValueError where the samples could not be taken in the study's order."""
+        _refuse_what_cannot_be_honoured(loader, where)
+        self.samples, self.collate_fn = loader.dataset, loader.collate_fn
+        for name in KEPT:
+            if hasattr(self.samples, name):
+                setattr(self, name, getattr(self.samples, name))
+        fingerprint = getattr(self.samples, "_fingerprint", None)  # of a set of the library datasets
+        if isinstance(fingerprint, str):
+            self.content_hash = fingerprint
+        if (lengths := _lengths(self.samples)) is not None:
+            self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        many = getattr(self.samples, "__getitems__", None)
+        return many(indices) if many else [self.samples[index] for index in indices]
+
+
+def _refuse_what_cannot_be_honoured(loader: Any, where: str) -> None:
+    if not (hasattr(loader.dataset, "__len__") and hasattr(loader.dataset, "__getitem__")):
+        raise ValueError(
+            f"{where} reads a {type(loader.dataset).__name__}, a stream; give it a map-style data set, with __len__ and __getitem__"
+        )
+    sampler = type(loader.sampler).__name__
+    if sampler not in IN_ANY_ORDER:
+        raise ValueError(
+            f"{where} chooses its samples by a {sampler}, and every batch of a study must see the same samples in the same order; let "
+            "the data set hold the samples as often as they are to come, and leave the sampler out"
+        )
+
+
+def _lengths(samples: Any) -> Sequence[int] | None:
+    """Return how long each sample is, where the set says so, or has token ids in a column; None where all are of one length."""
+    if hasattr(samples, "lengths"):
+        return samples.lengths
+    if "input_ids" not in getattr(samples, "column_names", ()) or not hasattr(samples, "with_format"):
+        return None
+    import pyarrow.compute
+
+    column = samples.with_format("arrow")[:]["input_ids"]
+    found = pyarrow.compute.call_function("list_value_length", [column]).to_pylist()
+    return found if len(set(found)) > 1 else None

@@ -1,0 +1,42 @@
+"""From whatever a callable returned to a module, two loaders and what they say, if it is an object that trains elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainers.sources import of_lightning, of_transformers
+from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from trainers.sources.of_lightning import OfLightning
+from trainers.sources.of_transformers import OfTrainer
+from trainers.sources.settings import Settings
+
+
+def module_of(found: Any) -> nn.Module | None:
+    """Return the module that trains as the object would; None of anything else. Raises ValueError where that would be a guess."""
+    if is_lightning_run(found):
+        return OfLightning(found[0])
+    return OfTrainer(found) if is_transformers_trainer(found) else None
+
+
+def loaders_of(found: Any) -> tuple[Any, Any] | None:
+    """Return the DataLoaders (train, val) of the object; None of anything else."""
+    if is_lightning_run(found):
+        return of_lightning.loaders_of(found)
+    return of_transformers.loaders_of(found) if is_transformers_trainer(found) else None
+
+
+def settings_of(found: Any, train_loader: Any) -> Settings:
+    """Return what the object, which is one of these, says of a study."""
+    if is_lightning_run(found):
+        return of_lightning.settings(found, train_loader)
+    return of_transformers.settings(found)
+
+
+def param_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters of a model that `module_of` made, in the groups of its own optimizer."""
+    if isinstance(model, OfTrainer):
+        return of_transformers.groups(model)
+    assert isinstance(model, OfLightning), f"the groups of a {type(model).__name__} are not known"
+    return of_lightning.groups(model.inner)

@@ -1,0 +1,43 @@
+"""Which library an object is of, by the names of its classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LIGHTNING = ("lightning", "pytorch_lightning")
+"""The two names under which the library is imported."""
+
+
+def is_lightning_module(found: object) -> bool:
+    return _descends_from(found, "LightningModule", LIGHTNING)
+
+
+def is_lightning_data(found: object) -> bool:
+    return _descends_from(found, "LightningDataModule", LIGHTNING)
+
+
+def is_lightning_trainer(found: object) -> bool:
+    return _descends_from(found, "Trainer", LIGHTNING)
+
+
+def is_transformers_trainer(found: object) -> bool:
+    return _descends_from(found, "Trainer", ("transformers",))
+
+
+def is_lightning_run(found: object) -> bool:
+    """True of (LightningModule, where its loaders are), with a Trainer as a third where there is one."""
+    return isinstance(found, tuple) and len(found) in (2, 3) and is_lightning_module(found[0])
+
+
+def is_overridden(found: object, method: str, libraries: tuple[str, ...]) -> bool:
+    """True if the method is not the one that a library's own class has."""
+    return library_of(getattr(found, method, None)) not in (*libraries, "")
+
+
+def library_of(found: Any) -> str:
+    """Return the name of the package that a class, a function or a method is defined in; empty for None."""
+    return getattr(found, "__module__", "").partition(".")[0] if found is not None else ""
+
+
+def _descends_from(found: object, name: str, libraries: tuple[str, ...]) -> bool:
+    return any(base.__name__ == name and library_of(base) in libraries for base in type(found).__mro__)

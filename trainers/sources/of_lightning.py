@@ -1,0 +1,222 @@
+"""A LightningModule as it is: the loss of its training_step, the groups of its configure_optimizers, and its loaders."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from trainers.errors import LossFault
+from trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
+from trainers.sources.optimizers import groups_of, optimizer_keys
+from trainers.sources.settings import Settings
+from trainers.sources.takes_batch import TakesBatch
+
+CHANGE_TRAINING = (
+    "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "on_before_zero_grad",
+    "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start",
+    "transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer", "configure_sharded_model",
+)  # fmt: skip
+"""Methods that are called in the middle of a step, and may change its batch, its gradient or the weights."""
+NOT_CALLED = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", "on_train_end",
+    "on_fit_end", "validation_step", "on_validation_epoch_end", "lr_scheduler_step",
+)  # fmt: skip
+"""Methods that mostly watch. A study does without them, and says so."""
+ONLY_WATCH = (
+    "ModelCheckpoint", "OnExceptionCheckpoint", "EarlyStopping", "LearningRateMonitor", "ModelSummary", "RichModelSummary",
+    "ProgressBar", "TQDMProgressBar", "RichProgressBar", "Timer", "DeviceStatsMonitor", "ThroughputMonitor",
+)  # fmt: skip
+"""Lightning's own callbacks that leave the weights alone. Which run ends when is the study's own to decide."""
+_PRECISIONS = {
+    "32": "float32", "32-true": "float32", "bf16": "bfloat16", "bf16-mixed": "bfloat16", "16": "float16",
+    "16-mixed": "float16",
+}  # fmt: skip
+
+
+class OfLightning(TakesBatch):
+    """inner: the LightningModule. Called with a batch, it returns what training_step returns for it."""
+
+    def __init__(self, inner: Any) -> None:
+        """Raises ValueError where the module trains in a way that a study would have to guess."""
+        super().__init__()
+        _refuse_what_cannot_be_honoured(inner)
+        if is_overridden(inner, "configure_model", LIGHTNING):
+            inner.configure_model()
+        self.inner = inner
+        inner.log = inner.log_dict = _not_logged  # there is no Trainer to take it
+        self._takes_number = "batch_idx" in inspect.signature(inner.training_step).parameters
+
+    def forward(self, batch: Any) -> Any:
+        step: Any = self.inner.training_step
+        returned = step(batch, batch_idx=0) if self._takes_number else step(batch)
+        if returned is None:
+            raise LossFault(
+                f"{type(self.inner).__name__}.training_step returned None, which skips a batch there; return the loss, here every "
+                "batch counts"
+            )
+        return returned
+
+
+def _not_logged(*args: object, **kwargs: object) -> None:
+    """Take what a module logs, as Lightning does where there is no Trainer, without its warning."""
+
+
+def _refuse_what_cannot_be_honoured(module: Any) -> None:
+    name = type(module).__name__
+    if not getattr(module, "automatic_optimization", True):
+        raise ValueError(
+            f"{name} has automatic_optimization = False: it steps its optimizers itself, so no study could change its batch or its "
+            "learning rate; let Lightning optimize, or write the loss as package.module:callable and name it under `loss`"
+        )
+    if changed := [method for method in CHANGE_TRAINING if is_overridden(module, method, LIGHTNING)]:
+        raise ValueError(
+            f"{name} overrides {', '.join(changed)}, which may change the batch, the gradient or the weights in the middle of a step, and "
+            "a study would train without it; move what it does into training_step or the data, or leave it out of what is studied"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ValueError(
+            f"{name}.training_step takes a dataloader_iter, and chooses its samples itself; take a batch: training_step(self, batch, "
+            "batch_idx)"
+        )
+
+
+def loaders_of(found: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return the DataLoaders (train, val) of (module, where they are)."""
+    source = found[1]
+    for hook in ("prepare_data", "setup"):
+        if source is not found[0] or is_overridden(source, hook, LIGHTNING):
+            getattr(source, hook)(*(["fit"] if hook == "setup" else []))
+    loaders = source.train_dataloader(), source.val_dataloader()
+    for kind, loader in zip(("train", "val"), loaders, strict=True):
+        if isinstance(loader, list | tuple | dict) or type(loader).__name__ == "CombinedLoader":
+            raise ValueError(
+                f"{type(source).__name__}.{kind}_dataloader returned a {type(loader).__name__} of several loaders, and a study measures "
+                "one set; return one DataLoader"
+            )
+    return loaders
+
+
+def groups(module: nn.Module) -> list[dict[str, Any]]:
+    return groups_of(_configured(module)[0])
+
+
+def _configured(module: Any) -> tuple[Optimizer, Any]:
+    """Return the optimizer that a module configures, and its schedule or None."""
+    found: Any = module.configure_optimizers()
+    if isinstance(found, dict):
+        return found["optimizer"], _schedule_in(found.get("lr_scheduler"))
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
+        optimizers, schedules = list(found[0]), list(found[1])
+    else:
+        optimizers, schedules = [found] if isinstance(found, Optimizer) else list(found or ()), []
+    if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
+        raise ValueError(
+            f"{type(module).__name__}.configure_optimizers returned {len(optimizers)} optimizers, and a study changes the learning rate of "
+            "one; return a single one, with a parameter group for each part of the model"
+        )
+    return optimizers[0], _schedule_in(schedules[0]) if schedules else None
+
+
+def _schedule_in(told: Any) -> Any:
+    return told.get("scheduler") if isinstance(told, dict) else told
+
+
+def settings(found: tuple[Any, ...], train_loader: Any) -> Settings:
+    """Return what a LightningModule, its loader and, where there is one, its Trainer say."""
+    module, trainer = found[0], found[2] if len(found) == 3 else None
+    optimizer, schedule = _configured(module)
+    keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
+    told = [*_schedule(schedule, keys), *_told_of(module)]
+    batch, run_samples = train_loader.batch_size or 1, None
+    if trainer is not None:
+        told += _of_trainer(trainer, keys)
+        batch *= trainer.accumulate_grad_batches
+        run_samples = _run_samples(trainer, len(train_loader.dataset), batch)
+    keys["optimizer"]["reference_batch_size"] = batch
+    return Settings(keys, tuple(told), run_samples)
+
+
+def _schedule(schedule: Any, keys: dict[str, Any]) -> Iterable[str]:
+    match type(schedule).__name__:
+        case "NoneType":
+            keys["schedule"] = {"type": "constant"}
+        case "CosineAnnealingLR":
+            keys["schedule"] = {"type": "cosine"}
+        case name:
+            yield f"its schedule {name} is not one of the study's, which takes warmup_stable_decay; set schedule to choose another"
+
+
+def _told_of(module: nn.Module) -> Iterable[str]:
+    unheard = [method for method in NOT_CALLED if is_overridden(module, method, LIGHTNING)]
+    if unheard:
+        yield (
+            f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
+            "self.log leads nowhere"
+        )
+
+
+def _and(names: Sequence[str]) -> str:
+    """Return the names as the subject of a sentence, with its verb."""
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
+
+
+def _of_trainer(trainer: Any, keys: dict[str, Any]) -> list[str]:
+    assert is_lightning_trainer(trainer)
+    precision = str(trainer.precision)
+    if precision not in _PRECISIONS:
+        raise ValueError(
+            f"the Trainer's precision is {precision}, and a study takes {', '.join(_PRECISIONS)}; choose one of these, or leave the Trainer "
+            "out of what the callable returns and set `precision`"
+        )
+    keys["precision"] = _PRECISIONS[precision]
+    keys["optimizer"]["max_gradient_norm"] = _clipped_at(trainer)
+    return _of_callbacks(trainer.callbacks)
+
+
+def _clipped_at(trainer: Any) -> float | None:
+    value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    by = getattr(algorithm, "value", algorithm)
+    if value and by not in (None, "norm"):
+        raise ValueError(
+            f"the Trainer clips each number of the gradient at {value:g} (gradient_clip_algorithm: {by}), and a study clips the norm of "
+            "the whole gradient; use gradient_clip_algorithm='norm', or leave gradient_clip_val out"
+        )
+    return float(value) if value else None
+
+
+def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
+    """Raise ValueError for a callback that changes the training; return what is to be told of the others."""
+    told = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        if library_of(type(callback)) in LIGHTNING:
+            if name not in ONLY_WATCH:
+                raise ValueError(
+                    f"the Trainer has the callback {name}, which changes the training, and a study would train without it; leave it out of "
+                    "what is studied, and add it to the run that the recommendation is for"
+                )
+        elif changed := [
+            method
+            for method in CHANGE_TRAINING
+            if hasattr(callback, method) and is_overridden(callback, method, LIGHTNING)
+        ]:
+            raise ValueError(
+                f"the Trainer's callback {name} has {', '.join(changed)}, which may change the gradient or the weights in the middle of a "
+                "step; leave it out of what is studied, and add it to the run that the recommendation is for"
+            )
+        else:
+            told.append(f"the callback {name} is not called")
+    return told
+
+
+def _run_samples(trainer: Any, num_samples: int, batch: int) -> int | None:
+    """Return the samples of the run that the Trainer is set to; None where it has no end. batch: the effective one."""
+    by_steps = trainer.max_steps * batch if trainer.max_steps > 0 else math.inf
+    by_epochs = trainer.max_epochs * num_samples if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
+    samples = min(by_steps, by_epochs)
+    return int(samples) if math.isfinite(samples) else None

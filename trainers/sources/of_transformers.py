@@ -1,0 +1,148 @@
+"""A Trainer of transformers or TRL as it is: its compute_loss, its optimizer's groups, its data set and collator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.sources.kinds import is_overridden, library_of
+from trainers.sources.optimizers import groups_of, optimizer_keys
+from trainers.sources.settings import Settings
+from trainers.sources.takes_batch import TakesBatch
+
+LIBRARIES = ("transformers", "trl")
+TRAINS_LIKE_TRAINER = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+"""The classes of these libraries whose loss is that of a batch of samples, and of nothing that is generated or compared."""
+CHANGE_TRAINING = ("training_step", "_inner_training_loop", "create_accelerator_and_postprocess", "optimizer_step")
+CHOOSE_SAMPLES = ("get_train_dataloader", "_get_train_sampler")
+CALLED_IN_A_STEP = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+
+
+class OfTrainer(TakesBatch):
+    """trainer: one of transformers or TRL. Called with a batch, it returns (loss_sum, num_targets) where the Trainer counts
+    the targets of a batch, and what compute_loss returns where it does not."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Raises ValueError where the Trainer trains in a way that a study would have to guess."""
+        super().__init__()
+        _refuse_what_cannot_be_honoured(trainer)
+        trainer.args.average_tokens_across_devices = (
+            False  # it would multiply by the ranks, over which this project sums
+        )
+        for part in trainer.model.modules():
+            if getattr(part, "gradient_checkpointing", False):
+                part.gradient_checkpointing = False  # what is kept is the study's to decide
+        self.inner = trainer.model
+        self.trainer = trainer
+
+    def forward(self, batch: dict[str, Any]) -> Any:
+        num_targets = self.count(batch)
+        if num_targets is None:
+            return self.trainer.compute_loss(self.inner, dict(batch))
+        at_least_one = num_targets.clamp(min=1)
+        mean = self.trainer.compute_loss(self.inner, dict(batch), num_items_in_batch=at_least_one)
+        return mean * at_least_one, num_targets
+
+    def count(self, batch: dict[str, Any]) -> Tensor | None:
+        """Return the number of targets that the Trainer's loss is a mean over; None where it does not count them."""
+        device = next(self.inner.parameters()).device
+        _, count = self.trainer.get_batch_samples(iter([batch]), 1, device)
+        return None if count is None else torch.as_tensor(count, device=device)
+
+
+def _refuse_what_cannot_be_honoured(trainer: Any) -> None:
+    name = type(trainer).__name__
+    known = next(base for base in type(trainer).__mro__ if library_of(base) in LIBRARIES)
+    if known.__name__ not in TRAINS_LIKE_TRAINER:
+        raise ValueError(
+            f"{name} is a {known.__name__}, whose loss is made of generated text, of pairs or of another model, and not of each sample by "
+            f"itself; a study takes {', '.join(TRAINS_LIKE_TRAINER)} and classes made of these"
+        )
+    if changed := [method for method in CHANGE_TRAINING if is_overridden(trainer, method, LIBRARIES)]:
+        raise ValueError(
+            f"{name} overrides {', '.join(changed)}, and a study has a training loop of its own; put what it does into compute_loss or "
+            "the data collator"
+        )
+    if chosen := [method for method in CHOOSE_SAMPLES if is_overridden(trainer, method, LIBRARIES)]:
+        raise ValueError(
+            f"{name} overrides {', '.join(chosen)}, and every batch of a study must see the same samples in the same order; give the "
+            "samples as train_dataset, and batch them in data_collator"
+        )
+    for callback in trainer.callback_handler.callbacks:
+        _refuse_if_it_changes_training(callback)
+
+
+def _refuse_if_it_changes_training(callback: Any) -> None:
+    if library_of(type(callback)) in LIBRARIES:
+        return
+    if called := [method for method in CALLED_IN_A_STEP if is_overridden(callback, method, LIBRARIES)]:
+        raise ValueError(
+            f"the Trainer's callback {type(callback).__name__} has {', '.join(called)}, which may change the gradient or the weights in the "
+            "middle of a step; leave it out of what is studied, and add it to the run that the recommendation is for"
+        )
+
+
+def loaders_of(trainer: Any) -> tuple[Any, Any]:
+    """Return the DataLoaders (train, val) of a Trainer."""
+    if trainer.eval_dataset is None:
+        raise ValueError(
+            f"the {type(trainer).__name__} has no eval_dataset, and a study compares validation losses; give it one: eval_dataset="
+        )
+    if isinstance(trainer.eval_dataset, dict):
+        raise ValueError(
+            f"the {type(trainer).__name__}'s eval_dataset are {len(trainer.eval_dataset)} sets, and a study compares one validation loss; "
+            "give it a single one"
+        )
+    return trainer.get_train_dataloader(), trainer.get_eval_dataloader()
+
+
+def groups(model: OfTrainer) -> list[dict[str, Any]]:
+    return groups_of(model.trainer.create_optimizer())
+
+
+def settings(trainer: Any) -> Settings:
+    """Return what the arguments and the optimizer of a Trainer say."""
+    args = trainer.args
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    num_samples = len(trainer.train_dataset)
+    run_samples = args.max_steps * batch if args.max_steps > 0 else int(args.num_train_epochs * num_samples)
+    clip = {"max_gradient_norm": float(args.max_grad_norm) or None, "reference_batch_size": batch}
+    keys: dict[str, Any] = {
+        "optimizer": optimizer_keys(trainer.create_optimizer()) | clip,
+        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+    }
+    return Settings(keys, (*_schedule(args, keys), *_told_of(trainer)), run_samples)
+
+
+def _schedule(args: Any, keys: dict[str, Any]) -> Iterable[str]:
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    match kind:
+        case "cosine":
+            keys["schedule"] = {"type": "cosine"}
+        case "constant" | "constant_with_warmup":
+            keys["schedule"] = {"type": "constant"}
+        case "linear":
+            keys["schedule"] = {"type": "warmup_stable_decay", "decay": 0.99}
+        case _:
+            yield f"its schedule {kind} is not one of the study's, which takes warmup_stable_decay; set schedule to choose another"
+
+
+def _told_of(trainer: Any) -> Iterable[str]:
+    if _checkpoints(trainer.args):
+        yield "gradient_checkpointing is the study's to decide"
+    if getattr(trainer.args, "predict_with_generate", False):
+        yield "predict_with_generate: evaluations take the loss, and generate nothing"
+    own = [type(one).__name__ for one in trainer.callback_handler.callbacks if library_of(type(one)) not in LIBRARIES]
+    if own:
+        yield f"the callbacks {', '.join(own)} are not called"
+    if is_overridden(trainer, "create_scheduler", LIBRARIES):
+        yield f"{type(trainer).__name__}.create_scheduler is not called: schedule and warm-up are the study's"
+
+
+def _checkpoints(args: Any) -> bool:
+    """True if the arguments ask for activation checkpointing, under either of the names that it has had."""
+    told = vars(args)
+    return bool(told.get("activation_checkpointing", told.get("gradient_checkpointing", False)))

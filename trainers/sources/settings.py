@@ -1,0 +1,22 @@
+"""What an object that trains elsewhere says of a study. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GROUPS = "trainers.sources.adapted:param_groups"
+"""`optimizer.param_groups` of a study of such an object."""
+LIBRARIES = ("transformers", "trl", "peft", "accelerate", "lightning", "pytorch-lightning")
+"""Whose objects are taken, and what they are made with."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    keys: Mapping[str, Any]
+    """As in a study file, which comes first where it says them itself."""
+    told: tuple[str, ...]
+    """What people should know, one sentence each."""
+    run_samples: int | None = None
+    """The samples of the run that it is set to; None where that has no end."""
