@@ -1,0 +1,57 @@
+"""batchscout in Python: `find` runs a study of objects that a script or a notebook has, `load` reads one from its run directory.
+
+    import batchscout
+
+    study = batchscout.find(model=lambda: Net(), loss="cross_entropy", train=train_set, val=val_set, memory_limit="8GiB")
+    print(study)                    # the answer
+    study.recommendation            # the same as a value
+    study.trials()                  # a pandas.DataFrame
+
+To read a study needs neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.output.loaded import LoadedStudy as Study
+from orchestrator.output.loaded import load
+from orchestrator.output.recommendation import Recommendation
+
+__all__ = ["Recommendation", "Study", "find", "load"]
+
+
+def find(
+    *,
+    model: Any = None,
+    train: Any = None,
+    val: Any = None,
+    loss: Any = None,
+    lightning: Callable[[], Any] | None = None,
+    transformers: Callable[[], Any] | None = None,
+    run_dir: str | Path | None = None,
+    stages: Sequence[str | Mapping[str, Any]] | None = None,
+    address: str | None = None,
+    fresh: bool = False,
+    quiet: bool = False,
+    **keys: Any,
+) -> Study:
+    """Run a study, or go on with it, and return it. The same call again goes on from its run directory.
+
+    model: a callable that makes an nn.Module, so that each seed has weights of its own, or a module, with whose weights every run
+    begins. train, val: map-style data sets, or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
+    (loss_sum, num_targets); None where the module returns these. lightning: instead of these four, a callable that returns
+    (LightningModule, LightningDataModule), or with a Trainer as a third. transformers: likewise, one that returns a Trainer.
+    run_dir: where the study lives; runs/<the script's name> if it is None. stages: their names, or keys; all five if it is None.
+    address, fresh: as of `batchscout run`. quiet: no progress is shown. keys: any other key of a study file, such as
+    memory_limit="8GiB" or optimizer={"lr": 1e-3}.
+
+    Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
+    """
+    from orchestrator.find import Subject
+    from orchestrator.find import find as run  # loads torch and Ray
+
+    subject = Subject(model, train, val, loss, lightning, transformers)
+    return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)
