@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import inspect
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from trainers.files import quoted, written_whole
+from trainers.sources.code_text import text_of
 from trainers.sources.takes_batch import TakesBatch
 
 HERE = "trainers.sources.objects"
@@ -89,7 +89,7 @@ def _read(file: str, digest: str) -> Mapping[str, Any]:
 def digest_of(objects: Mapping[str, Any]) -> str:
     """Return a digest by which the same script finds its study again, and another model, data set or loss does not.
 
-    Of code it covers the text, of a module the weights, of a set its class, its length, and its `content_hash` or fingerprint.
+    Of code it covers what `text_of` does, of a module the weights, of a set its class, its length, and its `content_hash` or fingerprint.
     """
     digest = hashlib.sha256()
     for name, value in sorted(objects.items()):
@@ -101,16 +101,8 @@ def digest_of(objects: Mapping[str, Any]) -> str:
 def _parts(value: Any) -> list[str | bytes]:
     if isinstance(value, nn.Module):
         weights = [(name, tensor.detach().cpu().numpy().tobytes()) for name, tensor in value.state_dict().items()]
-        return [_text_of(type(value)), *(part for pair in weights for part in pair)]
+        return [text_of(type(value)), *(part for pair in weights for part in pair)]
     if hasattr(value, "__len__"):
         told = getattr(value, "content_hash", None) or getattr(value, "_fingerprint", "")
         return [type(value).__qualname__, str(len(value)), str(told)]
-    return [_text_of(value)]
-
-
-def _text_of(code: Any) -> str:
-    """Return the source of a class or a function; its name where that has none, as in a file that was not kept."""
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        return f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', type(code).__qualname__)}"
+    return [text_of(value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -100,21 +100,18 @@ def trial(**changes: Any) -> TrialConfig:
 def test_four_steps_end_where_lightnings_own_trainer_ends() -> None:
     """In the order of the data, at the same batch: with two parameter groups of rates and decays of their own."""
     run = cpu_run(trial(gradient_accumulation_steps=2, statistics=False))
+    ours, train_set = cast(Any, run.module).inner, cast(Any, run.train_set)
     torch.manual_seed(0)
     module = Module()
     initial = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert all(torch.equal(tensor, run.module.inner.state_dict()[name]) for name, tensor in initial.items())
+    assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in initial.items())
     order = run.order.indices(range(32))
-    batches = [run.train_set.collate_fn([run.train_set[index] for index in order[i : i + 8]]) for i in range(0, 32, 8)]
-    trainer(max_epochs=1).fit(module, DataLoader(_Batches(batches), batch_size=None))
+    batches = [train_set.collate_fn([train_set[index] for index in order[i : i + 8]]) for i in range(0, 32, 8)]
+    trainer(max_epochs=1).fit(module, DataLoader(cast(Any, batches), batch_size=None))
     for _ in range(4):
         run.step()
     for name, tensor in module.state_dict().items():
-        assert torch.allclose(tensor, run.module.inner.state_dict()[name], rtol=1e-5, atol=1e-7), name
-
-
-class _Batches(list[Any]):
-    """Batches that are made already."""
+        assert torch.allclose(tensor, ours.state_dict()[name], rtol=1e-5, atol=1e-7), name
 
 
 def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:

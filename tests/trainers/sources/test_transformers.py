@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -75,8 +75,8 @@ def trial(**changes: Any) -> TrialConfig:
 def test_three_steps_end_where_its_own_train_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the same samples, of whose labels unequal numbers count: accumulated, clipped, and decayed in its own groups."""
     run = cpu_run(trial(statistics=False))
-    trainer = made()
-    initial = copy.deepcopy(run.module.inner.state_dict())
+    module, trainer = cast(Any, run.module).inner, made()
+    initial = copy.deepcopy(module.state_dict())
     trainer.model.load_state_dict(initial)
     order = run.order.indices(range(24))
     # A step's micro-batches take every second of its samples.
@@ -86,7 +86,7 @@ def test_three_steps_end_where_its_own_train_ends(monkeypatch: pytest.MonkeyPatc
     trainer.train()
     for _ in range(3):
         run.step()
-    ours = run.module.inner.state_dict()
+    ours = module.state_dict()
     for name, tensor in trainer.model.state_dict().items():
         assert (tensor - ours[name]).norm() < 1e-3 * (tensor - initial[name]).norm(), name
 
@@ -97,7 +97,7 @@ def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:
     loss_sum, num_targets = module(batch)
     parts = [module({key: value[i : i + 1] for key, value in batch.items()}) for i in range(8)]
     assert num_targets == sum(count for _, count in parts) == (batch["labels"][:, 1:] != -100).sum()
-    assert loss_sum.item() == pytest.approx(sum(loss for loss, _ in parts).item(), rel=1e-5)
+    assert loss_sum.item() == pytest.approx(sum(loss.item() for loss, _ in parts), rel=1e-5)
 
 
 def test_what_arguments_and_optimizer_say_becomes_the_studys_keys() -> None:
@@ -122,8 +122,9 @@ def pads(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 def test_the_lengths_of_token_ids_are_known() -> None:
     run = cpu_run(trial(data={"target": f"{HERE}:the_longest_first"}, longest_samples=True, statistics=False))
-    assert list(run.train_set.lengths[:3]) == [2, 3, 4]
-    assert run.train_set.content_hash
+    train_set = cast(Any, run.train_set)
+    assert list(train_set.lengths[:3]) == [2, 3, 4]
+    assert train_set.content_hash
 
 
 # What is refused
@@ -226,7 +227,7 @@ def test_trls_trainer_for_finetuning_is_a_sum_too_and_its_checkpointing_is_the_s
     parts = [module(trainer.data_collator([trainer.train_dataset[index]])) for index in range(4)]
     loss_sum, num_targets = module(batch)
     assert num_targets == sum(count for _, count in parts)
-    assert loss_sum.item() == pytest.approx(sum(loss for loss, _ in parts).item(), rel=1e-5)
+    assert loss_sum.item() == pytest.approx(sum(loss.item() for loss, _ in parts), rel=1e-5)
 
 
 def test_a_trainer_of_pairs_is_refused_by_name() -> None:
