@@ -206,7 +206,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
-    from orchestrator.output.export import export as export_text
+    from orchestrator.output.exports import export as export_text
     from orchestrator.output.recommendation import Recommendation
 
     path = arguments.run_dir / "recommendation.json"

@@ -19,7 +19,7 @@ import torch
 from pydantic import JsonValue
 
 from orchestrator.cli import main
-from orchestrator.output.export import export
+from orchestrator.output.exports import export
 from orchestrator.output.recommendation import Recommendation
 from tests.support.example_study import example_recommendation
 from trainers.config import Schedule, TrialConfig

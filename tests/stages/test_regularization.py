@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.output.export import export
+from orchestrator.output.exports import export
 from orchestrator.output.plan import print_plan
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.report.page import render_report

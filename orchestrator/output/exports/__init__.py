@@ -1,0 +1,22 @@
+"""A recommendation as another trainer's configuration: text to paste, and what that trainer cannot do. A file a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.output.exports import deepspeed, hf, lightning, nanogpt, torchtitan
+from orchestrator.output.recommendation import Recommendation
+
+
+def export(recommendation: Recommendation, to: str) -> str:
+    """Return the text for one of hf, lightning, torchtitan, deepspeed, nanogpt. Raises ValueError for another name."""
+    writers: dict[str, Callable[[Recommendation], str]] = {
+        "hf": hf.written,
+        "lightning": lightning.written,
+        "torchtitan": torchtitan.written,
+        "deepspeed": deepspeed.written,
+        "nanogpt": nanogpt.written,
+    }
+    if to not in writers:
+        raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(writers)}")
+    return writers[to](recommendation)

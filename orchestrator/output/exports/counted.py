@@ -1,0 +1,39 @@
+"""What a recommendation counts in samples, counted in optimizer steps, as other trainers do."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import num_steps
+
+
+def steps_of(samples: int, recommendation: Recommendation) -> int:
+    """Return the optimizer steps that reach so many samples."""
+    return num_steps(samples, batches_of(recommendation))
+
+
+def batches_of(recommendation: Recommendation) -> list[tuple[int, int]]:
+    """Return the sample count at which each phase begins, and its effective batch."""
+    r = recommendation
+    per_accumulation_step = r.micro_batch_size * r.world_size
+    grown = [(p.from_samples, p.gradient_accumulation_steps * per_accumulation_step) for p in r.ramp or ()]
+    return [(0, r.effective_batch_size), *grown]
+
+
+def max_steps(recommendation: Recommendation) -> int:
+    return steps_of(recommendation.sample_budget, recommendation)
+
+
+def warmup_steps(recommendation: Recommendation) -> int:
+    return steps_of(recommendation.warmup_samples, recommendation)
+
+
+def decay_steps(recommendation: Recommendation) -> int:
+    """Return the steps of the linear anneal; 0 where the schedule has none."""
+    schedule, budget = recommendation.schedule, recommendation.sample_budget
+    if schedule.type != "warmup_stable_decay":
+        return 0
+    if recommendation.ramp:
+        return max_steps(recommendation) - steps_of(math.floor((1 - schedule.decay) * budget), recommendation)
+    return steps_of(math.ceil(schedule.decay * budget), recommendation)

@@ -1,0 +1,86 @@
+"""The TrainingArguments of transformers."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from orchestrator.output.exports.notes import (
+    cannot_be_said,
+    checkpointing_note,
+    comments,
+    header_of,
+    text_of,
+    without_ramp,
+)
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import OptimizerConfig
+
+
+def written(recommendation: Recommendation) -> str:
+    r, lost = without_ramp(recommendation, "TrainingArguments")
+    keys: dict[str, JsonValue] = {
+        "output_dir": "output",
+        "per_device_train_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+        "max_steps": max_steps(r),
+        "learning_rate": r.learning_rate,
+        "warmup_steps": warmup_steps(r),
+        **_hf_schedule(r),
+        **_hf_optimizer(r.optimizer),
+        **({"bf16": True} if r.precision == "bfloat16" else {}),
+        **({"fp16": True} if r.precision == "float16" else {}),
+        **({"torch_compile": True} if r.compile else {}),
+        **({} if r.activation_checkpointing == "none" else {"activation_checkpointing": True}),
+        "average_tokens_across_devices": True,
+        "seed": r.seed,
+    }
+    notes = [*header_of(r), *lost, f"start it with: torchrun --nproc_per_node={r.world_size} train.py", *_hf_notes(r)]
+    lines = [f"    {key}={value!r}," for key, value in keys.items()]
+    return text_of(
+        [*comments(notes), "from transformers import TrainingArguments", "", "args = TrainingArguments(", *lines, ")"]
+    )
+
+
+def _hf_notes(recommendation: Recommendation) -> list[str]:
+    notes = checkpointing_note(
+        recommendation, "TrainingArguments", "activation_checkpointing=True is full: slower, and less memory"
+    )
+    if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
+        notes.append(
+            f"{cannot_be_said(recommendation.optimizer, 'TrainingArguments')}: build it yourself, and hand it to the Trainer, "
+            "optimizers=(optimizer, schedule)"
+        )
+    if recommendation.activation_checkpointing != "none":
+        notes.append("older transformers call activation_checkpointing gradient_checkpointing")
+    return notes
+
+
+def _hf_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
+    if recommendation.schedule.type == "cosine":
+        return {"lr_scheduler_type": "cosine"}
+    if steps := decay_steps(recommendation):
+        kwargs = {"num_decay_steps": steps, "decay_type": "linear"}
+        return {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
+    return {"lr_scheduler_type": "constant_with_warmup"}
+
+
+def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    beta1, beta2 = optimizer.betas
+    shared: dict[str, JsonValue] = {
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # transformers' word for never
+    }
+    if optimizer.type == "sgd":
+        # transformers takes the SGD's own keys from optim_args alone.
+        return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
+    names = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
+    if optimizer.type not in names:
+        return shared
+    return {
+        "optim": names[optimizer.type],
+        "adam_beta1": beta1,
+        "adam_beta2": beta2,
+        "adam_epsilon": optimizer.eps,
+        **shared,
+    }

@@ -1,0 +1,75 @@
+"""The comments above an export: the answer, and what the trainer cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import OptimizerConfig
+
+
+def header_of(recommendation: Recommendation) -> list[str]:
+    r = recommendation
+    return [
+        f"batchscout: {' '.join(r.verdict.split())}",
+        f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
+        f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
+        f"steps are {_counted(r)}: budget {r.sample_budget} -> {max_steps(r)}, warm-up {r.warmup_samples} -> "
+        f"{warmup_steps(r)}",
+        *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
+        *(
+            [f"the optimizer's parameters are in the groups of {groups}"]
+            if (groups := r.optimizer.param_groups)
+            else []
+        ),
+        *(
+            f"the chosen run has {name} {value:g} in the model: train with it"
+            for name, value in (r.model_changes or {}).items()
+        ),
+    ]
+
+
+def _counted(recommendation: Recommendation) -> str:
+    batch = recommendation.effective_batch_size
+    return f"counted as the batch grows from {batch}" if recommendation.ramp else f"ceil(samples / {batch})"
+
+
+def without_ramp(recommendation: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
+    """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
+    if not recommendation.ramp:
+        return recommendation, []
+    lost = f"the batch is to grow, which cannot be said in {target}: here it stays at {recommendation.effective_batch_size}"
+    return replace(recommendation, ramp=None), [lost, *_phase_notes(recommendation)]
+
+
+def _phase_notes(recommendation: Recommendation) -> list[str]:
+    """Return where the batch grows to what."""
+    ramp, batches = recommendation.ramp or (), batches_of(recommendation)[1:]
+    return [
+        f"from {samples} samples, after step {steps_of(samples, recommendation)}: accumulation "
+        f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
+        for phase, (samples, batch) in zip(ramp, batches, strict=True)
+    ]
+
+
+def comments(lines: list[str]) -> list[str]:
+    return [f"# {line}" for line in lines]
+
+
+def cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
+    kwargs = f" with {optimizer.kwargs}" if optimizer.kwargs else ""
+    return f"optimizer {optimizer.name}{kwargs} cannot be said in {target}"
+
+
+def checkpointing_note(recommendation: Recommendation, target: str, nearest: str) -> list[str]:
+    """Return what is lost where the target knows only full checkpointing or none."""
+    mode = recommendation.activation_checkpointing
+    if mode in ("none", "full"):
+        return []
+    meant = f"a memory budget of {mode}" if isinstance(mode, float) else f"'{mode}'"
+    return [f"activation_checkpointing {meant} cannot be said in {target}: {nearest}"]
+
+
+def text_of(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"

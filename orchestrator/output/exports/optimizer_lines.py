@@ -1,0 +1,97 @@
+"""Lines of Python that build the optimizer."""
+
+from __future__ import annotations
+
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import OptimizerConfig
+
+
+def configure_lines(recommendation: Recommendation) -> list[str]:
+    optimizer, rate = recommendation.optimizer, recommendation.learning_rate
+    return [
+        *(_own_lines(optimizer, rate) if optimizer.type == "own" else _built_in_lines(optimizer, rate)),
+        "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
+        "    return {'optimizer': optimizer, 'lr_scheduler': {'scheduler': schedule, 'interval': 'step'}}",
+    ]
+
+
+def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
+    """Return the lines that build it as the study did."""
+    beta1, beta2 = optimizer.betas
+    decay = optimizer.weight_decay
+    of_the_rest = {"weight_decay": decay} if optimizer.param_groups else {}
+    further = "".join(f", {name}={value!r}" for name, value in {**of_the_rest, **optimizer.kwargs}.items())
+    of_adam = f"lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r}"
+    grouped = (
+        _own_groups(optimizer.param_groups, rate)
+        if optimizer.param_groups
+        else [
+            "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
+            "    others = [p for p in self.parameters() if p.dim() < 2]",
+            f"    groups = [{{'params': matrices, 'weight_decay': {decay}}}, {{'params': others, 'weight_decay': 0.0}}]",
+        ]
+    )
+    match optimizer.type:
+        case "sgd":
+            return [*grouped, f"    optimizer = torch.optim.SGD(groups, lr={rate!r}, momentum={beta1}{further})"]
+        case "adafactor":
+            return [*grouped, f"    optimizer = torch.optim.Adafactor(groups, lr={rate!r}{further})"]
+        case "adamw_8bit" | "adamw_4bit":
+            name = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit"}[optimizer.type]
+            return [
+                "    from torchao.optim import " + name,
+                "",
+                *grouped,
+                f"    optimizer = {name}(groups, {of_adam}{further})",
+            ]
+        case "muon":
+            return _muon_lines(optimizer, rate, of_adam)
+        case _:
+            return [*grouped, f"    optimizer = torch.optim.AdamW(groups, {of_adam}{further})"]
+
+
+def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str) -> list[str]:
+    """Return the lines that build the two optimizers of muon."""
+    decay, arguments = optimizer.weight_decay, {"adjust_lr_fn": "match_rms_adamw"} | optimizer.kwargs
+    further = "".join(f", {name}={value!r}" for name, value in arguments.items())
+    return [
+        "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
+        "",
+        "    blocks = self.model.blocks  # the ModuleList of your model's repeated layers",
+        "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",
+        "    matrices = [p for p in self.parameters() if id(p) in inner]",
+        "    others = [p for p in self.parameters() if id(p) not in inner]",
+        f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
+        "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
+        f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}{further})",
+        f"    optimizer = Together([muon, torch.optim.AdamW(groups, {of_adam})])",
+    ]
+
+
+def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
+    assert optimizer.target, "it was checked"
+    further = "".join(f", {key}={value!r}" for key, value in optimizer.kwargs.items())
+    made = optimizer.target.partition(":")[2]
+    if not optimizer.param_groups:
+        return [_import_of(optimizer.target), "", f"    optimizer = {made}(self.parameters(), lr={rate!r}{further})"]
+    return [
+        _import_of(optimizer.target),
+        *_own_groups(optimizer.param_groups, rate),
+        f"    optimizer = {made}(groups, lr={rate!r}{further})",
+    ]
+
+
+def _own_groups(path: str, rate: float) -> list[str]:
+    """Return the lines that make the groups of the user's callable, the first of which trains at the recommended rate."""
+    return [
+        _import_of(path),
+        "",
+        f"    groups = {path.partition(':')[2]}(self.model)",
+        f"    scale = {rate!r} / groups[0].get('lr', {rate!r})  # the first group trains at the recommended rate",
+        f"    groups = [{{**group, 'lr': scale * group.get('lr', {rate!r})}} for group in groups]",
+    ]
+
+
+def _import_of(path: str) -> str:
+    module, _, name = path.partition(":")
+    return f"    from {module} import {name.partition('.')[0]}"
