@@ -69,7 +69,7 @@ class LoadedStudy:
 
 def load(run_dir: str | Path) -> LoadedStudy:
     """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
-    where = Path(run_dir).absolute()
+    where = Path(run_dir)
     path = where / "study.yaml"
     with own_file(path, "read"):
         is_there = path.is_file()
@@ -78,7 +78,7 @@ def load(run_dir: str | Path) -> LoadedStudy:
             f"{quoted(where)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
         )
     config = load_stored_study(path)
-    return LoadedStudy(where, config, replay(where / "journal.jsonl", config.name))
+    return LoadedStudy(where.absolute(), config, replay(where / "journal.jsonl", config.name))
 
 
 def _row(trial: Any) -> dict[str, Any]:
