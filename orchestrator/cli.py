@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
     from orchestrator.study.state import Study
 
-EXPORTS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
+EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
 
 def program() -> NoReturn:

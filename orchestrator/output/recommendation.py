@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
@@ -37,12 +38,15 @@ from trainers.config import (
     Compile,
     CrossEntropy,
     OptimizerConfig,
+    Parallel,
     Phase,
     Precision,
     Schedule,
     TrialConfig,
 )
 from trainers.files import written_whole
+
+BatchNorm = Literal["micro-batch", "all ranks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,13 @@ class Recommendation:
     """None, and not in the file, unless float32 was computed in TF32."""
     cross_entropy: CrossEntropy | None = None
     """None, and not in the file, if it is computed as usual."""
+    parallel: Parallel | None = None
+    """fsdp: each rank holds a shard of the model. None, and not in the file, if each holds the whole."""
+    batch_norm: BatchNorm | None = None
+    """Whose statistics BatchNorm layers take: a micro-batch's, or those over all ranks. None, and not in the file, if the model has
+    no such layers."""
+    ema_half_life_samples: int | None = None
+    """The half-life of the moving average of the weights with which losses were measured. None, and not in the file, without one."""
     learning_rate: float
     warmup_samples: int
     sample_budget: int
@@ -205,6 +216,9 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         precision=trial.precision,
         allow_tf32=True if trial.allow_tf32 and trial.precision == "float32" else None,
         cross_entropy=_unusual_cross_entropy(trial),
+        parallel="fsdp" if trial.parallel == "fsdp" else None,
+        batch_norm=_batch_norm(study, trial),
+        ema_half_life_samples=trial.ema_half_life_samples,
         learning_rate=trial.learning_rate,
         warmup_samples=trial.warmup_samples,
         sample_budget=trial.sample_budget,
@@ -239,6 +253,12 @@ def _model_changes(study: Study, winner: Trial) -> dict[str, float] | None:
 def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:
     kind = mode_of(trial).cross_entropy
     return None if kind == "whole" else kind
+
+
+def _batch_norm(study: Study, trial: TrialConfig) -> BatchNorm | None:
+    if not study.facts.num_batch_norms:
+        return None
+    return "all ranks" if trial.sync_batch_norm and trial.world_size > 1 else "micro-batch"
 
 
 def _winner(config: StudyConfig, study: Study) -> Trial | None:

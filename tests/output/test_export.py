@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from pydantic import JsonValue
 
 from orchestrator.cli import main
@@ -26,7 +29,7 @@ from trainers.config import Schedule, TrialConfig
 from trainers.step.learning_rate import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TARGETS = ("hf", "lightning", "torchtitan", "deepspeed", "nanogpt")
+TARGETS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {"type": "warmup_stable_decay", "decay": 0.25},
     {"type": "warmup_stable_decay", "decay": 0.0},
@@ -83,8 +86,8 @@ def run(text: str, modules: dict[str, ModuleType]) -> dict[str, Any]:
                 sys.modules[name] = module
 
 
-def test_an_unknown_target_is_refused_with_the_five() -> None:
-    with pytest.raises(ValueError, match=r"'keras'.*hf, lightning, torchtitan, deepspeed, nanogpt"):
+def test_an_unknown_target_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=f"'keras'.*{', '.join(TARGETS)}"):
         export(recommendation(), "keras")
 
 
@@ -102,7 +105,7 @@ def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["selective", 0.5])
-@pytest.mark.parametrize("to", ["hf", "lightning", "deepspeed", "nanogpt"])
+@pytest.mark.parametrize("to", ["hf", "accelerate", "lightning", "deepspeed", "nanogpt"])
 def test_checkpointing_that_the_target_cannot_say_is_said_in_words(to: str, mode: str | float) -> None:
     said = "activation_checkpointing"
     assert any(
@@ -195,8 +198,8 @@ def test_hf_sgd_keeps_momentum_and_decay() -> None:
     assert not {key for key in given if key.startswith("adam")}
 
 
-def lightning(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(Trainer's keyword arguments, the names defined); Lightning is not installed here, its names are those of 2.x."""
+def lightning_of(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(Trainer's keyword arguments, the names defined), with names of Lightning's that only note what they are told."""
     given: dict[str, Any] = {}
     module = ModuleType("lightning")
     module.__dict__.update(
@@ -208,7 +211,7 @@ def lightning(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_lightning_trainer_is_the_recommendation() -> None:
-    given, names = lightning(recommendation(seed=7))
+    given, names = lightning_of(recommendation(seed=7))
     assert given == {
         "devices": 2,
         "accumulate_grad_batches": 2,
@@ -224,7 +227,7 @@ def test_lightning_trainer_is_the_recommendation() -> None:
 @pytest.mark.parametrize("warmup_samples", [0, 640])
 def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[str, Any], warmup_samples: int) -> None:
     r = recommendation(schedule=schedule, sample_budget=6400, warmup_samples=warmup_samples)
-    built = lightning(r)[1]["configure_optimizers"](torch.nn.Linear(2, 2))
+    built = lightning_of(r)[1]["configure_optimizers"](torch.nn.Linear(2, 2))
     optimizer, scheduler = built["optimizer"], built["lr_scheduler"]
     assert scheduler["interval"] == "step"
     assert rates(optimizer, scheduler["scheduler"], 100) == pytest.approx(ours(r, 100), rel=1e-9)
@@ -232,14 +235,14 @@ def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[
 
 def test_lightning_decays_matrices_only() -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = lightning(recommendation())[1]["configure_optimizers"](model)["optimizer"]
+    optimizer = lightning_of(recommendation())[1]["configure_optimizers"](model)["optimizer"]
     assert isinstance(optimizer, torch.optim.AdamW)
     assert {group["weight_decay"]: [p.dim() for p in group["params"]] for group in optimizer.param_groups} == {
         0.1: [2],
         0.0: [1],
     }
     assert optimizer.defaults["betas"] == (0.9, 0.95)
-    momentum = lightning(with_optimizer(type="sgd"))[1]["configure_optimizers"](model)["optimizer"]
+    momentum = lightning_of(with_optimizer(type="sgd"))[1]["configure_optimizers"](model)["optimizer"]
     assert isinstance(momentum, torch.optim.SGD)
     assert momentum.defaults["momentum"] == 0.9
 
@@ -256,7 +259,7 @@ class WithBlocks(torch.nn.Module):
 
 def test_lightning_builds_the_other_optimizers_as_the_study_did() -> None:
     def built(**optimizer: Any) -> Any:
-        return lightning(with_optimizer(**optimizer))[1]["configure_optimizers"](WithBlocks())["optimizer"]
+        return lightning_of(with_optimizer(**optimizer))[1]["configure_optimizers"](WithBlocks())["optimizer"]
 
     muon, adamw = built(type="muon", kwargs={"ns_steps": 3}).members
     assert [tuple(p.shape) for p in muon.param_groups[0]["params"]] == [(3, 3)]
@@ -280,7 +283,7 @@ def two_rates(model: torch.nn.Module) -> list[dict[str, Any]]:
     return [{"params": weights[:1], "lr": 0.5}, {"params": weights[1:], "lr": 0.05}]
 
 
-@pytest.mark.parametrize("to", ["hf", "torchtitan", "deepspeed", "nanogpt"])
+@pytest.mark.parametrize("to", ["hf", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt"])
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -320,7 +323,7 @@ def test_torchtitan_toml_keeps_the_batch_identity() -> None:
     assert tomllib.loads(export(replace(recommendation(), compile="whole"), "torchtitan"))["compile"]["enable"] is True
 
 
-@pytest.mark.parametrize("to", ["hf", "nanogpt", "torchtitan", "lightning"])
+@pytest.mark.parametrize("to", TARGETS)
 def test_an_export_says_where_float32_was_tf32(to: str) -> None:
     said = "its float32 is TF32: call torch.set_float32_matmul_precision('high')"
     assert said not in export(recommendation(), to)
@@ -375,7 +378,7 @@ def test_nanogpt_accumulation_counts_all_ranks() -> None:
 def test_a_gradient_that_is_never_clipped_is_so_everywhere() -> None:
     r = with_optimizer(max_gradient_norm=None)
     assert hf_arguments(export(r, "hf"))["max_grad_norm"] == 0.0
-    assert lightning(r)[0]["gradient_clip_val"] is None
+    assert lightning_of(r)[0]["gradient_clip_val"] is None
     assert json.loads(export(r, "deepspeed"))["gradient_clipping"] == 0.0
     assert run(export(r, "nanogpt"), {})["grad_clip"] == 0.0
 
@@ -400,7 +403,7 @@ STEPS = 20 + 14 + 13
 @pytest.mark.parametrize("decay", [0.25, 0.0])
 def test_lightning_lets_the_batch_grow_with_the_learning_rates_of_the_study(decay: float) -> None:
     r = replace(DOUBLING, schedule=Schedule(decay=decay))
-    given, names = lightning(r)
+    given, names = lightning_of(r)
     assert given["max_steps"] == STEPS
     built = names["configure_optimizers"](torch.nn.Linear(2, 2))
     found = rates(built["optimizer"], built["lr_scheduler"]["scheduler"], STEPS)
@@ -437,7 +440,7 @@ def test_deepspeed_is_told_the_calls_that_let_the_batch_grow() -> None:
     assert "the last 5 steps were annealed" in notes
 
 
-@pytest.mark.parametrize("to", ["hf", "torchtitan", "nanogpt"])
+@pytest.mark.parametrize("to", ["hf", "trl", "axolotl", "torchtitan", "nanogpt"])
 def test_what_cannot_let_the_batch_grow_says_so_and_where_it_would(to: str) -> None:
     text, stays = export(DOUBLING, to), export(replace(DOUBLING, ramp=None), to)
     assert "# the batch is to grow, which cannot be said in " in text
@@ -453,3 +456,157 @@ def test_the_verb_exports_what_the_version_before_has_recommended(to: str, capsy
         main(["export", str(GOLDEN / "quickstart"), "--to", to])
     assert ended.value.code == 0
     assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in capsys.readouterr().out
+
+
+# What the real libraries make of it
+
+
+class UnevenLoss(torch.nn.Module):
+    """A regression whose samples have unequal numbers of targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs)
+
+
+def loss_of(module: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    wrong = (module(batch["inputs"]).squeeze(-1) - batch["targets"]) ** 2
+    return (wrong * batch["counts"]).sum(), batch["counts"].sum()
+
+
+def uneven_batches(num_batches: int, size: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {
+            "inputs": torch.randn(size, 3, generator=generator),
+            "targets": torch.randn(size, generator=generator),
+            "counts": torch.randint(0, 2, (size,), generator=generator).float(),
+        }
+        for _ in range(num_batches)
+    ]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_accelerates_loop_takes_the_steps_of_the_study(grows: bool) -> None:
+    """With unequal numbers of targets, too, and where an epoch ends in the middle of a step."""
+    phases: list[JsonValue] = [{"from_samples": 32, "gradient_accumulation_steps": 3, "learning_rate": 1.2e-3}]
+    small: dict[str, JsonValue] = {
+        "micro_batch_size": 4,
+        "world_size": 1,
+        "effective_batch_size": 8,
+        "sample_budget": 80,
+        "warmup_samples": 16,
+        "precision": "float32",
+        "compile": False,
+        "ramp": phases if grows else None,
+    }
+    r = recommendation(**small)
+    names, loader = run(export(r, "accelerate"), {}), uneven_batches(3, 4)
+    model, expected = UnevenLoss(), UnevenLoss()
+    names["train"](model, torch.utils.data.DataLoader(loader, batch_size=None), loss_of)  # pyright: ignore[reportArgumentType]
+    steps = names["max_steps"]
+    accumulation = [2] * 4 + [3] * (steps - 4) if grows else [2] * steps
+    reference_steps(expected, r, itertools.cycle(loader), accumulation)
+    assert sum(accumulation) * 4 >= 80
+    for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def reference_steps(
+    model: torch.nn.Module, r: Recommendation, batches: Iterator[dict[str, torch.Tensor]], accumulation: list[int]
+) -> None:
+    """Each step's mean over all its targets, at once."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": r.optimizer.weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=r.optimizer.betas, eps=r.optimizer.eps)
+    for micro_batches, rate in zip(accumulation, ours(r, len(accumulation)), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        sums = [loss_of(model, next(batches)) for _ in range(micro_batches)]
+        loss = torch.stack([loss for loss, _ in sums]).sum() / torch.stack([count for _, count in sums]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), r.optimizer.max_gradient_norm or math.inf)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize("parallel", [None, "fsdp"])
+def test_trl_is_told_what_it_would_do_by_itself(mode: str, parallel: str | None) -> None:
+    from trl.trainer.sft_config import SFTConfig
+
+    r = recommendation(activation_checkpointing=mode, precision="float32", compile=False, parallel=parallel)
+    given: dict[str, Any] = {}
+    module = ModuleType("trl")
+    module.__dict__["SFTConfig"] = lambda **kwargs: given.update(kwargs)
+    run(export(r, "trl"), {"trl": module})
+    config = SFTConfig(**{key: value for key, value in given.items() if not key.startswith("fsdp")}, use_cpu=True)
+    assert (config.bf16, config.packing, config.max_length) == (False, False, None)
+    shards = given.get("fsdp_config", {"activation_checkpointing": False})
+    assert (config.activation_checkpointing or shards["activation_checkpointing"]) == (mode == "full")
+    assert not (config.activation_checkpointing and shards["activation_checkpointing"])
+    assert (given.get("fsdp") is True) == (parallel == "fsdp")
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps * 2 == 64
+
+
+def test_lightnings_trainer_takes_the_keys() -> None:
+    import lightning
+
+    given, _ = lightning_of(recommendation(world_size=1, effective_batch_size=32))
+    given.pop("seed")  # which seed_everything takes
+    trainer = lightning.Trainer(**given, accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert (trainer.accumulate_grad_batches, trainer.max_steps) == (2, math.ceil(1000 / 32))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit"])
+def test_axolotl_knows_every_key(schedule: dict[str, Any], optimizer: str) -> None:
+    if importlib.util.find_spec("axolotl") is None:
+        pytest.skip("axolotl is not installed: it needs a GPU's libraries")
+    from axolotl.utils.schemas.config import AxolotlInputConfig  # pyright: ignore[reportMissingImports]
+
+    tree = yaml.safe_load(export(replace(with_optimizer(type=optimizer), schedule=Schedule(**schedule)), "axolotl"))
+    assert not tree.keys() - AxolotlInputConfig.model_fields.keys()
+
+
+def test_axolotl_yaml_keeps_the_batch_identity() -> None:
+    tree = yaml.safe_load(export(recommendation(), "axolotl"))
+    assert tree["micro_batch_size"] * tree["gradient_accumulation_steps"] * 2 == 64
+    expected = {"max_steps": 16, "warmup_steps": 2, "learning_rate": 6e-4, "bf16": True, "gradient_checkpointing": True}
+    assert {key: tree[key] for key in expected} == expected
+    assert tree["lr_scheduler_kwargs"] == {"num_decay_steps": 4, "decay_type": "linear"}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_what_is_the_models_or_the_loops_is_said_to_every_trainer(to: str) -> None:
+    plain = export(recommendation(), to)
+    kept = recommendation(cross_entropy="chunked", batch_norm="all ranks", ema_half_life_samples=640)
+    text = export(kept, to)
+    for said in ("cross-entropy in chunks", "SyncBatchNorm", f"decay of {0.5 ** (64 / 640):.6g} a step"):
+        assert said in text
+        assert said not in plain
+    assert "statistics over each micro-batch of 16" in export(recommendation(batch_norm="micro-batch"), to)
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("hf", "fsdp=True"),
+        ("accelerate", "fsdp_version=2"),
+        ("lightning", "fully_shard"),
+        ("trl", "fsdp=True"),
+        ("axolotl", "fsdp_version: 2"),
+        ("torchtitan", "data_parallel_shard_degree = 2"),
+        ("deepspeed", '"stage": 3'),
+        ("nanogpt", "sharded the model over its ranks (FSDP2): nanoGPT cannot"),
+    ],
+)
+def test_shards_are_said_to_every_trainer(to: str, said: str) -> None:
+    assert said in export(recommendation(parallel="fsdp"), to)
+    assert said not in export(recommendation(), to)

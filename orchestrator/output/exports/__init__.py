@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.output.exports import deepspeed, hf, lightning, nanogpt, torchtitan
+from orchestrator.output.exports import accelerate, axolotl, deepspeed, hf, lightning, nanogpt, torchtitan, trl
 from orchestrator.output.recommendation import Recommendation
 
 
 def export(recommendation: Recommendation, to: str) -> str:
-    """Return the text for one of hf, lightning, torchtitan, deepspeed, nanogpt. Raises ValueError for another name."""
+    """Return the text for a trainer. Raises ValueError, with the names of all, for one that is not among them."""
     writers: dict[str, Callable[[Recommendation], str]] = {
         "hf": hf.written,
+        "accelerate": accelerate.written,
         "lightning": lightning.written,
+        "trl": trl.written,
+        "axolotl": axolotl.written,
         "torchtitan": torchtitan.written,
         "deepspeed": deepspeed.written,
         "nanogpt": nanogpt.written,

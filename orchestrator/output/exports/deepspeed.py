@@ -24,6 +24,7 @@ def written(recommendation: Recommendation) -> str:
         "fp16": {"enabled": r.precision == "float16"},
         "optimizer": _deepspeed_optimizer(r),
         "scheduler": _deepspeed_schedule(r),
+        **({"zero_optimization": {"stage": 3}} if r.parallel == "fsdp" else {}),
         **({} if r.activation_checkpointing == "none" else {"activation_checkpointing": _DEEPSPEED_CHECKPOINTING}),
     }
     return json.dumps(config, indent=2) + "\n"

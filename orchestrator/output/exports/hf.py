@@ -19,36 +19,56 @@ from trainers.config import OptimizerConfig
 
 def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "TrainingArguments")
-    keys: dict[str, JsonValue] = {
+    keys = arguments_of(r)
+    if r.activation_checkpointing == "none":
+        del keys["activation_checkpointing"]
+    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "TrainingArguments")]
+    return text_of(
+        [
+            *comments(notes),
+            "from transformers import TrainingArguments",
+            "",
+            "args = TrainingArguments(",
+            *argument_lines(keys),
+            ")",
+        ]
+    )
+
+
+def arguments_of(r: Recommendation) -> dict[str, JsonValue]:
+    """Return the keyword arguments of TrainingArguments that are the recommendation's run, whose batch stays."""
+    return {
         "output_dir": "output",
         "per_device_train_batch_size": r.micro_batch_size,
         "gradient_accumulation_steps": r.gradient_accumulation_steps,
         "max_steps": max_steps(r),
         "learning_rate": r.learning_rate,
         "warmup_steps": warmup_steps(r),
-        **_hf_schedule(r),
-        **_hf_optimizer(r.optimizer),
+        **_schedule(r),
+        **_optimizer(r.optimizer),
         **({"bf16": True} if r.precision == "bfloat16" else {}),
         **({"fp16": True} if r.precision == "float16" else {}),
         **({"torch_compile": True} if r.compile else {}),
-        **({} if r.activation_checkpointing == "none" else {"activation_checkpointing": True}),
+        **_memory(r),
         "average_tokens_across_devices": True,
         "seed": r.seed,
     }
-    notes = [*header_of(r), *lost, f"start it with: torchrun --nproc_per_node={r.world_size} train.py", *_hf_notes(r)]
-    lines = [f"    {key}={value!r}," for key, value in keys.items()]
-    return text_of(
-        [*comments(notes), "from transformers import TrainingArguments", "", "args = TrainingArguments(", *lines, ")"]
-    )
 
 
-def _hf_notes(recommendation: Recommendation) -> list[str]:
-    notes = checkpointing_note(
-        recommendation, "TrainingArguments", "activation_checkpointing=True is full: slower, and less memory"
-    )
+def argument_lines(keys: dict[str, JsonValue]) -> list[str]:
+    return [f"    {key}={value!r}," for key, value in keys.items()]
+
+
+def launch_notes(r: Recommendation) -> list[str]:
+    return [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
+
+
+def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
+    """Return what these arguments cannot say. target: what they are called."""
+    notes = checkpointing_note(recommendation, target, "activation_checkpointing=True is full: slower, and less memory")
     if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
         notes.append(
-            f"{cannot_be_said(recommendation.optimizer, 'TrainingArguments')}: build it yourself, and hand it to the Trainer, "
+            f"{cannot_be_said(recommendation.optimizer, target)}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
         )
     if recommendation.activation_checkpointing != "none":
@@ -56,7 +76,19 @@ def _hf_notes(recommendation: Recommendation) -> list[str]:
     return notes
 
 
-def _hf_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
+def _memory(r: Recommendation) -> dict[str, JsonValue]:
+    """Return who recomputes activations: with shards FSDP does, or blocks would be gathered once more than they need."""
+    recomputes = r.activation_checkpointing != "none"
+    if r.parallel == "fsdp":
+        return {
+            "fsdp": True,
+            "fsdp_config": {"version": 2, "activation_checkpointing": recomputes},
+            "activation_checkpointing": False,
+        }
+    return {"activation_checkpointing": recomputes}
+
+
+def _schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
     if recommendation.schedule.type == "cosine":
         return {"lr_scheduler_type": "cosine"}
     if steps := decay_steps(recommendation):
@@ -65,7 +97,7 @@ def _hf_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
     return {"lr_scheduler_type": "constant_with_warmup"}
 
 
-def _hf_optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
     beta1, beta2 = optimizer.betas
     shared: dict[str, JsonValue] = {
         "weight_decay": optimizer.weight_decay,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
-from orchestrator.output.exports.optimizer_lines import configure_lines
+from orchestrator.output.exports.counted import batches_of, max_steps
+from orchestrator.output.exports.notes import comments, header_of, shards_note, text_of, without_ramp
+from orchestrator.output.exports.optimizer_lines import optimizer_lines
+from orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
 from orchestrator.output.recommendation import Recommendation
 
 
@@ -37,11 +38,13 @@ def written(recommendation: Recommendation) -> str:
             "",
             "",
             "def learning_rate_factor(step):",
-            *_factor_lines(r),
+            *factor_lines(r),
             "",
             "",
             "def configure_optimizers(self):  # a method of your LightningModule",
-            *configure_lines(r),
+            *optimizer_lines(r, parameters_of="self", model="self.model"),
+            "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
+            "    return {'optimizer': optimizer, 'lr_scheduler': {'scheduler': schedule, 'interval': 'step'}}",
         ]
     )
 
@@ -56,24 +59,10 @@ def _can_grow_in_lightning(recommendation: Recommendation) -> bool:
 
 def _growing_callback(recommendation: Recommendation) -> list[str]:
     """Return the phases and a callback that changes the accumulation with them; nothing where the batch stays."""
-    r = recommendation
-    if not r.ramp:
+    if not recommendation.ramp:
         return []
-    first = f"(0, 0, {r.gradient_accumulation_steps}, 1.0)"
-    phases = [
-        f"({steps_of(p.from_samples, r)}, {p.from_samples}, {p.gradient_accumulation_steps}, "
-        f"{p.learning_rate / r.learning_rate!r})"
-        for p in r.ramp
-    ]
     return [
-        "# (first optimizer step, first sample, accumulate_grad_batches, learning rate over the first phase's)",
-        f"PHASES = [{', '.join((first, *phases))}]",
-        "",
-        "",
-        "def phase_of(step):",
-        "    return max(phase for phase in PHASES if phase[0] <= step)",
-        "",
-        "",
+        *phase_lines(recommendation),
         "class GrowingBatch(L.Callback):",
         "    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):",
         "        trainer.accumulate_grad_batches = phase_of(trainer.global_step)[2]",
@@ -96,32 +85,8 @@ def _lightning_notes(recommendation: Recommendation) -> list[str]:
         )
     if recommendation.compile:
         notes.append("Trainer has no key for compile: call model.compile() before trainer.fit(model)")
+    notes += shards_note(
+        recommendation,
+        "give the Trainer strategy=ModelParallelStrategy(), and call fully_shard on the blocks in configure_model()",
+    )
     return notes
-
-
-def _factor_lines(recommendation: Recommendation) -> list[str]:
-    """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended."""
-    if recommendation.ramp:
-        return _growing_factor_lines(recommendation)
-    total, warmup, decay = max_steps(recommendation), warmup_steps(recommendation), decay_steps(recommendation)
-    lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
-    if recommendation.schedule.type == "cosine":
-        progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {total + 1 - warmup}))"
-        return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
-    if decay:
-        return [*lines, f"    return min(warmup, max(0.0, ({total} - step) / {decay + 1}))"]
-    return [*lines, "    return warmup"]
-
-
-def _growing_factor_lines(recommendation: Recommendation) -> list[str]:
-    """Return the body where the batch grows: warm-up and anneal are counted in samples."""
-    r = recommendation
-    last, anneal = batches_of(r)[-1][1], r.schedule.decay * r.sample_budget
-    return [
-        "    first_step, first_sample, accumulation, ratio = phase_of(step)",
-        f"    samples = first_sample + (step + 1 - first_step) * accumulation * {r.micro_batch_size * r.world_size}",
-        f"    warmup = min(1.0, samples / {max(1, r.warmup_samples)})",
-        f"    return ratio * min(warmup, max(0.0, ({r.sample_budget + last} - samples) / {anneal + last!r}))"
-        if anneal
-        else "    return ratio * warmup",
-    ]

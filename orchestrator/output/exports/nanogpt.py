@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from orchestrator.output.exports.counted import max_steps, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, text_of, without_ramp
+from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, shards_note, text_of, without_ramp
 from orchestrator.output.recommendation import Recommendation
 
 
@@ -48,4 +48,5 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
         notes.append(f"{cannot_be_said(r.optimizer, 'nanoGPT')}: it always uses AdamW")
     elif r.optimizer.eps != 1e-8:
         notes.append(f"eps {r.optimizer.eps} cannot be said in nanoGPT: it uses 1e-8")
+    notes += shards_note(r, "nanoGPT cannot, and without it this micro-batch may not fit into memory")
     return [*notes, f"nanoGPT always seeds with 1337; the study's seed was {r.seed}"]

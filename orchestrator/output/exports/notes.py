@@ -27,7 +27,32 @@ def header_of(recommendation: Recommendation) -> list[str]:
             f"the chosen run has {name} {value:g} in the model: train with it"
             for name, value in (r.model_changes or {}).items()
         ),
+        *_kept_notes(r),
     ]
+
+
+def _kept_notes(recommendation: Recommendation) -> list[str]:
+    """Return what the study's runs had that is the model's or the training loop's, whatever trainer runs it."""
+    r, notes = recommendation, []
+    if r.cross_entropy == "chunked":
+        notes.append(
+            "the study computed cross-entropy in chunks: do so in the model, or this micro-batch may not fit into memory"
+        )
+    if r.batch_norm is not None:
+        over = (
+            f"each micro-batch of {r.micro_batch_size}"
+            if r.batch_norm == "micro-batch"
+            else "a micro-batch of all ranks"
+        )
+        synced = "" if r.batch_norm == "micro-batch" else " (torch.nn.SyncBatchNorm.convert_sync_batchnorm)"
+        notes.append(f"BatchNorm takes its statistics over {over}{synced}: another micro-batch is another training run")
+    if r.ema_half_life_samples is not None:
+        decay = 0.5 ** (r.effective_batch_size / r.ema_half_life_samples)
+        notes.append(
+            f"losses were measured with an average of the weights, of a half-life of {r.ema_half_life_samples} samples: keep one with "
+            f"torch.optim.swa_utils.AveragedModel and a decay of {decay:.6g} a step"
+        )
+    return notes
 
 
 def _counted(recommendation: Recommendation) -> str:
@@ -60,6 +85,11 @@ def comments(lines: list[str]) -> list[str]:
 def cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
     kwargs = f" with {optimizer.kwargs}" if optimizer.kwargs else ""
     return f"optimizer {optimizer.name}{kwargs} cannot be said in {target}"
+
+
+def shards_note(recommendation: Recommendation, how: str) -> list[str]:
+    """Return how the target is told that each rank holds a shard of the model, where the study's did."""
+    return [f"the study sharded the model over its ranks (FSDP2): {how}"] if recommendation.parallel == "fsdp" else []
 
 
 def checkpointing_note(recommendation: Recommendation, target: str, nearest: str) -> list[str]:

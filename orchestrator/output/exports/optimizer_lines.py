@@ -6,28 +6,29 @@ from orchestrator.output.recommendation import Recommendation
 from trainers.config import OptimizerConfig
 
 
-def configure_lines(recommendation: Recommendation) -> list[str]:
+def optimizer_lines(recommendation: Recommendation, *, parameters_of: str, model: str) -> list[str]:
+    """Return the body of a function up to `optimizer = ...`, as the study built it.
+
+    parameters_of, model: the function's names for what has all parameters, and for the module that the study trained.
+    """
     optimizer, rate = recommendation.optimizer, recommendation.learning_rate
-    return [
-        *(_own_lines(optimizer, rate) if optimizer.type == "own" else _built_in_lines(optimizer, rate)),
-        "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
-        "    return {'optimizer': optimizer, 'lr_scheduler': {'scheduler': schedule, 'interval': 'step'}}",
-    ]
+    if optimizer.type == "own":
+        return _own_lines(optimizer, rate, parameters_of, model)
+    return _built_in_lines(optimizer, rate, parameters_of, model)
 
 
-def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
-    """Return the lines that build it as the study did."""
+def _built_in_lines(optimizer: OptimizerConfig, rate: float, parameters_of: str, model: str) -> list[str]:
     beta1, beta2 = optimizer.betas
     decay = optimizer.weight_decay
     of_the_rest = {"weight_decay": decay} if optimizer.param_groups else {}
     further = "".join(f", {name}={value!r}" for name, value in {**of_the_rest, **optimizer.kwargs}.items())
     of_adam = f"lr={rate!r}, betas=({beta1}, {beta2}), eps={optimizer.eps!r}"
     grouped = (
-        _own_groups(optimizer.param_groups, rate)
+        _own_groups(optimizer.param_groups, rate, model)
         if optimizer.param_groups
         else [
-            "    matrices = [p for p in self.parameters() if p.dim() >= 2]",
-            "    others = [p for p in self.parameters() if p.dim() < 2]",
+            f"    matrices = [p for p in {parameters_of}.parameters() if p.dim() >= 2]",
+            f"    others = [p for p in {parameters_of}.parameters() if p.dim() < 2]",
             f"    groups = [{{'params': matrices, 'weight_decay': {decay}}}, {{'params': others, 'weight_decay': 0.0}}]",
         ]
     )
@@ -45,22 +46,22 @@ def _built_in_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
                 f"    optimizer = {name}(groups, {of_adam}{further})",
             ]
         case "muon":
-            return _muon_lines(optimizer, rate, of_adam)
+            return _muon_lines(optimizer, rate, of_adam, parameters_of, model)
         case _:
             return [*grouped, f"    optimizer = torch.optim.AdamW(groups, {of_adam}{further})"]
 
 
-def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str) -> list[str]:
+def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str, parameters_of: str, model: str) -> list[str]:
     """Return the lines that build the two optimizers of muon."""
     decay, arguments = optimizer.weight_decay, {"adjust_lr_fn": "match_rms_adamw"} | optimizer.kwargs
     further = "".join(f", {name}={value!r}" for name, value in arguments.items())
     return [
         "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
         "",
-        "    blocks = self.model.blocks  # the ModuleList of your model's repeated layers",
+        f"    blocks = {model}.blocks  # the ModuleList of your model's repeated layers",
         "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",
-        "    matrices = [p for p in self.parameters() if id(p) in inner]",
-        "    others = [p for p in self.parameters() if id(p) not in inner]",
+        f"    matrices = [p for p in {parameters_of}.parameters() if id(p) in inner]",
+        f"    others = [p for p in {parameters_of}.parameters() if id(p) not in inner]",
         f"    groups = [{{'params': [p for p in others if p.dim() >= 2], 'weight_decay': {decay}}}, "
         "{'params': [p for p in others if p.dim() < 2], 'weight_decay': 0.0}]",
         f"    muon = torch.optim.Muon(matrices, lr={rate!r}, weight_decay={decay}{further})",
@@ -68,25 +69,26 @@ def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str) -> list[s
     ]
 
 
-def _own_lines(optimizer: OptimizerConfig, rate: float) -> list[str]:
+def _own_lines(optimizer: OptimizerConfig, rate: float, parameters_of: str, model: str) -> list[str]:
     assert optimizer.target, "it was checked"
     further = "".join(f", {key}={value!r}" for key, value in optimizer.kwargs.items())
     made = optimizer.target.partition(":")[2]
     if not optimizer.param_groups:
-        return [_import_of(optimizer.target), "", f"    optimizer = {made}(self.parameters(), lr={rate!r}{further})"]
+        made_of_all = f"    optimizer = {made}({parameters_of}.parameters(), lr={rate!r}{further})"
+        return [_import_of(optimizer.target), "", made_of_all]
     return [
         _import_of(optimizer.target),
-        *_own_groups(optimizer.param_groups, rate),
+        *_own_groups(optimizer.param_groups, rate, model),
         f"    optimizer = {made}(groups, lr={rate!r}{further})",
     ]
 
 
-def _own_groups(path: str, rate: float) -> list[str]:
+def _own_groups(path: str, rate: float, model: str) -> list[str]:
     """Return the lines that make the groups of the user's callable, the first of which trains at the recommended rate."""
     return [
         _import_of(path),
         "",
-        f"    groups = {path.partition(':')[2]}(self.model)",
+        f"    groups = {path.partition(':')[2]}({model})",
         f"    scale = {rate!r} / groups[0].get('lr', {rate!r})  # the first group trains at the recommended rate",
         f"    groups = [{{**group, 'lr': scale * group.get('lr', {rate!r})}} for group in groups]",
     ]

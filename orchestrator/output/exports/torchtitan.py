@@ -28,7 +28,7 @@ def written(recommendation: Recommendation) -> str:
             "max_norm": math.inf if clip is None else clip,
             "mixed_precision_param": "bfloat16" if half else "float32",
         },
-        "parallelism": {"data_parallel_replicate_degree": r.world_size, "data_parallel_shard_degree": 1},
+        "parallelism": _degrees(r),
         "optimizer": {
             "name": "AdamW",
             "lr": r.learning_rate,
@@ -43,6 +43,11 @@ def written(recommendation: Recommendation) -> str:
         "debug": {"seed": r.seed},
     }
     return text_of([*comments([*header_of(r), *lost, *_torchtitan_notes(r)]), *_toml(sections)])
+
+
+def _degrees(r: Recommendation) -> dict[str, JsonValue]:
+    copies, shards = (1, r.world_size) if r.parallel == "fsdp" else (r.world_size, 1)
+    return {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards}
 
 
 def _torchtitan_decay(schedule: Schedule) -> dict[str, JsonValue]:

@@ -1,0 +1,95 @@
+"""Axolotl's YAML."""
+
+from __future__ import annotations
+
+import yaml
+from pydantic import JsonValue
+
+from orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from orchestrator.output.exports.notes import (
+    cannot_be_said,
+    checkpointing_note,
+    comments,
+    header_of,
+    shards_note,
+    text_of,
+    without_ramp,
+)
+from orchestrator.output.recommendation import Recommendation
+from trainers.config import OptimizerConfig
+
+_OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
+
+
+def written(recommendation: Recommendation) -> str:
+    """Return keys to put in place of those of your file that have the same names; base_model and datasets stay yours."""
+    r, lost = without_ramp(recommendation, "axolotl")
+    keys: dict[str, JsonValue] = {
+        "micro_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+        "max_steps": max_steps(r),
+        "learning_rate": r.learning_rate,
+        "warmup_steps": warmup_steps(r),
+        **_schedule(r),
+        **_optimizer(r.optimizer),
+        "bf16": r.precision == "bfloat16",
+        "fp16": r.precision == "float16",
+        "tf32": r.allow_tf32 is True,
+        "torch_compile": bool(r.compile),
+        "gradient_checkpointing": r.activation_checkpointing != "none",
+        **({"chunked_cross_entropy": True} if r.cross_entropy == "chunked" else {}),
+        **_shards(r),
+        "seed": r.seed,
+    }
+    text = yaml.safe_dump(keys, sort_keys=False).rstrip("\n")
+    return text_of([*comments([*header_of(r), *lost, *_notes(r)]), text])
+
+
+def _schedule(r: Recommendation) -> dict[str, JsonValue]:
+    if r.schedule.type == "cosine":
+        return {"lr_scheduler": "cosine"}
+    if steps := decay_steps(r):
+        kwargs: dict[str, JsonValue] = {"num_decay_steps": steps, "decay_type": "linear"}
+        return {"lr_scheduler": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
+    return {"lr_scheduler": "constant_with_warmup"}
+
+
+def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    shared: dict[str, JsonValue] = {
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # the word of transformers, which axolotl calls, for never
+    }
+    if optimizer.type == "sgd":
+        # transformers takes the SGD's own keys from optim_args alone.
+        own: dict[str, JsonValue] = {"momentum": optimizer.betas[0], "weight_decay": optimizer.weight_decay}
+        return {"optimizer": "sgd", "optim_args": own, **shared}
+    if optimizer.type not in _OPTIMIZERS:
+        return shared
+    beta1, beta2 = optimizer.betas
+    named: dict[str, JsonValue] = {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": optimizer.eps}
+    return {"optimizer": _OPTIMIZERS[optimizer.type], **named, **shared}
+
+
+def _shards(r: Recommendation) -> dict[str, JsonValue]:
+    if r.parallel != "fsdp":
+        return {}
+    return {
+        "fsdp_version": 2,
+        "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},
+    }
+
+
+def _notes(r: Recommendation) -> list[str]:
+    notes = [
+        f"start it with: axolotl train FILE --launcher torchrun -- --nproc_per_node={r.world_size}",
+        "sample_packing and sequence_len change what a sample is: leave them as the study's data had them",
+        *checkpointing_note(r, "axolotl", "gradient_checkpointing: true is full: slower, and less memory"),
+        *shards_note(r, "name your blocks' class in fsdp_config.transformer_layer_cls_to_wrap"),
+    ]
+    if r.optimizer.type not in (*_OPTIMIZERS, "sgd") or r.optimizer.kwargs:
+        notes.append(
+            f"{cannot_be_said(r.optimizer, 'axolotl')} with the study's arguments: set optimizer and optim_args by hand"
+        )
+    if r.precision != "float32":
+        notes.append("axolotl may load the weights in half precision: the study kept float32 weights under autocast")
+    return notes

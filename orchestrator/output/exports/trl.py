@@ -1,0 +1,22 @@
+"""The SFTConfig of TRL, which is TrainingArguments with other defaults."""
+
+from __future__ import annotations
+
+from orchestrator.output.exports.hf import argument_lines, arguments_notes, arguments_of, launch_notes
+from orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
+from orchestrator.output.recommendation import Recommendation
+
+
+def written(recommendation: Recommendation) -> str:
+    """Return a call that also says what TRL would otherwise do by itself: bfloat16, checkpointing, cut samples."""
+    r, lost = without_ramp(recommendation, "SFTConfig")
+    keys = {"bf16": False} | arguments_of(r) | {"max_length": None, "packing": False}
+    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "SFTConfig"), *_NOTES]
+    return text_of([*comments(notes), "from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")"])
+
+
+_NOTES = (
+    "max_length and packing change what a sample is: as here, TRL takes yours as they are, and so did the study",
+    "SFTTrainer masks prompts only where it is told (completion_only_loss, assistant_only_loss): count the targets that the study "
+    "counted",
+)
