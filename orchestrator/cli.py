@@ -86,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
                 "--address", metavar="ADDRESS", help="a Ray cluster to use ('auto': the one this node is in)"
             )
             command.add_argument(
+                "--min-nodes",
+                type=_count,
+                default=1,
+                metavar="N",
+                help="wait until the cluster has so many nodes: what it holds is counted once",
+            )
+            command.add_argument(
                 "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
             )
         if verb is plan:
@@ -99,7 +106,43 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
     command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--to", required=True, choices=EXPORTS)
+    _add_launch(verbs)
     return parser
+
+
+def _add_launch(verbs: Any) -> None:
+    """Add `launch`, with a verb of its own for each scheduler."""
+    schedulers = verbs.add_parser("launch", help="Run a study as a job of a cluster's scheduler.").add_subparsers(
+        required=True, metavar="SCHEDULER"
+    )
+    command = _verb(schedulers, slurm, "study", "STUDY.yaml", "the study file")
+    command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable")
+    command.add_argument(
+        "--dir", type=Path, metavar="RUN_DIR", help="where the study lives, on storage that all nodes see"
+    )
+    command.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job")
+    command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")
+    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each node")
+    command.add_argument(
+        "--time", metavar="TIME", help="as SLURM has it, 8:00:00; the job goes on in another when it is up"
+    )
+    command.add_argument("--partition", metavar="NAME", help="the partition")
+    command.add_argument("--account", metavar="NAME", help="the account")
+    command.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option of sbatch, as --sbatch=--qos=high",
+    )
+    command.add_argument("--dry-run", action="store_true", help="write the script, and do not submit it")
+
+
+def _count(text: str) -> int:
+    """Return a whole number of at least 1. argparse tells the user what it was to be."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
 
 
 class _PrintVersion(argparse.Action):
@@ -148,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     run_dir = _run_dir(arguments, config)
-    ending = run_study(config, run_dir, arguments.address, remeasure=arguments.fresh)
+    ending = run_study(config, run_dir, arguments.address, min_nodes=arguments.min_nodes, remeasure=arguments.fresh)
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(printable(ending.message), stream)}", file=stream)
@@ -215,6 +258,40 @@ def export(arguments: argparse.Namespace) -> int:
     if text is None:
         raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
     print(printable(export_text(Recommendation.from_json(text), arguments.to)))
+    return 0
+
+
+def slurm(arguments: argparse.Namespace) -> int:
+    """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
+    from orchestrator.launch.slurm import SlurmJob, submit, write_script
+
+    config = _config(arguments)
+    run_dir = _run_dir(arguments, config).absolute()
+    changes = [word for change in arguments.set for word in ("--set", change)]
+    study = str(arguments.study.absolute())
+    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *changes)
+    job = SlurmJob(
+        name=config.name,
+        command=command,
+        log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        cpus_per_node=arguments.cpus_per_node,
+        time=arguments.time,
+        partition=arguments.partition,
+        account=arguments.account,
+        options=tuple(arguments.sbatch),
+    )
+    path = run_dir.with_name(f"{run_dir.name}.sbatch")
+    write_script(path, job)
+    if arguments.dry_run:
+        print(f"wrote {quoted(path)}; submit it with: sbatch {quoted(path)}")
+        return 0
+    number = submit(path)
+    print(f"job {number} is in the queue: squeue --job {number}")
+    print(f"  what it says:   tail -f {quoted(job.log)}")
+    print(f"  how far it is:  batchscout status {quoted(run_dir)}")
+    print(f"  end it:         scancel {number}; the same command goes on from there")
     return 0
 
 

@@ -22,7 +22,7 @@ from orchestrator.decisions.observer import Observers
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
-from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_a_node
+from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
@@ -59,10 +59,18 @@ class Driver:
     """Names this process in every checkpoint of its trials: ranks of an earlier one may still be writing theirs."""
     remeasure: bool
     """True if the frontier is to be measured though another study has done so on this machine."""
+    min_nodes: int
+    """How many nodes the cluster is to have before the study counts what it holds."""
 
 
 def run_study(
-    config: StudyConfig, run_dir: Path, address: str | None = None, *, remeasure: bool = False, quiet: bool = False
+    config: StudyConfig,
+    run_dir: Path,
+    address: str | None = None,
+    *,
+    min_nodes: int = 1,
+    remeasure: bool = False,
+    quiet: bool = False,
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     config = as_it_began(config, run_dir)
@@ -77,7 +85,7 @@ def run_study(
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
-                _run_stages(Driver(config, run_dir, journal, progress, token, remeasure), address)
+                _run_stages(Driver(config, run_dir, journal, progress, token, remeasure, min_nodes), address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
@@ -128,7 +136,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         functools.partial(_end_at_once, driver, 130, STOPPED),
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
-        wait_for_a_node(say)
+        wait_for_nodes(driver.min_nodes, say)
         shape = lane_shape(config)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)

@@ -23,6 +23,7 @@ ROOMS = {
     "stages": {"config", "study"},
     "decisions": {"config", "study", "stages"},
     "execution": {"config", "study", "decisions"},
+    "launch": {"execution"},
     "output": {"config", "study", "stages", "decisions"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.

@@ -38,8 +38,8 @@ from orchestrator.execution.ray_private import (
 )
 from orchestrator.signals import interrupts_afterwards, left_if_stuck
 
-# How long a study waits for the cluster's first CPU.
-SECONDS_FOR_A_NODE = 60
+# How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
+SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 300
 # How long Ray's start may go on after it was told to stop: a signal to all processes of a study ends Ray's first.
 SECONDS_TO_START = 10
 
@@ -172,13 +172,26 @@ def allocator_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return own or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def wait_for_a_node(say: Callable[[str], None], seconds: float = SECONDS_FOR_A_NODE) -> None:
-    """Wait until the cluster has a CPU: it has none while its only worker is being started or replaced."""
-    deadline = time.monotonic() + seconds
-    if not ray.cluster_resources().get("CPU"):
-        say(f"the cluster has no CPUs: waiting for a node (at most {seconds:g} s)")
-    while not ray.cluster_resources().get("CPU") and time.monotonic() < deadline:
+def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | None = None) -> None:
+    """Wait until so many nodes have joined the cluster and it has a CPU: it has none while its only worker is being started or
+    replaced."""
+    seconds = seconds if seconds is not None else (SECONDS_FOR_ALL_NODES if num_nodes > 1 else SECONDS_FOR_A_NODE)
+    deadline, lacks = time.monotonic() + seconds, _lacking(num_nodes)
+    if lacks:
+        say(f"the cluster has {lacks}: waiting for a node (at most {seconds:g} s)")
+    while lacks and time.monotonic() < deadline:
         time.sleep(0.5)
+        lacks = _lacking(num_nodes)
+    if lacks and num_nodes > 1:
+        say(f"the cluster has {lacks}: the study begins without the others")
+
+
+def _lacking(num_nodes: int) -> str:
+    """Return what the cluster has too little of, in words; nothing where it has enough."""
+    there = sum(node["Alive"] for node in ray.nodes())
+    if there < num_nodes:
+        return f"{there} of {num_nodes} nodes"
+    return "" if ray.cluster_resources().get("CPU") else "no CPUs"
 
 
 def refuse_unreachable_address(address: str) -> None:

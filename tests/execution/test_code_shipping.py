@@ -372,12 +372,13 @@ def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path
 def test_a_cluster_whose_node_is_on_its_way_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from orchestrator.execution.session import wait_for_a_node
+    from orchestrator.execution.session import wait_for_nodes
 
     said, seen = list[str](), [{"memory": 1.0}, {}, {"CPU": 2.0}]
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: seen.pop(0))
-    wait_for_a_node(said.append)
+    wait_for_nodes(1, said.append)
     assert (seen, said) == ([], ["the cluster has no CPUs: waiting for a node (at most 60 s)"])
     monkeypatch.setattr(ray, "cluster_resources", dict)
-    wait_for_a_node(said.append, seconds=0.0)
+    wait_for_nodes(1, said.append, seconds=0.0)
     assert len(said) == 2

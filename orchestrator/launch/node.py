@@ -1,0 +1,137 @@
+"""What srun runs on each node of a job: that node of a Ray cluster, for as long as the job's first node has one.
+
+Each node ends the Ray processes that it has started, and no others: `ray stop` would also end those of other jobs of the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.execution.local_cluster import private_folder
+
+SECONDS_TO_MEET = 300
+"""How long the first node's Ray may take to start."""
+SECONDS_TO_END = 20
+"""How long a node's Ray may take to end its processes."""
+SECONDS_WITHOUT_HEAD = 5
+"""When the first node's Ray has answered nothing for so long, the job is over. A node's own Ray would notice after a minute."""
+NOT_DRAINED = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+"""Ray would wait 30 s for work to move to other nodes, and the whole job is over."""
+FIRST_PORT, NUM_PORTS = 20_000, 12_000
+"""Where the ports of jobs lie: below those that Linux hands out by itself."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which node of a job this is."""
+
+    number: int
+    head: str
+    """The address of the first node."""
+    port: int
+    num_cpus: int
+    num_gpus: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.head}:{self.port}"
+
+
+def this_node(environ: Mapping[str, str]) -> Node:
+    """Return this node, as srun tells it."""
+    # Two jobs that share a node must not meet: each has two ports of its own, the second one for Ray's client server.
+    port = FIRST_PORT + 2 * (int(environ["SLURM_JOB_ID"]) % (NUM_PORTS // 2))
+    return Node(
+        number=int(environ["SLURM_NODEID"]),
+        head=environ["SLURM_LAUNCH_NODE_IPADDR"],
+        port=port,
+        num_cpus=int(environ["SLURM_CPUS_ON_NODE"]),
+        num_gpus=int(environ.get("SLURM_GPUS_ON_NODE", "0")),
+    )
+
+
+def start_command(node: Node, folder: Path) -> list[str]:
+    """Return `ray start` of this node, which runs for as long as the node's Ray does. folder: for logs and sockets of the job."""
+    own = [f"--num-cpus={node.num_cpus}", f"--num-gpus={node.num_gpus}", "--block", "--disable-usage-stats"]
+    ray = [str(Path(sys.executable).with_name("ray")), "start"]
+    if node.number:
+        return [*ray, f"--address={node.address}", *own]
+    ports = [f"--node-ip-address={node.head}", f"--port={node.port}", f"--ray-client-server-port={node.port + 1}"]
+    return [*ray, "--head", *ports, f"--temp-dir={folder}", "--include-dashboard=false", *own]
+
+
+def main() -> int:
+    """Run this node's Ray. The first node prints the cluster's address once that answers."""
+    node = this_node(os.environ)
+    if node.number:
+        _until_answered(node, None)
+    elif _answers(node):
+        sys.exit(
+            f"batchscout: something else listens at {node.address}, which this job's number stands for; submit the job again"
+        )
+    with _ray_of(node) as ray:
+        _until_answered(node, ray)
+        if node.number == 0:
+            print(node.address, flush=True)
+        last = time.monotonic()
+        while ray.poll() is None and time.monotonic() - last < SECONDS_WITHOUT_HEAD:
+            if _answers(node):
+                last = time.monotonic()
+            time.sleep(1)
+    return 0
+
+
+@contextlib.contextmanager
+def _ray_of(node: Node) -> Iterator[subprocess.Popen[bytes]]:
+    """Start this node's Ray, and end it on leaving, as SIGTERM does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    command = start_command(node, private_folder())
+    process = subprocess.Popen(
+        command,
+        env=os.environ | NOT_DRAINED,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _until_answered(node: Node, ray: subprocess.Popen[bytes] | None) -> None:
+    """Wait for the first node's Ray, or end with a word why not. ray: this node's own, where it is started already."""
+    deadline = time.monotonic() + SECONDS_TO_MEET
+    while not _answers(node):
+        has_ended = ray is not None and ray.poll() is not None
+        if has_ended or time.monotonic() > deadline:
+            how = "has ended" if has_ended else f"did not answer for {SECONDS_TO_MEET} s"
+            sys.exit(
+                f"batchscout: Ray at {node.address}, on this job's first node, {how}; its logs: {private_folder()}"
+            )
+        time.sleep(0.5)
+
+
+def _answers(node: Node) -> bool:
+    try:
+        socket.create_connection((node.head, node.port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

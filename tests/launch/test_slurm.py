@@ -1,0 +1,251 @@
+"""A study as a job of SLURM: the script that is submitted, and real daemons that run it on two nodes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli import main
+from orchestrator.launch import job
+from orchestrator.launch.node import start_command, this_node
+from orchestrator.launch.slurm import SlurmJob, script
+from tests.support.studies import TINY, grid
+
+CLONE = Path(__file__).parents[2]
+RUN = ("python", "-m", "orchestrator", "run", "study.yaml")
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+
+def directives(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_what_is_asked_of_slurm_is_what_was_given() -> None:
+    asks = SlurmJob("s", RUN, Path("/r/s.log"), 2, 4, 32, "8:00:00", "gpu", "team", ("--qos=high",))
+    asked = directives(script(asks))
+    assert {"--nodes=2", "--gpus-per-node=4", "--cpus-per-task=32", "--time=8:00:00", "--partition=gpu"} < set(asked)
+    assert {"--account=team", "--qos=high", "--requeue", "--output=/r/s.log"} < set(asked)
+    left_out = directives(script(SlurmJob("s", RUN, Path("/r/s.log"))))
+    assert not [option for option in left_out if option.startswith(("--gpus", "--cpus", "--time", "--part", "--acc"))]
+
+
+HOSTILE = "a b;touch /tmp/never $(touch never) `touch never` 'x' \"y\" %j"
+
+
+def test_no_word_of_the_users_is_read_by_the_shell(tmp_path: Path) -> None:
+    hostile = SlurmJob(HOSTILE, ("printf", "%s\\n", HOSTILE), tmp_path / f"{HOSTILE.replace('/', '_')}.log")
+    started = script(hostile).replace(f"exec {sys.executable} -m orchestrator.launch.job -- ", "exec ")
+    done = subprocess.run(["bash", "-c", started], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{HOSTILE}\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert "%%j.log" in script(hostile), "SLURM would put the job's number there"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"time": "8h"}, r"--time is '8h', which SLURM does not read; write minutes \(90\), hours \(8:00:00\) or days"),
+        ({"options": ("qos=high",)}, "--sbatch is 'qos=high', which is no option of sbatch; write --sbatch=--qos=high"),
+        ({"options": ("--a\n#SBATCH -x",)}, "which is no option of sbatch"),
+        ({"partition": "a\nb"}, r"--partition is 'a\\nb', which has a character that cannot be printed; leave it out"),
+    ],
+)
+def test_what_slurm_would_misread_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SlurmJob("s", RUN, Path("/r/s.log"), **fields)
+
+
+def test_the_first_node_is_the_head_and_jobs_that_share_a_node_have_ports_of_their_own() -> None:
+    told = {
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_ID": "17",
+        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+        "SLURM_CPUS_ON_NODE": "16",
+        "SLURM_GPUS_ON_NODE": "4",
+    }
+    head, other = this_node(told), this_node(told | {"SLURM_NODEID": "1"})
+    assert head.address == other.address == f"10.0.0.1:{20_000 + 34}"
+    assert {"--head", "--num-gpus=4", f"--port={head.port}"} < set(start_command(head, Path("/t")))
+    assert f"--address={head.address}" in start_command(other, Path("/t"))
+    ports = [this_node(told | {"SLURM_JOB_ID": str(number)}).port for number in range(17, 6017)]
+    assert len({port + i for port in ports for i in (0, 1)}) == 12_000
+    assert max(ports) + 1 < 32_768, "from there on Linux gives ports to whoever asks"
+
+
+def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ValueError, match=r"this runs in a job of SLURM; submit one: batchscout launch slurm STUDY\.yaml"):
+        job.main([])
+
+
+def test_without_slurm_the_script_is_written_and_the_message_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    Path("study.yaml").write_text(yaml.safe_dump(TINY))
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", "study.yaml", "--nodes", "2"])
+    assert ended.value.code == 2
+    written = tmp_path / "runs" / "tiny.sbatch"
+    assert f"there is no sbatch on this machine, so {written} was written and not submitted" in capsys.readouterr().err
+    assert "--nodes=2" in written.read_text()
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two"])
+def test_a_job_has_at_least_one_node(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", "study.yaml", f"--nodes={given}"])
+    assert ended.value.code == 2
+    assert f"argument --nodes: '{given}' is not a whole number of at least 1" in capsys.readouterr().err
+
+
+# With real daemons
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+SlurmctldPort={ports[0]}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    folder: Path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        return own | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(CLONE)}
+
+    def ask(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.settings, cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def batchscout(self, *arguments: str) -> str:
+        return self.ask(sys.executable, "-m", "orchestrator", *arguments)
+
+    def state(self, job: str) -> str:
+        told = self.ask("scontrol", "show", "job", job)
+        return next(word.removeprefix("JobState=") for word in told.split() if word.startswith("JobState="))
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Slurm]:
+    missing = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: apt-get install munge slurmctld slurmd slurm-client")
+    if os.getuid() != 0:
+        pytest.skip("SLURM's daemons run jobs for others, so they are started by root alone")
+    cluster, started = Slurm(tmp_path), list[subprocess.Popen[bytes]]()
+    (tmp_path / "key").write_bytes(os.urandom(32))
+    (tmp_path / "key").chmod(0o600)
+    host = socket.gethostname().partition(".")[0]
+    (tmp_path / "slurm.conf").write_text(CONFIGURATION.format(folder=tmp_path, host=host, ports=free_ports(3)))
+    configured = ["-D", "-f", str(tmp_path / "slurm.conf")]
+    files = [f"--{what}={tmp_path}/{name}" for what, name in MUNGE_FILES.items()]
+    commands = [["munged", "--foreground", "--force", *files], ["slurmctld", *configured]]
+    commands += [["slurmd", *configured, "-N", node] for node in ("n1", "n2")]
+    settings = cluster.settings | {"PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    try:
+        for command in commands:
+            (tmp_path / command[-1]).mkdir(exist_ok=True) if command[0] == "slurmd" else None
+            log = (tmp_path / "daemons.log").open("ab")
+            started.append(subprocess.Popen(command, env=settings, stdout=log, stderr=log))
+            log.close()
+            wait_for(lambda: (tmp_path / "munge.sock").exists(), 10)
+        wait_for(lambda: cluster.ask("sinfo", "-h", "-o", "%D%t").strip() == "2idle", 30)
+        yield cluster
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+MUNGE_FILES = {
+    "key-file": "key",
+    "socket": "munge.sock",
+    "pid-file": "munge.pid",
+    "log-file": "munge.log",
+    "seed-file": "munge.seed",
+}
+
+
+def wait_for(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_its_study(slurm: Slurm) -> None:
+    study = TINY | {"name": "a study", "sample_budget": 4096, "stages": grid(learning_rate=[1e-3, 2e-3])}
+    (slurm.folder / "study.yaml").write_text(yaml.safe_dump(study))
+    said = slurm.batchscout("launch", "slurm", "study.yaml", "--nodes", "2", "--set", "batch.micro_batch_size=2")
+    number = said.split()[1]
+    run_dir = slurm.folder / "runs" / "a study"
+    journal, log = run_dir / "journal.jsonl", slurm.folder / "runs" / "a study.slurm.log"
+
+    def journaled(kind: str) -> list[Any]:
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        return [event for line in lines if (event := json.loads(line))["kind"] == kind]
+
+    wait_for(lambda: bool(journaled("evaluated")), 150)
+    slurm.ask("scancel", "--batch", "--signal=USR1", number)  # as SLURM itself does before a job's time is up
+    wait_for(lambda: slurm.state(number) == "PENDING", 60)
+    before = journal.read_text()
+    wait_for(lambda: slurm.state(number) in ("COMPLETED", "FAILED", "TIMEOUT"), 200)
+    assert slurm.state(number) == "COMPLETED", log.read_text()
+    assert journal.read_text().startswith(before), "the study went on"
+    assert len(journaled("run_began")) == 2
+    assert "Train with micro-batch 4" in " ".join(log.read_text().split())
+    assert "stopped; nothing that was measured or saved is lost" in log.read_text()
+    token = [word for word in log.read_text().split() if len(word) == 64]
+    assert token == [], "the token is in no log"
+    assert "complete" in slurm.batchscout("status", str(run_dir))
