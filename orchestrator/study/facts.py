@@ -30,6 +30,10 @@ class Facts:
     """What one rank may take of the host, where the study file names no limit."""
     device_peaks: dict[Precision, DevicePeak] | None = None
     """What a rank's device can compute at most, for each precision of the study."""
+    device: str | None = None
+    """What the first lane runs on."""
+    versions: dict[str, str] | None = None
+    """Those of Python and of the libraries that decide how a run goes, by their names, in the driver that began the study."""
 
     def updated(self, other: Facts) -> Facts:
         """Return these facts with what `other` has read put over them."""

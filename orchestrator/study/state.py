@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from orchestrator.study.events import (
     TrialEvent,
 )
 from orchestrator.study.facts import Facts
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
 from trainers.config import TrialConfig
 from trainers.notices import Notice
 from trainers.report import Known
@@ -70,6 +71,10 @@ class Study:
     """What trials met and dealt with, by their ids; what drivers met is under None."""
     lane_seconds: float = field(default=0.0, init=False, compare=False)
     """How long all trials together have held their lanes, as far as the journal tells."""
+    began: float | None = field(default=None, init=False, compare=False)
+    """The time of the first event, in seconds since 1970; None before there is one."""
+    last: float | None = field(default=None, init=False, compare=False)
+    """The time of the last event."""
     num_events: int = field(default=0, init=False, compare=False)
     """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
     _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
@@ -136,6 +141,11 @@ class Study:
     def apply(self, event: Event) -> None:
         """Take in one event. An event that was applied before changes nothing."""
         self.num_events += 1
+        self._take_in(event)
+        self.began = event.time if self.began is None else self.began
+        self.last = event.time
+
+    def _take_in(self, event: Event) -> None:
         match event:
             case RunBegan():
                 self.tokens.add(event.token)
@@ -174,7 +184,7 @@ class Study:
 
     def _wait_again(self) -> None:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
-            self._put(replace(trial, state=TrialState.WAITING))
+            self._put(replace(_freed(trial, self.last, lost=True), state=TrialState.WAITING))
 
     def _sharing(self, proposal: Proposal) -> Proposal:
         """Return the proposal, sharing in memory what its configuration has in common with other trials.
@@ -224,13 +234,16 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
     """Return the trial after the event; the trial must not have ended."""
     match event:
         case Started():
-            return replace(trial, state=TrialState.RUNNING)
+            before = itertools.takewhile(
+                lambda hold: hold.began != event.time, trial.holds
+            )  # told once more, it is one
+            return replace(trial, state=TrialState.RUNNING, holds=(*before, Hold(event.time)))
         case Evaluated():
             return _evaluated(trial, event)
         case Paused():
             seconds = trial.seconds + (0 if event.rung in trial.paused_at else event.seconds)
             paused_at = trial.paused_at | {event.rung}
-            paused = replace(trial, state=TrialState.PAUSED, cause=Cause.RUNG, reason=event.reason)
+            paused = replace(_freed(trial, event.time), state=TrialState.PAUSED, cause=Cause.RUNG, reason=event.reason)
             return replace(paused, seconds=seconds, paused_at=paused_at)
         case Promoted():
             state = TrialState.WAITING if trial.state is TrialState.PAUSED else trial.state
@@ -239,13 +252,22 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
         case Interrupted():
             if trial.state is not TrialState.RUNNING:
                 return trial
-            waiting = replace(trial, state=TrialState.WAITING, cause=Cause.INTERRUPTED, reason=event.reason)
+            freed = _freed(trial, event.time, lost=True)
+            waiting = replace(freed, state=TrialState.WAITING, cause=Cause.INTERRUPTED, reason=event.reason)
             seconds = trial.seconds + event.seconds
             return replace(waiting, interruptions=trial.interruptions + 1, seconds=seconds)
         case Ended():
-            ended = replace(trial, state=event.state, cause=event.cause, reason=event.reason, reused=event.reused)
+            freed = _freed(trial, event.time)
+            ended = replace(freed, state=event.state, cause=event.cause, reason=event.reason, reused=event.reused)
             metrics = trial.metrics | _with_shared_names(event.metrics)
             return replace(ended, metrics=metrics, seconds=trial.seconds + event.seconds)
+
+
+def _freed(trial: Trial, time: float | None, *, lost: bool = False) -> Trial:
+    """Return the trial without a lane, from that time on."""
+    if not trial.holds or trial.holds[-1].ended is not None:
+        return trial
+    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], ended=time, lost=lost)))
 
 
 def _evaluated(trial: Trial, event: Evaluated) -> Trial:

@@ -45,6 +45,17 @@ class Reuse:
     run_dir: str
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A stretch of time for which a trial held a lane, in seconds since 1970."""
+
+    began: float
+    ended: float | None = None
+    """None while it runs."""
+    lost: bool = False
+    """True if it ended because the lane or the driver did; a driver that dies leaves no time, so that is the last one known."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """A trial that a stage wants; its id says what it is, so that the same wish is the same trial."""
@@ -94,6 +105,8 @@ class Trial:
     """How often its machine was taken away since its last evaluation."""
     seconds: float = 0.0
     """How long it has held a lane, by the wall clock."""
+    holds: tuple[Hold, ...] = ()
+    """When that was."""
 
     @property
     def id(self) -> str:
