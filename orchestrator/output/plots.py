@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
+from orchestrator.stages.figures import Axis, Cell, Figure, Line, Mark, Series
 
 NUM_COLOURS = 7
 _LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13
@@ -43,12 +43,16 @@ def _append_text(node: Element, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
+    """Where the values of an axis are drawn."""
+
     axis: Axis
     low: float
     high: float
+    """The ends of the axis: values of it."""
     start: float
     end: float
+    """Where these lie, in pixels."""
 
     def __call__(self, value: float) -> float:
         low, high, value = (self._flat(v) for v in (self.low, self.high, value))
@@ -58,28 +62,56 @@ class _Scale:
         return math.log10(value) if self.axis.log else value
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What of a figure can be drawn, and where."""
+
+    series: tuple[Series, ...]
+    """Without the marks that an axis cannot show."""
+    lines: tuple[Line, ...]
+    x: Scale
+    y: Scale
+    height: int
+
+
+def laid_out(figure: Figure) -> Layout | None:
+    """Return where everything goes, with room at the right edge for the names of the series; None if there is nothing."""
+    drawable = [_drawable(one, figure.x, figure.y) for one in figure.series]
+    shown = tuple(one for one in drawable if one.marks)
+    if not shown and not figure.cells:
+        return None
+    labels = [one.label for one in shown if one.label]
+    right = figure.width - (18 + _CHARACTER * max((len(label) for label in labels), default=0))
+    height = max(figure.height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
+    x = _scale(figure.x, _values(figure, shown, "x"), _left(figure.y), right)
+    y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, _TOP)
+    return Layout(shown, tuple(line for line in figure.lines if _inside(line, x, y)), x, y, height)
+
+
 def plot(figure: Figure) -> Element:
     """Return the chart; series are named at its right edge, where they cannot cover a point."""
-    drawable = [_drawable(one, figure.x, figure.y) for one in figure.series]
-    shown = [one for one in drawable if one.marks]
-    width = figure.width
-    if not shown:
-        return _empty(width, 80)
-    labels = [one.label for one in shown if one.label]
-    right = width - (18 + _CHARACTER * max((len(label) for label in labels), default=0))
-    height = max(figure.height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
-    x = _scale(figure.x, _values(shown, figure.lines, "x", figure.x), _left(figure.y), right)
-    y = _scale(figure.y, _values(shown, figure.lines, "y", figure.y), height - _BOTTOM, _TOP)
+    layout = laid_out(figure)
+    if layout is None:
+        return _empty(figure.width, 80)
+    x, y = layout.x, layout.y
     return element(
         "svg",
+        *[_cell(cell, x, y) for cell in figure.cells],
         *_grid(x, y),
-        *[_line(line, x, y) for line in figure.lines if _inside(line, x, y)],
-        *[_series(one, x, y) for one in shown],
-        *_labels(shown, x, y),
-        viewBox=f"0 0 {width} {height}",
-        style=f"max-width:{width}px",
+        *_lines(layout.lines, x, y),
+        *[_series(one, x, y) for one in layout.series],
+        *_labels(layout.series, x, y),
+        viewBox=f"0 0 {figure.width} {layout.height}",
+        style=f"max-width:{figure.width}px",
         role="img",
+        aria_label=spoken(figure),
     )
+
+
+def spoken(figure: Figure) -> str:
+    """Return what a figure shows, for those who hear it."""
+    axes = " over ".join(axis.label for axis in (figure.y, figure.x) if axis.label)
+    return f"{axes}. {figure.caption}".strip()
 
 
 def _left(y_axis: Axis) -> int:
@@ -102,27 +134,30 @@ def _fits(value: float, axis: Axis) -> bool:
     return math.isfinite(value) and (value > 0 or not axis.log) and (axis.top is None or value <= axis.top)
 
 
-def _values(series: Sequence[Series], lines: Sequence[Line], name: Literal["x", "y"], axis: Axis) -> list[float]:
+def _values(figure: Figure, series: Sequence[Series], name: Literal["x", "y"]) -> list[float]:
     """Return all values that must have a place on the axis."""
+    axis, lines = (figure.x if name == "x" else figure.y), figure.lines
     marks = [mark for one in series for mark in one.marks]
+    cells = figure.cells
+    ends = [end for one in cells for end in ((one.x_low, one.x_high) if name == "x" else (one.y_low, one.y_high))]
     places = [mark.x if name == "x" else mark.y for mark in marks]
     bounds = [bound for mark in marks for bound in (mark.low, mark.high) if bound is not None and name == "y"]
     lined = [line.value for line in lines if line.vertical == (name == "x")]
-    return [value for value in places + bounds + lined if _fits(value, axis)]
+    return [value for value in places + bounds + lined + ends if _fits(value, axis)]
 
 
-def _scale(axis: Axis, values: list[float], start: float, end: float) -> _Scale:
+def _scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
     """Return a scale that is a little wider than the values."""
     low, high = min(values), max(values)
     if axis.log:
         margin = max((high / low) ** 0.06, 1.15)
-        return _Scale(axis, low / margin, high * margin, start, end)
+        return Scale(axis, low / margin, high * margin, start, end)
     # Ticks of our own on a linear axis are named rows, one apart.
     margin = 0.5 if axis.ticks else 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return _Scale(axis, 0.0 if axis.zero and low >= 0 else low - margin, high + margin, start, end)
+    return Scale(axis, 0.0 if axis.zero and low >= 0 else low - margin, high + margin, start, end)
 
 
-def _ticks(scale: _Scale) -> list[float]:
+def ticks(scale: Scale) -> list[float]:
     axis = scale.axis
     if axis.ticks:
         return _thinned([tick for tick in axis.ticks if scale.low <= tick <= scale.high], scale)
@@ -148,7 +183,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high]
 
 
-def _thinned(ticks: list[float], scale: _Scale) -> list[float]:
+def _thinned(ticks: list[float], scale: Scale) -> list[float]:
     """Return the ticks without those whose text would touch the one before."""
     kept: list[float] = []
     for tick in sorted(set(ticks)):
@@ -158,13 +193,13 @@ def _thinned(ticks: list[float], scale: _Scale) -> list[float]:
     return kept
 
 
-def _grid(x: _Scale, y: _Scale) -> list[Element]:
+def _grid(x: Scale, y: Scale) -> list[Element]:
     """Return the rules at the y ticks, the texts of the ticks, and the names of the axes."""
     parts = [element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")]
-    for tick in _ticks(y):
+    for tick in ticks(y):
         parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
         parts.append(element("text", y.axis.text(tick), x=x.start - 7, y=y(tick) + 4, text_anchor="end"))
-    for tick in _ticks(x):
+    for tick in ticks(x):
         parts.append(element("line", x1=x(tick), x2=x(tick), y1=y.start, y2=y.start + 4, class_="axis"))
         parts.append(element("text", x.axis.text(tick), x=x(tick), y=y.start + 16, text_anchor="middle"))
     middle = (x.start + x.end) / 2
@@ -173,22 +208,39 @@ def _grid(x: _Scale, y: _Scale) -> list[Element]:
     return parts
 
 
-def _inside(line: Line, x: _Scale, y: _Scale) -> bool:
+def _inside(line: Line, x: Scale, y: Scale) -> bool:
     scale = x if line.vertical else y
     return math.isfinite(line.value) and scale.low <= line.value <= scale.high
 
 
-def _line(line: Line, x: _Scale, y: _Scale) -> Element:
+def _cell(cell: Cell, x: Scale, y: Scale) -> Element:
+    left, right = (min(max(x(end), x.start), x.end) for end in (cell.x_low, cell.x_high))
+    top, bottom = (min(max(y(end), y.end), y.start) for end in (cell.y_high, cell.y_low))
+    size = {"x": left, "y": top, "width": round(right - left, 1), "height": round(bottom - top, 1)}
+    told = element("title", cell.told)
+    return element("rect", told, **size, class_=f"cell c{cell.colour % NUM_COLOURS}", opacity=cell.strength)
+
+
+def _lines(lines: Sequence[Line], x: Scale, y: Scale) -> list[Element]:
+    """Return the lines. Where several are vertical the last is named to its right, and the others to their left."""
+    upright = sorted((line for line in lines if line.vertical), key=lambda line: line.value)
+    anchors = {
+        line: "end" if line is not upright[-1] else "start" if len(upright) > 1 else "middle" for line in upright
+    }
+    return [_line(line, anchors.get(line, "end"), x, y) for line in lines]
+
+
+def _line(line: Line, anchor: str, x: Scale, y: Scale) -> Element:
     if line.vertical:
         at = x(line.value)
         rule = element("line", x1=at, x2=at, y1=y.end, y2=y.start, class_="limit")
-        return element("g", rule, element("text", line.label, x=at, y=y.end - 5, text_anchor="middle", class_="strong"))
+        return element("g", rule, element("text", line.label, x=at, y=y.end - 5, text_anchor=anchor, class_="strong"))
     at = y(line.value)
     rule = element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="limit")
     return element("g", rule, element("text", line.label, x=x.end, y=at - 4, text_anchor="end", class_="strong"))
 
 
-def _series(series: Series, x: _Scale, y: _Scale) -> Element:
+def _series(series: Series, x: Scale, y: Scale) -> Element:
     """Return lines between what was measured, and a dashed one from there to what failed."""
     good = [mark for mark in series.marks if mark.kind != "cross"]
     failed = [mark for mark in series.marks if mark.kind == "cross"]
@@ -198,15 +250,15 @@ def _series(series: Series, x: _Scale, y: _Scale) -> Element:
     return element("g", element("title", series.label), *paths, *marks, class_=f"series c{series.colour % NUM_COLOURS}")
 
 
-def _path(marks: Sequence[Mark], looks: str, x: _Scale, y: _Scale) -> Element | None:
+def _path(marks: Sequence[Mark], looks: str, x: Scale, y: Scale) -> Element | None:
     points = " ".join(f"{x(mark.x)},{y(mark.y)}" for mark in marks)
     return element("polyline", points=points, class_=looks) if len(marks) > 1 else None
 
 
-def _mark(mark: Mark, series: Series, x: _Scale, y: _Scale) -> list[Element]:
+def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
     at_x, at_y = x(mark.x), y(mark.y)
     parts: list[Element] = []
-    if mark.low is not None and mark.high is not None:
+    if mark.low is not None and mark.high is not None and mark.low < mark.high:
         low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
         parts.append(element("line", x1=at_x, x2=at_x, y1=low, y2=high, class_="interval"))
     if mark.kind == "chosen":
@@ -234,14 +286,14 @@ def _shape(x: float, y: float, colour: int) -> Element:
     return element("path", d=shapes[colour % len(shapes)], class_="dot")
 
 
-def _labels(series: Sequence[Series], x: _Scale, y: _Scale) -> list[Element]:
+def _labels(series: Sequence[Series], x: Scale, y: Scale) -> list[Element]:
     """Return the names at the right edge, each as near to the last point of its series as the others allow."""
     named = sorted((one for one in series if one.label), key=lambda one: y(one.marks[-1].y))
     places = spread([y(one.marks[-1].y) for one in named], _LABEL_GAP, y.end, y.start)
     return [_label(one, place, x, y) for one, place in zip(named, places, strict=True)]
 
 
-def _label(series: Series, place: float, x: _Scale, y: _Scale) -> Element:
+def _label(series: Series, place: float, x: Scale, y: Scale) -> Element:
     last = series.marks[-1]
     leader = f"{x(last.x) + 5},{y(last.y)} {max(x(last.x) + 5, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
     return element(

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name
+from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name, time_axis
 from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
 
@@ -21,7 +21,7 @@ MOST_CURVES = 50
 
 
 def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
-    """Return the validation losses of the trials over the samples seen, and over the time trained."""
+    """Return the validation losses of the trials over the time trained, and over the samples seen."""
     shown = _worth_showing(trials, winner)
     left_out = f" Of {len(trials):,} runs the {len(shown)} that ended lowest." if len(shown) < len(trials) else ""
     losses = sorted(y for trial in shown for _, y in _losses(trial, "samples_seen"))
@@ -30,13 +30,14 @@ def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
     note = f"{left_out} {beyond} evaluations above {number_text(top)} are not shown." if beyond else left_out
     return [
         Figure(
+            f"loss_by_{key}",
             x_axis,
             Axis("validation loss", top=top),
             tuple(_curve(trial, key, colour, winner) for colour, trial in enumerate(shown)),
             f"Dashed: pruned or failed; bold: the winner.{note}",
             height=320,
         )
-        for key, x_axis in (("samples_seen", Axis("samples seen", zero=True)), ("train_seconds", _time_axis(shown)))
+        for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))
     ]
 
 
@@ -66,11 +67,9 @@ def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
 
-def _time_axis(trials: Sequence[Trial]) -> Axis:
+def _training_time(trials: Sequence[Trial]) -> Axis:
     longest = max((x for trial in trials for x, _ in _losses(trial, "train_seconds")), default=0.0)
-    units = ((3600, "h"), (60, "min"), (1, "s"))
-    unit, name = next((unit, name) for unit, name in units if longest >= 2 * unit or unit == 1)
-    return Axis(f"training time, {name}", lambda seconds: number_text(seconds / unit), zero=True, unit=unit)
+    return time_axis("training time", longest)
 
 
 def _shown_top(losses: list[float]) -> float:

@@ -401,6 +401,7 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
     same = [short_name(trial) for trial, rho in measured if rho == 0]
     return [
         Figure(
+            "equivalence",
             Axis("rho, relative distance of the weights", log=True),
             Axis("", lambda row: rows[row], ticks=tuple(rows)),
             (Series("", marks, joined=False),),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.trial import Trial
@@ -27,6 +27,8 @@ class Mark:
     low: float | None = None
     high: float | None = None
     """The ends of an interval of y, drawn where both are given."""
+    told: str = ""
+    """What else is told of it where the pointer is on it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,21 @@ class Series:
     joined: bool = True
     dashed: bool = False
     bold: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A rectangle of the plane, behind the marks."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+    told: str
+    """What it stands for: told where the pointer is on it."""
+    colour: int = 0
+    strength: float = 1.0
+    """How strong its colour is, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +89,26 @@ class Axis:
 class Figure:
     """One chart with its caption. Marks that an axis cannot show are left out."""
 
+    name: str
+    """What it is asked for by; no other figure of its stage has it."""
     x: Axis
     y: Axis
     series: tuple[Series, ...]
     caption: str = ""
     lines: tuple[Line, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    key: Mapping[str, int] = field(default_factory=dict)
+    """What the colours of the cells stand for, where they tell kinds apart."""
     width: int = 540
     """In pixels."""
     height: int = 270
+
+
+def time_axis(label: str, longest: float) -> Axis:
+    """Return an axis of seconds, told in the unit that suits the longest time."""
+    units = ((3600, "h"), (60, "min"), (1, "s"))
+    unit, name = next((unit, name) for unit, name in units if longest >= 2 * unit or unit == 1)
+    return Axis(f"{label}, {name}", lambda seconds: number_text(seconds / unit), zero=True, unit=unit)
 
 
 def short_name(trial: Trial) -> str:

@@ -228,6 +228,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""
     return [
         Figure(
+            "learning_rates",
             Axis("learning rate", log=True, ticks=tuple(trial.config.learning_rate for trial in trials)),
             Axis("validation loss"),
             (

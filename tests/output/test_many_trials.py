@@ -13,7 +13,7 @@ import pytest
 from reading_scale import VERBS, cost_of, write_study
 
 from orchestrator.cli import main
-from orchestrator.output.report.tables import MOST_ROWS
+from orchestrator.output.report.tables import MOST_ROWS, MOST_WRITTEN
 from orchestrator.stages.curves import MOST_CURVES, loss_curves
 from orchestrator.stages.figures import short_name
 from orchestrator.study.journal import replay
@@ -63,7 +63,12 @@ def test_a_figure_of_few_runs_shows_all_of_them(trials: list[Trial]) -> None:
 
 def test_the_page_has_every_trial_once_and_no_figure_that_one_scrolls_through(html: str, trials: list[Trial]) -> None:
     rows = re.findall(r"<td><code>(.*?)</code>", html)
-    assert rows == [trial.id for trial in trials]
+    data = re.search(r'<script type="application/json" class="rows">(.*?)</script>', html, flags=re.DOTALL)
+    assert len(rows) == MOST_WRITTEN
+    assert data is not None
+    assert rows + [row[0] for row in json.loads(data[1])] == [trial.id for trial in trials]
+    assert f"And {NUM_TRIALS - MOST_WRITTEN:,} more" in html
+    assert len(html) < 0.6e6 + 500 * NUM_TRIALS  # of which 0.5e6 draw the figures
     svgs = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
     assert max(float(svg.attrib["viewBox"].split()[3]) for svg in svgs) < 1000
 

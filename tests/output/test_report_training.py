@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,10 @@ from orchestrator.output.report.training import MOST_POINTS, RunCurves, read_cur
 from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_recommendation, example_study
+from tests.support.run_curves import snapshot, steps
 from trainers import step_log
-from trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, add_to_noise_curve
+from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve
 from trainers.step_log import Step
-
-
-def steps(count: int, spike_at: int | None = None) -> list[Step]:
-    return [
-        Step(number, 8 * number, 9.0 if number == spike_at else 2.0 + 1 / number, 1.0 / number, 1e-3)
-        for number in range(1, count + 1)
-    ]
-
-
-ROW = AccumulatedGradient(
-    num_micro_batches=2, samples=8, coherence=0.25, coherence_floor=0.04, gradient_norm=1.5, gradient_mean=1e-5,
-    gradient_variance=2e-4, gradient_snr=0.2, adam_snr=None, update_ratio=3e-3,
-)  # fmt: skip
-
-
-def snapshot(samples_seen: int, noise_scale: float | None) -> NoiseSnapshot:
-    rows = (ROW, replace(ROW, num_micro_batches=4, samples=16))
-    low, high = (None, None) if noise_scale is None else (noise_scale / 2, noise_scale * 2)
-    return NoiseSnapshot(samples_seen, 1e-3, 4, 40, noise_scale, low, high, 0.25, 0.04, rows)
 
 
 @pytest.fixture
@@ -62,7 +43,7 @@ def test_the_recommended_run_and_the_baseline_are_shown_from_their_own_files(stu
     assert [one.name for one in read_curves(tmp_path, study, baseline)] == ["baseline"], "each run once"
     section = training_section(curves)
     assert section is not None
-    assert len(section.findall(".//svg")) == 4, "loss, gradient norm, noise scale, coherence"
+    assert len(section.findall(".//svg")) == 5, "loss, gradient norm, noise scale, coherence, SNR"
     cells = [[cell.text for cell in row.findall("td")] for row in section.findall(".//tbody/tr")]
     assert len(cells) == 4, "two sums at each of two snapshots"
     assert cells[2] == ["400", "2", "8", "0.25", "0.04", "1.5", "1e-05", "0.0002", "0.2", "-", "0.003"]
@@ -104,4 +85,4 @@ def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_g
     some = [*steps(4), Step(5, 40, math.inf, math.nan, 1e-3)]
     section = training_section([RunCurves("baseline", some, [snapshot(16, None), snapshot(32, 8.0)])])
     assert section is not None
-    assert len(section.findall(".//svg")) == 4
+    assert len(section.findall(".//svg")) == 5

@@ -66,7 +66,9 @@ def describe(context: StageContext[Any]) -> list[str]:
 def figures(context: StageContext[Any]) -> list[Figure]:
     rates = [(float(i), trial.metric("pulse_rate")) for i, trial in enumerate(context.trials())]
     marks = tuple(Mark(x, rate) for x, rate in rates if rate is not None)
-    return [Figure(Axis("trial"), Axis("beats a minute"), (Series("rate", marks),), "The caption of the beats.")]
+    return [
+        Figure("beats", Axis("trial"), Axis("beats a minute"), (Series("rate", marks),), "The caption of the beats.")
+    ]
 
 
 STAGE = Stage[Any](

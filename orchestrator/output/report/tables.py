@@ -10,9 +10,11 @@ from pydantic import JsonValue
 
 from orchestrator.config.stages import StageKeys
 from orchestrator.output.plots import element
+from orchestrator.output.report.figures import json_element
 from orchestrator.output.report.pieces import each, within
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.mode import mode_of
 from orchestrator.study.trial import Metrics, Trial
 from orchestrator.units import bytes_text, number_text
 
@@ -21,6 +23,7 @@ _CONFIG_COLUMNS = {
     "gradient_accumulation_steps": "accumulation",
     "effective_batch_size": "effective batch",
     "activation_checkpointing": "activation checkpointing",
+    "cross_entropy": "cross-entropy",
     "compile": "compile",
     "precision": "precision",
     "learning_rate": "learning rate",
@@ -29,6 +32,8 @@ _CONFIG_COLUMNS = {
 }
 
 
+MOST_UNFOLDED, MOST_WRITTEN = 12, 200
+"""A table of more trials is folded; one of more yet is not written out, as 10,000 rows of it took 16 MB."""
 MOST_ROWS = 100
 """A table of alternatives has at most so many: all trials stand in their stage's own table."""
 
@@ -83,28 +88,52 @@ def _metric_text(metric: str, value: float | None) -> str:
 
 
 def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a row for each trial with what varies and what was measured; a line above says what all trials share."""
+    """Yield a row for each trial with what varies and what was measured; a line above says what all trials share.
+
+    Rows beyond MOST_WRITTEN are data, of which the script makes rows where someone looks for them.
+    """
     stage = stage_of(context.stage)
 
     def figures(trial: Trial) -> Metrics:
         return trial.metrics | stage.derived(context, trial)
 
-    varying = [key for key in _CONFIG_COLUMNS if len({getattr(trial.config, key) for trial in trials}) > 1]
+    varying = [key for key in _CONFIG_COLUMNS if len({_setting(trial, key) for trial in trials}) > 1]
     measured = _measured(stage.columns, map(figures, trials))
     headers = ["trial", "state", *(_CONFIG_COLUMNS[key] for key in varying), *map(_heading, measured), "lane, s"]
     best = stage.winner(context)
 
-    def rows() -> Iterator[Element]:
-        for trial in trials:
-            found = figures(trial)
-            cells = [config_text(getattr(trial.config, key)) for key in varying]
-            cells += [_metric_text(key, found.get(key)) for key in measured]
-            yield from _trial_rows(trial, [*cells, f"{trial.seconds:,.1f}"], trial.id == best)
+    def cells(trial: Trial) -> list[str]:
+        found = figures(trial)
+        settings = [config_text(_setting(trial, key)) for key in varying]
+        return [*settings, *(_metric_text(key, found.get(key)) for key in measured), f"{trial.seconds:,.1f}"]
 
-    shared = element("p", _shared_text(trials[0], _SHARED - set(varying)), class_="muted")
-    body = within(element("tbody"), each(rows()))
-    table = within(element("table", class_="numbers"), _table_head(headers), body)
-    return within(element("div"), shared, within(element("div", class_="scroll"), table))
+    written = (row for trial in trials[:MOST_WRITTEN] for row in _trial_rows(trial, cells(trial), trial.id == best))
+    others = [_row_values(trial, cells(trial), trial.id == best) for trial in trials[MOST_WRITTEN:]]
+    table = within(
+        element("table", class_="numbers sortable"), _table_head(headers), within(element("tbody"), each(written))
+    )
+    return within(
+        element("details", class_="table", **({"open": "open"} if len(trials) <= MOST_UNFOLDED else {})),
+        element("summary", f"{len(trials):,} {'trial' if len(trials) == 1 else 'trials'}"),
+        element("p", _shared_text(trials[0], _SHARED - set(varying)), class_="muted"),
+        within(element("div", class_="scroll"), table, *_more_rows(others)),
+    )
+
+
+def _setting(trial: Trial, key: str) -> object:
+    return mode_of(trial.config).cross_entropy if key == "cross_entropy" else getattr(trial.config, key)
+
+
+def _row_values(trial: Trial, cells: list[str], best: bool) -> list[JsonValue]:
+    """Return what `_trial_rows` writes, as data."""
+    return [trial.id, trial.role, str(trial.state), trial.explanation, best, *cells]
+
+
+def _more_rows(rows: Sequence[JsonValue]) -> list[Element]:
+    if not rows:
+        return []
+    without_script = f"And {len(rows):,} more, which this page shows where scripts run; batchscout status lists all."
+    return [json_element(list(rows), class_="rows"), element("noscript", element("p", without_script))]
 
 
 def _measured(columns: Iterable[str], found: Iterable[Metrics]) -> list[str]:
@@ -117,7 +146,10 @@ _SHARED = set(_CONFIG_COLUMNS) - {"warmup_samples"}
 
 
 def _shared_text(trial: Trial, keys: Collection[str]) -> str:
-    shared = sorted(f"{_CONFIG_COLUMNS[key]} {config_text(getattr(trial.config, key))}" for key in keys)
+    told = [
+        key for key in keys if (key, _setting(trial, key)) != ("cross_entropy", "whole")
+    ]  # which other models have not
+    shared = sorted(f"{_CONFIG_COLUMNS[key]} {config_text(_setting(trial, key))}" for key in told)
     return f"In all trials: {', '.join(shared)}." if shared else ""
 
 
@@ -136,7 +168,7 @@ def _trial_rows(trial: Trial, cells: list[str], best: bool) -> list[Element]:
 
 
 def facts_table(facts: Mapping[str, JsonValue]) -> Element:
-    rows = [element("tr", element("th", key), _value_cell(key, value)) for key, value in facts.items()]
+    rows = [element("tr", element("th", key, scope="row"), _value_cell(key, value)) for key, value in facts.items()]
     return element("table", element("tbody", *rows), class_="facts")
 
 
@@ -189,4 +221,4 @@ def html_table(headers: list[str], rows: list[Element], kind: str = "") -> Eleme
 
 
 def _table_head(headers: list[str]) -> Element:
-    return element("thead", element("tr", *[element("th", header) for header in headers]))
+    return element("thead", element("tr", *[element("th", header, scope="col") for header in headers]))

@@ -60,7 +60,7 @@ def training_section(curves: Sequence[RunCurves]) -> Element | None:
     """Return the section of these runs; None where they have kept nothing."""
     if not curves:
         return None
-    figures = [*step_figures(curves), *_noise_figures(curves)]
+    figures = curve_figures(curves)
     notes = [element("li", f"{one.name}: {notice.text}") for one in curves for notice in one.notices]
     return element(
         "section",
@@ -68,10 +68,14 @@ def training_section(curves: Sequence[RunCurves]) -> Element | None:
             "h2", "Along the way", element("span", "How did the steps go, and how noisy were they?", class_="question")
         ),
         *([element("ul", *notes, class_="notes")] if notes else []),
-        element("div", *map(figure_element, figures), class_="plots"),
+        element("div", *[figure_element(one, "training") for one in figures], class_="plots"),
         *[_noise_table(one) for one in curves if one.snapshots],
         id="training",
     )
+
+
+def curve_figures(curves: Sequence[RunCurves]) -> list[Figure]:
+    return [*step_figures(curves), *_noise_figures(curves)]
 
 
 def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
@@ -84,8 +88,10 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
     ]
     samples = Axis("samples seen", zero=True)
     return [
-        Figure(samples, Axis("training loss"), tuple(losses), "The loss of every step, before its update."),
-        Figure(samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
+        Figure(
+            "step_losses", samples, Axis("training loss"), tuple(losses), "The loss of every step, before its update."
+        ),
+        Figure("gradient_norms", samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
     ]
 
 
@@ -103,7 +109,7 @@ def _noise_figures(curves: Sequence[RunCurves]) -> list[Figure]:
     kept = [one for one in curves if one.snapshots]
     if not kept:
         return []
-    return [_noise_scale_figure(kept), _coherence_figure(kept[-1])]
+    return [_noise_scale_figure(kept), _coherence_figure(kept[-1]), _snr_figure(kept[-1])]
 
 
 def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
@@ -121,6 +127,7 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
     )
     top = 3 * max((mark.y for some in series for mark in some.marks), default=1.0)
     return Figure(
+        "noise_curve",
         Axis("samples seen", zero=True),
         Axis("noise scale, samples", zero=True, top=top),
         series,
@@ -135,11 +142,44 @@ def _coherence_figure(curves: RunCurves) -> Figure:
     coherence = tuple(Mark(row.samples, row.coherence) for row in last.accumulated if row.coherence is not None)
     floor = tuple(Mark(row.samples, row.coherence_floor) for row in last.accumulated if row.coherence_floor is not None)
     return Figure(
+        "coherence_curve",
         Axis("samples in the gradient", log=True, ticks=tuple(float(row.samples) for row in last.accumulated)),
         Axis("gradient coherence", zero=True),
         (Series("coherence", coherence, 1), Series("floor", floor, AUXILIARY_COLOUR, dashed=True)),
         f"At {number_text(last.samples_seen)} samples of the {curves.name} run. At the floor the micro-batches' gradients "
         "show nothing but noise.",
+    )
+
+
+def _snr_figure(curves: RunCurves) -> Figure:
+    """Return how far the gradient stands above its noise, over the run: for every number of micro-batches that is summed."""
+    counts = sorted({row.num_micro_batches for one in curves.snapshots for row in one.accumulated})
+    series = tuple(
+        Series(f"{count} micro-batch{'es' if count > 1 else ''}", _snr_marks(curves, count), colour)
+        for colour, count in enumerate(counts)
+    )
+    return Figure(
+        "gradient_snr",
+        Axis("samples seen", zero=True),
+        Axis("gradient SNR", log=True),
+        series,
+        f"The {curves.name} run's gradient over its noise, by how many micro-batches are summed; it follows from the noise scale, "
+        "and its bar from that interval.",
+    )
+
+
+def _snr_marks(curves: RunCurves, count: int) -> tuple[Mark, ...]:
+    """Return the SNR at every snapshot. It is samples / noise scale, so that the interval's ends change places."""
+    return tuple(
+        Mark(
+            one.samples_seen,
+            row.gradient_snr,
+            low=None if one.noise_scale_high is None else row.samples / one.noise_scale_high,
+            high=row.samples / one.noise_scale_low if one.noise_scale_low else None,
+        )
+        for one in curves.snapshots
+        for row in one.accumulated
+        if row.num_micro_batches == count and row.gradient_snr is not None
     )
 
 

@@ -37,17 +37,19 @@ def _of_branches(context: StageContext[Branch], source: Source, point: int) -> F
         for colour, multiple in enumerate(source.multiples)
     )
     return Figure(
+        f"branches_from_{point}",
         Axis("samples seen"),
         Axis("validation loss"),
         series,
-        f"Branches from {number_text(point)} samples, by effective batch: the same weights and samples.",
+        f"Branches from {number_text(point)} samples, by effective batch: the same weights and samples; a bar is from the lowest "
+        "seed to the highest.",
         width=520,
         height=260,
     )
 
 
 def _mean_curve(branches: dict[int, Trial]) -> tuple[Mark, ...]:
-    """Return the mean loss of the seeds at every evaluation that all of them have."""
+    """Return the mean loss of the seeds, with the lowest and the highest, at every evaluation that all of them have."""
     curves = [
         [
             (x, y)
@@ -57,9 +59,10 @@ def _mean_curve(branches: dict[int, Trial]) -> tuple[Mark, ...]:
         for trial in branches.values()
     ]
     return tuple(
-        Mark(points[0][0], statistics.fmean(loss for _, loss in points))
+        Mark(points[0][0], statistics.fmean(losses), low=min(losses), high=max(losses))
         for points in zip(*curves, strict=False)
         if points
+        for losses in [[loss for _, loss in points]]
     )
 
 
@@ -67,6 +70,7 @@ def _of_critical_batch(points: Sequence[PointFindings]) -> Figure:
     marks = tuple(_critical_mark(point) for point in points)
     tried = {loss.effective_batch_size for point in points for loss in point.losses}
     return Figure(
+        "critical_batch",
         Axis("samples seen", zero=True),
         Axis("critical batch, samples", log=True, ticks=tuple(float(batch) for batch in sorted(tried))),
         (Series("", marks),),

@@ -25,15 +25,25 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
     series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
     return [
         Figure(
+            "speed_by_memory",
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(limit)),
             Axis("tokens/s", zero=True),
             (*series, *_front(findings)),
-            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory.",
-            (Line(float(limit), f"limit {bytes_text(limit)}", vertical=True),) if limit else (),
+            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
+            "What lies right of the headroom line fits and is not chosen.",
+            _limits(limit, context.config.headroom),
             width=860,
             height=330,
         )
     ]
+
+
+def _limits(limit: int | None, headroom: float) -> tuple[Line, ...]:
+    """Return lines at the limit, and where the headroom begins."""
+    if not limit:
+        return ()
+    capacity = Line(limit * (1 - headroom), f"headroom {headroom:.0%}", vertical=True)
+    return (*([capacity] if headroom else []), Line(float(limit), f"limit {bytes_text(limit)}", vertical=True))
 
 
 def _front(findings: FrontierFindings | None) -> list[Series]:
@@ -92,7 +102,8 @@ def _size_mark(trials: list[Trial], winner: str | None) -> Mark | None:
     if not ran:
         return None
     rounds = [trial for trial in ran if trial.proposal.round is not None]
-    rate = statistics.median(trial.measured("tokens_per_second") for trial in rounds or ran)
+    rates = [trial.measured("tokens_per_second") for trial in rounds or ran]
     memory = max(trial.measured("peak_memory_bytes") for trial in ran)
     kind = "chosen" if any(trial.id == winner for trial in trials) else "point"
-    return Mark(memory, rate, str(ran[0].config.micro_batch_size), kind)
+    size = str(ran[0].config.micro_batch_size)
+    return Mark(memory, statistics.median(rates), size, kind, low=min(rates), high=max(rates))

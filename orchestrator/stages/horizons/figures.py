@@ -26,6 +26,7 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
         series.append(Series(f"batch {rival.effective_batch_size}", tuple(marks), colour))
     return [
         Figure(
+            "horizons",
             Axis("length of the run, samples of the baseline", log=True),
             Axis("validation loss at its end"),
             tuple(series),

@@ -31,24 +31,31 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     floor = Series("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR, dashed=True)
     gain = Series("", _goodput_marks(context), 2)
     gain_figure = _figure(
-        context, Axis("goodput, relative", zero=True), (gain,), "Progress per second, with its 95 % interval."
+        "goodput",
+        context,
+        Axis("goodput, relative", zero=True),
+        (gain,),
+        "Progress per second, with its 95 % interval.",
     )
     return [
-        _figure(context, Axis("tokens/s", zero=True), (speed,), "What accumulation costs."),
-        _figure(context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
-        _figure(context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
+        _figure("speed", context, Axis("tokens/s", zero=True), (speed,), SPEED_CAPTION),
+        _figure("noise_scale", context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
+        _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
         replace(gain_figure, lines=_critical_lines(context)),
     ]
 
 
+SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
 NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
 COHERENCE_CAPTION = "How far the micro-batches' gradients agree; at the floor they show nothing but noise."
 
 
-def _figure(context: StageContext[Throughput], y_axis: Axis, series: tuple[Series, ...], caption: str) -> Figure:
+def _figure(
+    name: str, context: StageContext[Throughput], y_axis: Axis, series: tuple[Series, ...], caption: str
+) -> Figure:
     batches = tuple(float(trial.config.effective_batch_size) for trial in context.trials())
     x_axis = Axis("effective batch, samples", log=True, ticks=batches)
-    return Figure(x_axis, y_axis, series, caption, width=530, height=230)
+    return Figure(name, x_axis, y_axis, series, caption, width=530, height=230)
 
 
 def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
@@ -58,7 +65,11 @@ def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
         if rate := trial.metric("tokens_per_second"):
             forms = rates.setdefault(float(trial.config.effective_batch_size), {})
             forms.setdefault(speed_kind(trial.config), []).append(rate)
-    return tuple(Mark(x, max(map(statistics.median, forms.values()))) for x, forms in sorted(rates.items()))
+    return tuple(
+        Mark(x, statistics.median(fastest), low=min(fastest), high=max(fastest))
+        for x, forms in sorted(rates.items())
+        for fastest in [max(forms.values(), key=statistics.median)]
+    )
 
 
 def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import math
+
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import loss_curves
-from orchestrator.stages.estimates.generalisation import Gap
+from orchestrator.stages.estimates.generalisation import Generalisation
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found, winner_of
 from orchestrator.stages.train.findings import TrainFindings
+from orchestrator.stages.train.surface_figure import surface_figures
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
-    """Return what each batch would come to, then the loss curves of all runs."""
+    """Return the surface with the runs on it, what each batch would come to, then the loss curves of all runs."""
     findings = found(context.study, TrainFindings)
     curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings))
+    surface = surface_figures(context)
     if findings is None:
-        return curves
+        return [*surface, *curves]
     batches = [_of_batches(context, findings)] if len(findings.batches) > 1 else []
-    gaps = findings.generalisation.gaps if findings.generalisation else ()
-    return [*batches, *([_of_gaps(gaps)] if len(gaps) > 1 else []), *curves]
+    gaps = findings.generalisation
+    return [*surface, *batches, *([_of_gaps(gaps)] if gaps and len(gaps.gaps) > 1 else []), *curves]
 
 
-def _of_gaps(gaps: tuple[Gap, ...]) -> Figure:
+def _of_gaps(generalisation: Generalisation) -> Figure:
     """Return the generalisation gap of every batch that was trained to its end."""
-    marks = tuple(Mark(gap.effective_batch_size, gap.gap, f"{gap.gap:.3f}") for gap in gaps)
+    spread = generalisation.deviation / math.sqrt(2)  # of one of the two gaps whose difference has that deviation
+    marks = tuple(
+        Mark(gap.effective_batch_size, gap.gap, f"{gap.gap:.3f}", low=gap.gap - spread, high=gap.gap + spread)
+        for gap in generalisation.gaps
+    )
     return Figure(
+        "generalisation_gap",
         Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
         Axis("generalisation gap"),
         (Series("", marks),),
         "The validation loss at the end of each batch's best run, less the loss over samples that it was trained on, "
-        "both without dropout.",
+        "both without dropout; the bar is the seeds' deviation.",
         width=640,
         height=290,
     )
@@ -52,6 +61,7 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
     )
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
     return Figure(
+        "batches",
         Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
         Axis(f"{what} at equal cost"),
         (Series("", marks),),

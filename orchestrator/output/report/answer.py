@@ -1,0 +1,213 @@
+"""The top of the page: what to train with, how sure that is, what it would cost to know better, and the lines to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element, tostring
+
+import yaml
+from pydantic import JsonValue
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.exports import WRITERS
+from orchestrator.output.plots import element
+from orchestrator.output.recommendation import Recommendation
+from orchestrator.output.report.pieces import within
+from orchestrator.output.report.tables import config_text, facts_table, value_element
+from orchestrator.study.state import Study
+from orchestrator.units import number_text
+from trainers.config import OptimizerConfig
+
+_RECOMMENDED = (
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "world_size",
+    "effective_batch_size",
+    "activation_checkpointing",
+    "compile",
+    "precision",
+    "learning_rate",
+    "warmup_samples",
+)
+
+
+def answer_section(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> Iterator[str]:
+    section = element("section", id="recommendation")
+    if recommendation is None:
+        return within(section, *_known_so_far(config, study))
+    values = recommendation.to_json()
+    unfinished = ", ".join(open_stages(config, study))
+    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "ramp") if key in values}
+    return within(
+        section,
+        element("p", recommendation.verdict, class_="verdict"),
+        element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
+        _how_sure(config, recommendation),
+        element(
+            "div",
+            element("div", facts_table(facts)),
+            element("div", *_to_type_in(config, recommendation), class_="wide"),
+            class_="columns",
+        ),
+    )
+
+
+def _how_sure(config: StudyConfig, r: Recommendation) -> Element:
+    """Return the figures behind the verdict, each with what it means."""
+    unit = " s" if config.objective == "target" else ""
+    facts = [
+        (
+            "P(best)",
+            "not known" if r.p_best is None else f"{r.p_best:.2f}",
+            "that no other batch is better by a useful gain",
+        ),
+        ("To know better", r.would_decide or _why_nothing_more(r), ""),
+    ]
+    if r.gain_over_baseline is not None:
+        gain, low, high = (number_text(v) for v in (r.gain_over_baseline.middle, r.gain_over_baseline.low, r.gain_over_baseline.high))  # fmt: skip
+        facts.insert(1, ("Gain over the baseline", f"{gain}{unit}", f"{low} to {high} with probability 0.9"))
+    if r.expected_regret is not None:
+        facts.insert(-1, ("If it is wrong", f"{number_text(r.expected_regret)}{unit}", "is what that costs on average"))
+    if r.most_to_gain is not None:
+        facts.insert(
+            -1, ("Another batch gains", f"at most {number_text(r.most_to_gain)}{unit}", "with probability 0.9")
+        )
+    return element("dl", *[_fact(*fact) for fact in facts], class_="sure")
+
+
+def _why_nothing_more(r: Recommendation) -> str:
+    return "only one batch was compared" if r.p_best is None else "no more runs: it is decided"
+
+
+def _fact(name: str, value: str, meaning: str) -> Element:
+    small = element("small", meaning) if meaning else None
+    long = "long" if len(value) > 20 else None
+    return element("div", element("dt", name), element("dd", element("b", value, class_=long), small))
+
+
+def _to_type_in(config: StudyConfig, recommendation: Recommendation) -> list[Element]:
+    """Return the lines for this program and for every trainer, each with a button that copies them."""
+    texts = {"batchscout": paste_text(recommendation, config.optimizer)}
+    texts |= {trainer: written(recommendation) for trainer, written in WRITERS.items()}
+    buttons = [
+        element("button", trainer, type="button", data_copies=f"lines-{trainer}", title=f"Copy the lines for {trainer}")
+        for trainer in texts
+    ]
+    lines = [
+        element(
+            "details",
+            element("summary", trainer),
+            element("pre", text, id=f"lines-{trainer}", tabindex=0),
+            name="lines",
+            **({"open": "open"} if trainer == "batchscout" else {}),
+        )
+        for trainer, text in texts.items()
+    ]
+    said = element("span", role="status", class_="copied muted")
+    return [
+        element("h3", "To type in"),
+        element("p", "Copy for ", *buttons, said, class_="copy scripted"),
+        *lines,
+    ]
+
+
+def short_answer(name: str, verdict: str, recommendation: Recommendation | None) -> str:
+    """Return the answer as HTML that a notebook shows among its own."""
+    values = recommendation.to_json() if recommendation else {}
+    facts = {key: values[key] for key in (*_RECOMMENDED, "p_best") if key in values}
+    parts = [element("p", element("b", name)), element("p", verdict), *([facts_table(facts)] if facts else [])]
+    return tostring(element("div", *parts), encoding="unicode", method="html")
+
+
+def evidence_section(recommendation: Recommendation) -> Element:
+    """Return what recommendation.json says beside the answer, folded."""
+    values = recommendation.to_json()
+    parts = [
+        element("details", element("summary", title), element("div", value_element(key, values[key]), class_="scroll"))
+        for key, title in (("evidence", "Evidence"), ("alternatives", "Alternatives"), ("ruled_out", "Ruled out"))
+        if values[key]
+    ]
+    question = element("span", "What else does recommendation.json say?", class_="question")
+    return element("section", element("h2", "The evidence", question), *parts, id="evidence")
+
+
+def open_stages(config: StudyConfig, study: Study) -> list[str]:
+    return [stage.type for stage in config.stages if stage.type not in study.conclusions]
+
+
+def _known_so_far(config: StudyConfig, study: Study) -> list[Element]:
+    """Return why there is no recommendation, and what has been found."""
+    unfinished = open_stages(config, study)
+    verdict = (
+        f"Unfinished: no recommendation yet. Still open: {', '.join(unfinished)}."
+        if unfinished
+        else "Undetermined: every stage has concluded, and what they found makes no recommendation."
+    )
+    found = [
+        element("li", element("b", conclusion.stage), f": {conclusion.reason}")
+        for conclusion in study.conclusions.values()
+    ]
+    known = [element("h3", "Known so far"), element("ul", *found)] if found else []
+    return [element("p", verdict, class_="verdict"), *known]
+
+
+def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> str:
+    """Return the recommendation as keys of a study file, and as one training run. optimizer: the study file's."""
+    r, optimizer_keys = recommendation, _optimizer_keys(recommendation, optimizer)
+    varied = {
+        "micro_batch_size": r.micro_batch_size,
+        "effective_batch_size": r.effective_batch_size,
+        "activation_checkpointing": r.activation_checkpointing,
+        "compile": r.compile,
+    }
+    keys = {
+        "precision": r.precision,
+        "world_size": r.world_size,
+        "optimizer": optimizer_keys,
+        "batch": _batch_keys(r),
+        **({"model": {"kwargs": _model_keys(r)}} if _model_keys(r) else {}),
+        "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
+    }
+    text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
+    grows = "# the batch is to grow (ramp), which a study file cannot say: this is how it begins\n" if r.ramp else ""
+    return f"# keys of the study file; what else it says stays\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
+
+
+def _optimizer_keys(r: Recommendation, optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    """Return the keys with which the study file gives this optimizer. At the reference batch no rule changes anything."""
+    keys: dict[str, JsonValue] = {
+        "lr": r.learning_rate,
+        "reference_batch_size": r.effective_batch_size,
+        "warmup": r.warmup_samples,
+    }
+    if r.optimizer.betas != optimizer.betas:
+        keys["betas"] = list(r.optimizer.betas)
+    if r.optimizer.weight_decay != optimizer.weight_decay:
+        keys["weight_decay"] = r.optimizer.weight_decay
+    return keys
+
+
+def _model_keys(r: Recommendation) -> dict[str, JsonValue]:
+    return {**({"cross_entropy": r.cross_entropy} if r.cross_entropy else {}), **(r.model_changes or {})}
+
+
+def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
+    return {
+        "micro_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+    }
+
+
+def _trial_command(r: Recommendation, optimizer_keys: dict[str, JsonValue]) -> str:
+    overrides = {f"batch.{key}": value for key, value in _batch_keys(r).items()}
+    overrides |= {f"optimizer.{key}": value for key, value in optimizer_keys.items()}
+    overrides |= {
+        "activation_checkpointing": config_text(r.activation_checkpointing),
+        "compile": config_text(r.compile),
+        "precision": r.precision,
+        "world_size": r.world_size,
+    }
+    overrides |= {f"model.kwargs.{key}": value for key, value in _model_keys(r).items()}
+    flags = "".join(f" \\\n  --set {shlex.quote(f'{key}={value}')}" for key, value in overrides.items())
+    return f"# or one training run, in this process\nbatchscout trial study.yaml{flags}"

@@ -1,0 +1,56 @@
+"""The lines below the title: on what, with what and when the study was run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from xml.etree.ElementTree import Element
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.plots import element
+from orchestrator.study.state import Study
+from orchestrator.units import bytes_text, number_text, seconds_text
+
+
+def setting(config: StudyConfig, study: Study) -> dict[str, str]:
+    """Return what is known of model, data, machine, versions and dates, each under its name."""
+    facts = study.facts
+    told = {
+        "model": _joined(config.model.target, _counted(facts.num_parameters, "parameters")),
+        "data": _joined(
+            config.data.target,
+            _counted(facts.num_train_samples, "training samples"),
+            _counted(facts.num_val_samples, "validation samples"),
+        ),
+        "machine": _joined(facts.device or "", _ranks(config), _memory(facts.memory_limit_bytes)),
+        "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
+        "run": _dates(study),
+    }
+    return {name: text for name, text in told.items() if text}
+
+
+def setting_list(config: StudyConfig, study: Study) -> Element:
+    lines = [element("div", element("dt", name), element("dd", text)) for name, text in setting(config, study).items()]
+    return element("dl", *lines, class_="setting")
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _counted(count: int | None, what: str) -> str:
+    return "" if count is None else f"{number_text(count)} {what}"
+
+
+def _ranks(config: StudyConfig) -> str:
+    return f"{config.world_size} ranks" if config.world_size > 1 else ""
+
+
+def _memory(limit: int | None) -> str:
+    return "" if limit is None else f"{bytes_text(limit)} for a rank"
+
+
+def _dates(study: Study) -> str:
+    if study.began is None or study.last is None:
+        return ""
+    began = datetime.fromtimestamp(study.began, UTC)
+    return f"{began:%Y-%m-%d %H:%M} UTC, {seconds_text(study.last - study.began)} from its first event to its last"

@@ -1,0 +1,128 @@
+"""The figure of the surface: what every batch would come to at every learning rate, and the runs that say so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.config.stages import Train
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.observed import observations, surface_through
+from orchestrator.stages.estimates.surface import Observation, Surface
+from orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, Mark, Series
+from orchestrator.stages.train.choice import surface_of
+from orchestrator.stages.train.lineup import lineup_of
+from orchestrator.units import number_text
+
+STEP = 0.25
+"""The height of a cell, in factors of 2 of the learning rate."""
+MARGIN = 1.0
+"""How many factors of 2 the cells reach beyond the rates that were tried."""
+STRONGEST, FADED = 0.7, 3.0
+"""How strong the colour of the lowest cell is, and how many typical distances above it nearly nothing is left of it."""
+RUNS_COLOUR = 4
+
+
+def surface_figures(context: StageContext[Train]) -> list[Figure]:
+    """Return the surface with the runs on it; nothing before a run has completed."""
+    observed = observations(context.trials(), context.config.target_loss)
+    surface = _surface(context, observed) if observed else None
+    if surface is None:
+        return []
+    what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
+    batches = surface.coordinates.batches
+    return [
+        Figure(
+            "surface",
+            Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
+            Axis("learning rate", log=True),
+            (_best_rates(surface), _runs(observed, what), _diverged(observed)),
+            f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
+            "the runs came to; the dashed line is each batch's best learning rate, with its 90 % interval.",
+            cells=tuple(_cells(surface, observed, what)),
+            width=860,
+            height=360,
+        )
+    ]
+
+
+def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> Surface | None:
+    """Return the surface that the stage decides by; through the runs alone in a study of an earlier version, which chose its
+    batches otherwise."""
+    lineup, tried = lineup_of(context), {one.effective_batch_size for one in observed}
+    if tried <= {one.split.effective_batch_size for one in lineup.candidates}:
+        return surface_of(context, lineup)
+    return surface_through(context.trials(), context.config, sorted(tried))
+
+
+def _runs(observed: Sequence[Observation], what: str) -> Series:
+    """Return the runs that came to something; the lowest is ringed."""
+    ended = [(one, one.loss) for one in observed if one.loss is not None]
+    lowest = min(loss for _, loss in ended)
+    marks = tuple(
+        Mark(
+            one.effective_batch_size,
+            one.learning_rate,
+            f"{loss:.3f}",
+            "chosen" if loss == lowest else "point",
+            told=f"{what} {loss:.4f}" + (" (it was cut, and this is extrapolated)" if one.extra_deviation else ""),
+        )
+        for one, loss in ended
+    )
+    return Series("runs", marks, RUNS_COLOUR, joined=False)
+
+
+def _diverged(observed: Sequence[Observation]) -> Series:
+    lost = [one for one in observed if one.loss is None]
+    marks = tuple(Mark(one.effective_batch_size, one.learning_rate, "diverged", "cross") for one in lost)
+    return Series("diverged" if marks else "", marks, FAILED_COLOUR, joined=False)
+
+
+def _best_rates(surface: Surface) -> Series:
+    marks = []
+    for batch in surface.coordinates.batches:
+        low, middle, high = (surface.coordinates.rate(batch, u) for u in _interval(surface, batch))
+        marks.append(Mark(batch, middle, low=low, high=high))
+    return Series("best rate of each batch", tuple(marks), AUXILIARY_COLOUR, dashed=True)
+
+
+def _interval(surface: Surface, batch: int) -> list[float]:
+    return [float(u) for u in np.quantile(surface.best_u(batch), (0.05, 0.5, 0.95))]
+
+
+def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> list[Cell]:
+    """Return a column of cells for every batch: their colours fade with the distance from the lowest of all."""
+    coordinates, edges = surface.coordinates, _edges(surface.coordinates.batches)
+    rates = [one.learning_rate for one in observed]
+    low, high = math.log2(min(rates)) - MARGIN, math.log2(max(rates)) + MARGIN
+    rungs = [float(step) for step in np.arange(math.floor(low / STEP), math.ceil(high / STEP) + 1) * STEP]
+    losses = {
+        (i, rung): float(surface.loss(batch, coordinates.u(batch, 2**rung)).mean())
+        for i, batch in enumerate(coordinates.batches)
+        for rung in rungs
+        if coordinates.u(batch, 2**rung) <= surface.highest.get(batch, math.inf)
+    }
+    lowest = min(losses.values())
+    typical = float(np.median([loss - lowest for loss in losses.values()])) or 1.0
+    return [
+        Cell(
+            edges[i],
+            edges[i + 1],
+            2 ** (rung - STEP / 2),
+            2 ** (rung + STEP / 2),
+            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss:.3f} by the surface",
+            strength=round(STRONGEST * math.exp(-FADED / 2 * (loss - lowest) / typical), 2),
+        )
+        for (i, rung), loss in losses.items()
+    ]
+
+
+def _edges(batches: Sequence[int]) -> list[float]:
+    """Return where the columns begin, and where the last one ends: halfway between two batches, in proportion."""
+    between = [math.sqrt(one * another) for one, another in itertools.pairwise(batches)]
+    first = batches[0] ** 2 / between[0] if between else batches[0] / math.sqrt(2)
+    last = batches[-1] ** 2 / between[-1] if between else batches[-1] * math.sqrt(2)
+    return [first, *between, last]

@@ -1,0 +1,84 @@
+"""Two studies beside each other: what was different, and did the answer change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.output.recommendation import Recommendation
+from orchestrator.output.report.comparison import Side, agreement, comparison, keys_of, labels
+from orchestrator.study.events import FactsRead
+from orchestrator.study.facts import Facts
+from orchestrator.study.state import Study
+from tests.support.example_study import example_config, example_recommendation, example_study, tell
+
+
+def side(label: str, recommendation: Recommendation | None = None, facts: Facts | None = None, **keys: Any) -> Side:
+    config = example_config(**keys)
+    study = example_study(config)
+    if facts:
+        tell(study, FactsRead(facts=facts))
+    return Side(label, config, study, recommendation)
+
+
+def test_two_studies_that_recommend_the_same_say_so() -> None:
+    one, other = (side(label, example_recommendation()) for label in ("a", "b"))
+    assert agreement(one, other) == "Both recommend the same."
+    assert "The study files: no difference." in "".join(comparison(one, other))
+
+
+def test_what_the_answer_changed_to_is_said_with_both_numbers() -> None:
+    changed = replace(example_recommendation(), learning_rate=1.2e-3)
+    said = agreement(side("a", example_recommendation()), side("b", changed))
+    assert said == "The answer differs: the effective batch stays 32, the learning rate from 0.0006 to 0.0012."
+
+
+def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:
+    open_ = {"undecided_between": (32, 64)}
+    one = replace(example_recommendation(), **open_)
+    other = replace(one, effective_batch_size=64)
+    assert "Neither study could tell these two batches apart" in agreement(side("a", one), side("b", other))
+    decided = replace(other, undecided_between=())
+    assert "Neither" not in agreement(side("a", one), side("b", decided))
+
+
+def test_a_study_without_an_answer_is_named() -> None:
+    assert "no recommendation in b" in agreement(side("a", example_recommendation()), side("b"))
+
+
+def test_every_key_and_every_fact_that_differs_has_a_row_and_no_other() -> None:
+    here, there = Facts(device="one machine", num_parameters=10), Facts(device="another", num_parameters=10)
+    one = side("a", example_recommendation(), here)
+    other = side("b", example_recommendation(), there, precision="float32", stages=[{"type": "frontier", "rounds": 7}])
+    page = "".join(comparison(one, other))
+    for text in ("precision", "float32", "stages.frontier.rounds", ">7<", "one machine", "another"):
+        assert text in page
+    assert "sample_budget" not in page.partition('id="changes"')[2]
+
+
+def test_keys_are_told_by_their_paths() -> None:
+    keys = keys_of(example_config())
+    assert keys["precision"] == "bfloat16"
+    assert keys["model.kwargs.num_layers"] == 6
+    assert "stages.train.max_runs" in keys
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [("runs/a", "runs/b", ("a", "b")), ("old/run", "new/run", ("old/run", "new/run")), ("run", "x/run", None)],
+)
+def test_run_directories_are_named_by_what_tells_them_apart(
+    first: str, second: str, named: tuple[str, str] | None
+) -> None:
+    found = labels(Path(first), Path(second))
+    assert found[0] != found[1]
+    assert named is None or found == named
+
+
+def test_studies_that_have_not_begun_compare(tmp_path: Path) -> None:
+    config = example_config()
+    sides = [Side(label, config, Study(config.name), None) for label in ("a", "b")]
+    assert "no recommendation in a and b" in "".join(comparison(*sides))

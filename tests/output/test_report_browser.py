@@ -1,0 +1,249 @@
+"""The report in a real browser: every chart is drawn, nothing goes wrong, and what one clicks, types and points at works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reading_scale import write_study
+
+from orchestrator.config.load import load_stored_study
+from orchestrator.output.exports import WRITERS
+from orchestrator.output.recommendation import recommend
+from orchestrator.output.report.comparison import Side, write_comparison
+from orchestrator.output.report.page import render_report, write_report
+from orchestrator.study.journal import replay
+from orchestrator.study.state import Study
+from tests.support.browser import Browser, chromium
+from tests.support.example_study import example_config, example_recommendation, example_study
+from tests.support.run_curves import example_curves
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN_RUNS = sorted(path.name for path in GOLDEN.iterdir())
+ALL_DRAWN = "[...document.querySelectorAll('figure.chart')].every(figure => figure.dataset.drawn)"
+PHONE, A4, SCREEN = 420, 718, 1200
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Browser:
+    browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    return browser
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study with all stages, whose runs have kept their steps and their noise."""
+    file, config = tmp_path_factory.mktemp("example") / "report.html", example_config()
+    file.write_text(render_report(config, example_study(config), example_recommendation(), example_curves()))
+    return file
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study of 1,000 trials."""
+    run_dir = tmp_path_factory.mktemp("many")
+    write_study(run_dir, 1_000)
+    return reported(run_dir, run_dir / "report.html")
+
+
+def reported(run_dir: Path, file: Path) -> Path:
+    config = load_stored_study(run_dir / "study.yaml")
+    study = replay(run_dir / "journal.jsonl", config.name)
+    write_report(file, config, study, recommend(config, study))
+    return file
+
+
+def show(tab: Browser, file: Path, width: int = SCREEN, **looks: bool) -> None:
+    """Show the page in a window as high as the page is, so that all of it is seen, and wait for its charts."""
+    tab.errors.clear()
+    tab.requests.clear()
+    tab.show_as(width, 20_000, **looks)
+    tab.open(file)
+    if looks.get("script", True):
+        tab.until(ALL_DRAWN)
+        # Until what moved when charts took their places is where it stays.
+        tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
+
+
+def test_a_comparison_is_drawn_too(tab: Browser, tmp_path: Path) -> None:
+    sides = []
+    for run in ("quickstart", "every_end"):
+        config = load_stored_study(GOLDEN / run / "study.yaml")
+        study = replay(GOLDEN / run / "journal.jsonl", config.name)
+        sides.append(Side(run, config, study, recommend(config, study)))
+    write_comparison(tmp_path / "comparison.html", *sides)
+    show(tab, tmp_path / "comparison.html")
+    assert tab.evaluate("document.querySelectorAll('figure.chart').length") >= 1
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize("run", [*GOLDEN_RUNS, "example"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_chart_is_drawn_and_nothing_goes_wrong(
+    run: str, dark: bool, tab: Browser, example: Path, tmp_path: Path
+) -> None:
+    file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
+    show(tab, file, dark=dark)
+    assert tab.evaluate("document.querySelectorAll('figure.chart').length") >= 4
+    empty = "[...document.querySelectorAll('figure.chart')].filter(f => !f.querySelector('.picture svg circle, .picture svg path, .picture svg rect'))"
+    assert tab.evaluate(f"{empty}.map(figure => figure.id)") == []
+    assert tab.errors == []
+    assert {*tab.requests} == {file.as_uri()}
+
+
+def test_every_button_copies_the_lines_for_its_trainer(tab: Browser, example: Path) -> None:
+    show(tab, example)
+    names = tab.evaluate("[...document.querySelectorAll('[data-copies]')].map(button => button.textContent)")
+    assert names == ["batchscout", *WRITERS]
+    for name in names:
+        click(tab, f"[data-copies=lines-{name}]")
+        tab.until(f"document.querySelector('.copied').textContent === 'copied for {name}'")
+        lines = tab.evaluate(f"document.getElementById('lines-{name}').textContent")
+        assert lines.strip()
+        assert tab.evaluate("navigator.clipboard.readText()") == lines
+    assert tab.errors == []
+
+
+def click(tab: Browser, selector: str) -> None:
+    """Click where a person would: in the middle of it."""
+    x, y = tab.evaluate(
+        f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+
+def column(tab: Browser, name: str, table: str) -> list[str]:
+    found = f"[...document.querySelectorAll('{table} thead th')].findIndex(one => one.textContent === '{name}')"
+    rows = f"[...document.querySelectorAll('{table} tbody tr')].filter(row => row.cells.length > 1)"
+    return tab.evaluate(f"{rows}.map(row => row.cells[{found}].textContent)")
+
+
+def test_a_table_sorts_by_numbers_both_ways_and_keeps_what_is_unknown_last(tab: Browser, tmp_path: Path) -> None:
+    show(tab, reported(GOLDEN / "every_end", tmp_path / "report.html"))
+    heads = tab.evaluate("[...document.querySelectorAll('#grid thead th')].map(one => one.textContent)")
+    number = heads.index("val loss") + 1
+    for falls in (False, True):
+        click(tab, f"#grid thead th:nth-child({number}) button")
+        shown = column(tab, "val loss", "#grid")
+        known = [float(text.replace(",", "")) for text in shown if text != "-"]
+        assert len(known) >= 3
+        assert known == sorted(known, reverse=falls)
+        assert shown[len(known) :] == ["-"] * (len(shown) - len(known))
+        order = "descending" if falls else "ascending"
+        assert tab.evaluate("document.querySelector('#grid [aria-sort]').ariaSort") == order
+    assert tab.errors == []
+
+
+def test_a_long_table_is_folded_and_filters_all_its_rows(tab: Browser, many: Path) -> None:
+    show(tab, many)
+    assert not tab.evaluate("document.querySelector('#grid details.table').open")
+    click(tab, "#grid details.table > summary")
+    tab.until("document.querySelector('.filter input') !== null")
+    assert len(column(tab, "trial", "#grid")) == 200
+    click(tab, "#grid .more")
+    assert len({*column(tab, "trial", "#grid")}) == 1_000
+    click(tab, ".filter input")
+    tab.call("Input.insertText", text="pruned 0.000999")
+    tab.until("document.querySelector('.filter [role=status]').textContent === '1 of 1,000'")
+    assert column(tab, "state", "#grid") == ["pruned"]
+    assert tab.errors == []
+
+
+def test_values_are_told_under_the_pointer_and_by_the_arrow_keys(tab: Browser, example: Path) -> None:
+    show(tab, example)
+    chart, tip = "#frontier-speed_by_memory", "document.querySelector('#frontier-speed_by_memory .tip')"
+    x, y = tab.evaluate(
+        f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])(document.querySelector('{chart} svg [aria-label=dot] > *').getBoundingClientRect())"
+    )
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    told = tab.evaluate(f"{tip}.innerText").splitlines()
+    assert len(told) >= 3
+    assert any(line.startswith("peak memory of a rank: ") and line.endswith("GiB") for line in told)
+    assert any(line.startswith("tokens/s: ") for line in told)
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    assert tab.evaluate(f"{tip}.hidden")
+    tab.evaluate(f"document.querySelector('{chart} .picture').focus()")
+    seen = []
+    for _ in range(3):
+        tab.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+        seen.append(tab.evaluate(f"{tip}.innerText"))
+    assert len({*seen}) == 3
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
+    assert tab.evaluate(f"{tip}.hidden")
+
+
+def test_a_series_can_be_hidden(tab: Browser, example: Path) -> None:
+    show(tab, example)
+    chart = "#train-loss_by_train_seconds"
+    dots = f"document.querySelectorAll('{chart} svg [aria-label=dot] > *').length"
+    before = tab.evaluate(dots)
+    click(tab, f"{chart} .names button")
+    assert 0 < tab.evaluate(dots) < before
+    click(tab, f"{chart} .names button")
+    assert tab.evaluate(dots) == before
+
+
+@pytest.mark.parametrize("run", ["quickstart", "example"])
+def test_nothing_is_cut_off_on_a_phone_or_on_paper(run: str, tab: Browser, example: Path, tmp_path: Path) -> None:
+    file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
+    show(tab, file, PHONE)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE
+    over = (
+        "[...document.querySelectorAll('figure svg')].filter(svg => svg.getBoundingClientRect().right > innerWidth + 1)"
+    )
+    assert tab.evaluate(f"{over}.length") == 0
+    show(tab, file, A4)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    wide = "[...document.querySelectorAll('main *')].filter(one => one.clientWidth && one.getBoundingClientRect().right > innerWidth + 1)"
+    assert tab.evaluate(f"{wide}.map(one => one.outerHTML.slice(0, 80))") == []
+
+
+def test_without_scripts_every_picture_is_there(tab: Browser, example: Path) -> None:
+    show(tab, example, script=False)
+    document = tab.call("DOM.getDocument")["root"]["nodeId"]
+    found = tab.call("DOM.querySelectorAll", nodeId=document, selector="figure.chart .picture > svg")["nodeIds"]
+    assert len(found) >= 12
+    for node in found:
+        assert tab.call("DOM.getBoxModel", nodeId=node)["model"]["height"] > 50
+    assert tab.call("DOM.querySelectorAll", nodeId=document, selector="[data-drawn]")["nodeIds"] == []
+
+
+def test_whoever_hears_the_page_is_told_what_each_picture_and_control_is(tab: Browser, example: Path) -> None:
+    show(tab, example)
+    nodes = [node for node in tab.call("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
+    roles = {"image", "SvgRoot", "button", "searchbox", "navigation", "DisclosureTriangle", "group", "link"}
+    roles -= {"group"}  # the marks of a chart, whose values the chart's own text tells
+    nameless = [
+        node["role"]["value"]
+        for node in nodes
+        if node["role"]["value"] in roles and not node.get("name", {}).get("value")
+    ]
+    assert nameless == []
+
+
+def test_a_running_study_s_page_reloads_itself_and_stays_where_it_was(tab: Browser, tmp_path: Path) -> None:
+    file, config = tmp_path / "report.html", example_config()
+    write_report(file, config, Study(config.name), None, every=0.5)
+    tab.show_as(SCREEN, 400)
+    tab.open(file)
+    assert "Has not begun" in tab.evaluate("document.body.innerText")
+    tab.evaluate("scrollTo(0, 300)")
+    write_report(file, config, example_study(config), None, every=None)
+    tab.until("document.body && document.body.innerText.includes('Undetermined')")
+    tab.until("Math.abs(scrollY - 300) < 50")
+    assert tab.evaluate("document.documentElement.dataset.every") is None
+    assert tab.errors == []

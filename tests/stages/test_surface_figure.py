@@ -1,0 +1,69 @@
+"""The figure of the surface: its colours fade from the best point, and every run is on it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.load import load_stored_study
+from orchestrator.config.stages import Train
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.figures import Figure
+from orchestrator.stages.train.surface_figure import surface_figures
+from orchestrator.study.journal import replay
+from orchestrator.study.state import Study
+
+QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
+
+
+def context_of(study: Study | None = None) -> StageContext[Train]:
+    config = load_stored_study(QUICKSTART / "study.yaml")
+    keys = config.keys_of(Train)
+    assert keys is not None
+    return StageContext(keys, config, study or replay(QUICKSTART / "journal.jsonl", config.name))
+
+
+@pytest.fixture(scope="module")
+def figure() -> Figure:
+    (figure,) = surface_figures(context_of())
+    return figure
+
+
+def test_every_run_that_came_to_something_is_on_it_and_the_lowest_is_ringed(figure: Figure) -> None:
+    context = context_of()
+    runs = next(series for series in figure.series if series.label == "runs")
+    settings = {
+        (t.config.effective_batch_size, t.config.learning_rate) for t in context.trials() if t.rungs or t.history
+    }
+    assert {(mark.x, mark.y) for mark in runs.marks} == settings
+    (ringed,) = [mark for mark in runs.marks if mark.kind == "chosen"]
+    assert float(ringed.text) == min(float(mark.text) for mark in runs.marks)
+
+
+def test_each_batch_has_its_best_rate_with_an_interval_around_it(figure: Figure) -> None:
+    best = next(series for series in figure.series if series.label == "best rate of each batch")
+    assert [mark.x for mark in best.marks] == sorted({float(tick) for tick in figure.x.ticks})
+    for mark in best.marks:
+        assert mark.low is not None
+        assert mark.high is not None
+        assert mark.low < mark.y < mark.high
+
+
+def test_the_cells_cover_the_plane_once_and_fade_from_the_lowest(figure: Figure) -> None:
+    columns: dict[float, list[tuple[float, float, float]]] = {}
+    for cell in figure.cells:
+        columns.setdefault(cell.x_low, []).append((cell.y_low, cell.y_high, cell.strength))
+    assert len(columns) == len(figure.x.ticks)
+    for cells in columns.values():
+        cells.sort()
+        assert all(below[1] == pytest.approx(above[0]) for below, above in itertools.pairwise(cells))
+        strengths = [strength for _, _, strength in cells]
+        top = strengths.index(max(strengths))  # a column rises to its best rate and falls from there
+        assert strengths[: top + 1] == sorted(strengths[: top + 1])
+        assert strengths[top:] == sorted(strengths[top:], reverse=True)
+
+
+def test_there_is_none_before_a_run_has_ended() -> None:
+    assert surface_figures(context_of(Study("quickstart"))) == []
