@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
 import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +26,7 @@ from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
 from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
 from orchestrator.execution.tune import run_stage
+from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
 from orchestrator.output.tracking import open_tracker
@@ -127,7 +130,8 @@ def _begin(
 def _run_stages(driver: Driver, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
     config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
-    observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir)])
+    live_report = LiveReport(config, journal.study, run_dir, say)
+    observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir), live_report])
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
@@ -143,6 +147,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
+            _read_machine(driver, lanes)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
@@ -193,6 +198,14 @@ def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> N
         if peaks is None:
             driver.progress.say("the cluster did not tell what its devices can compute: each trial measures its own")
         driver.journal.append(FactsRead(facts=Facts(device_peaks=peaks)))
+
+
+def _read_machine(driver: Driver, lanes: Lanes) -> None:
+    """Journal once on what the study is run, and with which versions, for whoever reads its report."""
+    if driver.journal.study.facts.versions is None:
+        numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
+        versions = {"python": platform.python_version(), **numbers}
+        driver.journal.append(FactsRead(facts=Facts(device=lanes.device() or None, versions=versions)))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
