@@ -6,6 +6,7 @@
     print(study)                    # the answer
     study.recommendation            # the same as a value
     study.trials()                  # a pandas.DataFrame
+    study.figure("surface")         # a picture of the report, which a notebook shows
 
 To read a study needs neither torch nor Ray.
 """

@@ -103,7 +103,14 @@ def _parser() -> argparse.ArgumentParser:
             )
     command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--json", action="store_true", help="for programs")
-    _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument(
+        "other",
+        nargs="?",
+        type=Path,
+        metavar="OTHER",
+        help="another study's: compare the two, in OTHER/comparison.html",
+    )
     command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--to", required=True, choices=EXPORTS)
     _add_launch(verbs)
@@ -238,12 +245,31 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write report.html and recommendation.json again from the journal."""
+    """Write report.html and recommendation.json again from the journal; or compare two studies."""
     from orchestrator.output.results import write_results
 
+    if arguments.other is not None:
+        return _compare(arguments.run_dir, arguments.other)
     config, study = _open(arguments.run_dir)
     write_results(config, arguments.run_dir, study)
     print(quoted(arguments.run_dir / "report.html"))
+    return 0
+
+
+def _compare(first: Path, second: Path) -> int:
+    """Write how two studies differ beside the second one's report, and say whether their answers do."""
+    from orchestrator.output.loaded import load
+    from orchestrator.output.report.comparison import Side, agreement, labels, write_comparison
+
+    if first.absolute() == second.absolute():
+        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
+    studies = [load(run_dir) for run_dir in (first, second)]
+    one, other = (
+        Side(label, study.config, study.replayed, study.recommendation)
+        for label, study in zip(labels(first, second), studies, strict=True)
+    )
+    write_comparison(second / "comparison.html", one, other)
+    print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +218,27 @@ def test_a_study_without_a_recommendation_has_a_report_too(run_dir: Path, capsys
     assert (code, out) == (0, f"'{run_dir}/report.html'\n"), "a space is in its name"
     assert (run_dir / "report.html").read_text().startswith("<!")
     assert not (run_dir / "recommendation.json").exists()
+
+
+def test_two_studies_are_compared_beside_the_second_ones_report(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "another"
+    shutil.copytree(run_dir, other)
+    code, out, _ = call(capsys, "report", str(run_dir), str(other))
+    assert code == 0
+    assert out.splitlines() == [
+        f"There is nothing to compare yet: no recommendation in {run_dir.name} and another.",
+        f"{other}/comparison.html",
+    ]
+    assert (other / "comparison.html").read_text().endswith("</html>\n")
+    assert not (run_dir / "comparison.html").exists()
+
+
+def test_a_study_is_not_compared_with_itself(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "report", str(run_dir), str(run_dir))
+    assert code == 2
+    assert "is given twice; to compare, give the run directories of two studies" in err
 
 
 # What users wrote, on a terminal

@@ -17,6 +17,8 @@ from trainers.files import own_file, quoted
 if TYPE_CHECKING:
     import pandas
 
+    from orchestrator.output.report.gallery import Picture
+
 
 @dataclass(frozen=True)
 class LoadedStudy:
@@ -63,8 +65,24 @@ class LoadedStudy:
 
         return pandas.DataFrame([_row(trial) for trial in self.replayed.trials.values()])
 
+    def figure(self, name: str) -> Picture:
+        """Return a figure of the report by its name, such as "surface" or "timeline"; a notebook shows it. Raises ValueError, with
+        the names, where the study has none of that name."""
+        from orchestrator.output.report.gallery import all_figures, picture_of
+        from orchestrator.output.report.training import read_curves
+
+        winner = self.recommendation.evidence.trial if self.recommendation else None
+        curves = read_curves(self.run_dir, self.replayed, winner)
+        return picture_of(all_figures(self.config, self.replayed, curves), name)
+
     def __str__(self) -> str:
         return self.verdict
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the answer, and with what to train."""
+        from orchestrator.output.report.answer import short_answer
+
+        return short_answer(self.name, self.verdict, self.recommendation)
 
 
 def load(run_dir: str | Path) -> LoadedStudy:

@@ -1,0 +1,58 @@
+"""A study in Python: its figures, and what a notebook shows of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import batchscout
+from orchestrator.output.report.page import render_report
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> batchscout.Study:
+    run_dir = tmp_path_factory.mktemp("study") / "quickstart"
+    shutil.copytree(GOLDEN / "quickstart", run_dir)
+    return batchscout.load(run_dir)
+
+
+def test_every_figure_of_the_report_is_had_by_its_name_and_stands_alone(
+    study: batchscout.Study, tmp_path: Path
+) -> None:
+    page = render_report(study.config, study.replayed, study.recommendation)
+    shown = re.findall(r'<figure id="(\w+)-(\w+)"', page)
+    assert ("train", "surface") in shown
+    for section, name in shown:
+        picture = study.figure(f"{section}-{name}")
+        assert picture.figure.name == name
+        picture.save(tmp_path / "figure.svg")
+        root = ElementTree.parse(tmp_path / "figure.svg").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.find("{http://www.w3.org/2000/svg}style") is not None
+    assert study.figure("surface")._repr_svg_() == study.figure("train-surface").svg
+
+
+def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: batchscout.Study) -> None:
+    with pytest.raises(ValueError, match=r"no figure 'surfaces'; it has: surface, .*timeline"):
+        study.figure("surfaces")
+
+
+def test_a_notebook_shows_the_answer(study: batchscout.Study) -> None:
+    shown = study._repr_html_()
+    assert study.verdict.replace("'", "&#39;") in shown or study.verdict in shown
+    assert "micro_batch_size" in shown
+    ElementTree.fromstring(shown)
+
+
+def test_a_figure_is_had_without_torch_and_ray(study: batchscout.Study) -> None:
+    code = "import sys, batchscout; batchscout.load(sys.argv[1]).figure('surface').svg; print({'torch', 'ray'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code, str(study.run_dir)], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
