@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name, time_axis
-from orchestrator.study.trial import Trial
+from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text
 
 TRAINING_COLUMNS = (
@@ -16,12 +17,16 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 
 
+SEEDS_BAR = " A bar is the deviation from seed to seed."
 MOST_CURVES = 50
 """How many curves one figure shows: each is named at its edge, and has a line of text there."""
 
 
-def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
-    """Return the validation losses of the trials over the time trained, and over the samples seen."""
+def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | None = None) -> list[Figure]:
+    """Return the validation losses of the trials over the time trained, and over the samples seen.
+
+    deviation: that of a run's last loss from seed to seed; None where it is not known.
+    """
     shown = _worth_showing(trials, winner)
     left_out = f" Of {len(trials):,} runs the {len(shown)} that ended lowest." if len(shown) < len(trials) else ""
     losses = sorted(y for trial in shown for _, y in _losses(trial, "samples_seen"))
@@ -33,8 +38,8 @@ def loss_curves(trials: Sequence[Trial], winner: str | None) -> list[Figure]:
             f"loss_by_{key}",
             x_axis,
             Axis("validation loss", top=top),
-            tuple(_curve(trial, key, colour, winner) for colour, trial in enumerate(shown)),
-            f"Dashed: pruned or failed; bold: the winner.{note}",
+            tuple(_curve(trial, key, colour, winner, deviation) for colour, trial in enumerate(shown)),
+            f"Dashed: pruned or failed; bold: the winner.{SEEDS_BAR if deviation else ''}{note}",
             height=320,
         )
         for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))
@@ -55,10 +60,17 @@ def _last_loss(trial: Trial) -> float:
     return math.inf if loss is None else loss
 
 
-def _curve(trial: Trial, key: str, colour: int, winner: str | None) -> Series:
+def _curve(trial: Trial, key: str, colour: int, winner: str | None, deviation: float | None) -> Series:
     lost = trial.state.ruled_out
     marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
+    if marks and deviation and trial.state is TrialState.COMPLETE:
+        marks = (*marks[:-1], with_deviation(marks[-1], deviation))
     return Series(short_name(trial), marks, colour, dashed=lost, bold=trial.id == winner)
+
+
+def with_deviation(mark: Mark, deviation: float | None) -> Mark:
+    """Return the mark with a bar of one deviation to either side; as it is where that is not known."""
+    return replace(mark, low=mark.y - deviation, high=mark.y + deviation) if deviation else mark
 
 
 def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:

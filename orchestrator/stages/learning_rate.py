@@ -16,7 +16,7 @@ from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS
+from orchestrator.stages.curves import SEEDS_BAR, TRAINING_COLUMNS, with_deviation
 from orchestrator.stages.estimates.observed import surface_through
 from orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
 from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
@@ -221,7 +221,9 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     """Return the loss of every rate that was run at the winner's batch, those of the stage before among them."""
     findings = found(context.study, LearningRateFindings)
     trials = [*run_before(context.study), *context.trials()]
-    marks = _loss_marks(trials, findings)
+    trained = found(context.study, TrainFindings)
+    deviation = trained.loss_deviation(context.config.objective) if trained else None
+    marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(trials, findings))
     highest = max((mark.y for mark in marks), default=1.0)
     lost = [trial for trial in trials if trial.state.ended and trial.metric("val_loss") is None]
     joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
@@ -235,7 +237,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
                 Series("", marks, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
             ),
-            f"Ringed: the best.{edge}",
+            f"Ringed: the best.{SEEDS_BAR if deviation else ''}{edge}",
             width=640,
             height=290,
         )

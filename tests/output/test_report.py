@@ -25,6 +25,8 @@ from orchestrator.output.plots import plot, spread
 from orchestrator.output.report.answer import paste_text
 from orchestrator.output.report.page import render_report, write_report
 from orchestrator.output.status import MOST_NOTICES, print_status
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
@@ -336,3 +338,17 @@ def test_status_and_report_say_what_was_met_and_dealt_with_and_not_all_of_very_m
         assert "train-m1: 0.pt is damaged" in said
         assert f"{MOST_NOTICES - 1}.pt" not in said
         assert "and 1 more, in journal.jsonl" in said
+
+
+def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: StudyConfig) -> None:
+    study = example_study(config)
+    found_of = study.conclusions["train"].findings
+    assert isinstance(found_of, dict)
+    study.conclusions["train"] = replace(study.conclusions["train"], findings=found_of | {"seed_deviation": 0.25})
+    for keys in config.stages:
+        for figure in stage_of(keys).figures(StageContext(keys, config, study)):
+            if figure.name in ("loss_by_train_seconds", "learning_rates"):
+                bars = [mark for series in figure.series for mark in series.marks if mark.low is not None]
+                assert len(bars) >= 3
+                assert all(mark.low == mark.y - 0.25 and mark.high == mark.y + 0.25 for mark in bars)
+                assert "A bar is the deviation from seed to seed." in figure.caption

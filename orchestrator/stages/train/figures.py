@@ -17,7 +17,8 @@ from orchestrator.stages.train.surface_figure import surface_figures
 def figures(context: StageContext[Train]) -> list[Figure]:
     """Return the surface with the runs on it, what each batch would come to, then the loss curves of all runs."""
     findings = found(context.study, TrainFindings)
-    curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings))
+    deviation = findings.loss_deviation(context.config.objective) if findings else None
+    curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings), deviation)
     surface = surface_figures(context)
     if findings is None:
         return [*surface, *curves]
