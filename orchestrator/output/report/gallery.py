@@ -45,14 +45,14 @@ class Picture:
         return self.figure.caption or self.figure.name
 
 
-def in_order(config: StudyConfig) -> list[StageKeys]:
-    """Return the stages as they stand on the page: those that choose a run first."""
-    return sorted(config.stages, key=lambda keys: not stage_of(keys).trains_candidates)
+def in_order(config: StudyConfig, study: Study) -> list[StageKeys]:
+    """Return the stages as they stand on the page: those that choose a run first, once they have begun."""
+    return sorted(config.stages, key=lambda keys: not (stage_of(keys).trains_candidates and keys.type in study.started))
 
 
 def all_figures(config: StudyConfig, study: Study, curves: Sequence[RunCurves]) -> Iterator[tuple[str, Figure]]:
     """Yield every figure with the section that it stands in."""
-    for keys in in_order(config):
+    for keys in in_order(config, study):
         for figure in stage_of(keys).figures(StageContext(keys, config, study)):
             yield keys.type, figure
     for figure in curve_figures(curves):

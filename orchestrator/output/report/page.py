@@ -57,7 +57,7 @@ def _pieces(
     curves: Sequence[RunCurves],
     every: float | None,
 ) -> Iterator[str]:
-    stages = in_order(config)
+    stages = in_order(config, study)
     along = training_section(curves)
     names = ["recommendation", *(keys.type for keys in stages), *(["training"] if along is not None else []), "time"]
     body = within(
