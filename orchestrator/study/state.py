@@ -234,9 +234,8 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
     """Return the trial after the event; the trial must not have ended."""
     match event:
         case Started():
-            before = itertools.takewhile(
-                lambda hold: hold.began != event.time, trial.holds
-            )  # told once more, it is one
+            # An event that comes once more begins no other hold.
+            before = itertools.takewhile(lambda hold: hold.began != event.time, trial.holds)
             return replace(trial, state=TrialState.RUNNING, holds=(*before, Hold(event.time)))
         case Evaluated():
             return _evaluated(trial, event)
