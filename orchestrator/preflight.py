@@ -85,9 +85,10 @@ def _give_weights(config: StudyConfig, model: nn.Module) -> None:
 
 
 def _facts(config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module) -> Facts:
-    from trainers.model.models import find_blocks, num_batch_norms, regularizers
+    from trainers.model.blocks import find_blocks
+    from trainers.model.models import num_batch_norms, regularizers
 
-    num_blocks = len(find_blocks(model, config.model.blocks) or ())
+    num_blocks = len(find_blocks(model, config.model.blocks))
     return Facts(
         num_train_samples=len(train_set),
         num_val_samples=len(val_set),
@@ -355,8 +356,8 @@ def _check_blocks(config: StudyConfig, facts: Facts) -> None:
         checkpointed = [str(mode) for mode in modes if mode != "none"]
         if checkpointed and facts.num_blocks == 0:
             raise ValueError(
-                f"{key} is {', '.join(checkpointed)}, and the model has no ModuleList of repeated blocks to checkpoint; put its "
-                "layers in an nn.ModuleList and name it as model.blocks, or use none"
+                f"{key} is {', '.join(checkpointed)}, and the model has no ModuleList or Sequential of repeated blocks to checkpoint; "
+                "put its layers into one and name it as model.blocks, or use none"
             )
 
 

@@ -63,9 +63,10 @@ class ModelConfig(Strict):
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target. Where it has `vocab_size` or `seq_len` and they are not given here, the data's are
     taken."""
-    blocks: str | None = None
-    """The dotted name of the ModuleList of repeated layers, which are checkpointed and compiled one by one. null: the
-    longest ModuleList whose members are all of one class."""
+    blocks: str | tuple[str, ...] | None = None
+    """The dotted name of the ModuleList or Sequential of repeated layers, which are checkpointed and compiled one by one; or
+    several, as an encoder's and a decoder's. null: the longest ModuleList whose members are all of one class, and others of that
+    class; where there is none the Sequentials of the class that most have."""
 
 
 class DataConfig(Strict):

@@ -17,7 +17,7 @@ class Facts:
     num_parameters: int | None = None
     num_batch_norms: int | None = None
     num_blocks: int | None = None
-    """The model's repeated blocks, which are checkpointed one by one; 0 where it has no list of them."""
+    """The model's repeated blocks, which are checkpointed one by one; 0 where none were found."""
     chunked_cross_entropy: bool | None = None
     """True if the model can compute its cross-entropy in chunks."""
     regularizers: dict[str, float] | None = None

@@ -655,7 +655,7 @@ def test_a_model_without_blocks_is_not_checkpointed_and_that_is_said(num_blocks:
     known, found = played(World(), Facts(num_blocks=num_blocks))
     kinds = {trial.config.activation_checkpointing for trial in known.study.trials.values()}
     assert kinds == ({"none"} if left_out else {"none", "full"})
-    said = "left out, as the model has no ModuleList of repeated blocks to checkpoint: full (put its layers in an nn.ModuleList"
+    said = "left out, as the model has no ModuleList or Sequential of repeated blocks to checkpoint: full (put its layers into one"
     assert any(note.startswith(said) for note in found.notes) == left_out
 
 

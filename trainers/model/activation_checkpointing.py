@@ -18,7 +18,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from trainers.config import ActivationCheckpointing, Compile, TrialConfig
-from trainers.model.models import BATCH_NORM, find_blocks
+from trainers.model.blocks import find_blocks
+from trainers.model.models import BATCH_NORM
 
 # One code object serves every trial of a warm process; past this it would fall back to eager, or fail as asked below.
 RECOMPILE_LIMIT = 64
@@ -43,18 +44,17 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
     mode = config.activation_checkpointing
     _refuse_what_does_not_go(mode, config.compile)
     blocks = find_blocks(model, config.model.blocks)
-    if blocks is None and mode != "none":
+    if not blocks and mode != "none":
         raise ValueError(
-            f"activation_checkpointing '{mode}' needs repeated blocks, and this model has no ModuleList of them; "
-            "put its layers in an nn.ModuleList and name it as model.blocks, or use 'none'"
+            f"activation_checkpointing '{mode}' needs repeated blocks, and this model has no ModuleList or Sequential of them; "
+            "put its layers into one and name it as model.blocks, or use 'none'"
         )
     if mode in ("selective", "full"):
-        assert blocks is not None
-        for index, block in enumerate(blocks):
-            blocks[index] = _checkpointed(block, config)
+        for block in blocks:
+            block.replace(_checkpointed(block.module, config))
     if config.compile:
         _configure_compiler()
-        for module in [model] if blocks is None or config.compile == "whole" else blocks:
+        for module in [model] if not blocks or config.compile == "whole" else [block.module for block in blocks]:
             module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
 

@@ -1,4 +1,4 @@
-"""From a `ModelConfig` to an nn.Module, and from an nn.Module to its repeated blocks."""
+"""From a `ModelConfig` to an nn.Module."""
 
 from __future__ import annotations
 
@@ -202,25 +202,6 @@ def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
             "sync_batch_norm needs GPUs: torch's SyncBatchNorm does not run on a CPU; use world_size: 1, or GroupNorm"
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)
-
-
-def find_blocks(model: nn.Module, name: str | None = None) -> nn.ModuleList | None:
-    """Return the repeated blocks: the ModuleList called `name`, else the longest whose members are all of one class."""
-    if name is not None:
-        named = dict(model.named_modules())
-        found = named.get(name)
-        if not isinstance(found, nn.ModuleList):
-            lists = [key for key, module in named.items() if isinstance(module, nn.ModuleList)]
-            raise ValueError(
-                f"model.blocks names '{name}', which is no ModuleList of this model; it has: {', '.join(lists) or 'none'}"
-            )
-        return found
-    uniform = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
-    ]
-    return max(uniform, key=len, default=None)
 
 
 def num_batch_norms(model: nn.Module) -> int:

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers.config import Precision, TrialConfig
-from trainers.model.models import find_blocks, num_batch_norms
+from trainers.model.blocks import find_blocks
+from trainers.model.models import num_batch_norms
 
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
@@ -34,8 +35,8 @@ def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> 
     """
     if config.parallel == "fsdp":
         mesh = init_device_mesh(device.type, (config.world_size,))
-        for block in find_blocks(module, config.model.blocks) or ():
-            fully_shard(block, mesh=mesh, mp_policy=_mixed_precision(block, config.precision))
+        for block in find_blocks(module, config.model.blocks):
+            fully_shard(block.module, mesh=mesh, mp_policy=_mixed_precision(block.module, config.precision))
         fully_shard(module, mesh=mesh)
         return module
     module.to(device)

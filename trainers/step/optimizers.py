@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.config import OptimizerConfig, TrialConfig, resolve
-from trainers.model.models import find_blocks
+from trainers.model.blocks import find_blocks
 
 RATIO = "learning_rate_ratio"
 """The key of a parameter group that holds its learning rate as a multiple of the run's; without it that is 1."""
@@ -123,10 +123,10 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCon
     blocks = find_blocks(model, config.model.blocks)
     if not blocks:
         raise ValueError(
-            "optimizer muon is for the matrices of a model's repeated blocks, and this model has no ModuleList of them; name it "
-            "under model.blocks, or name torch.optim:Muon as optimizer.target with your own optimizer.param_groups"
+            "optimizer muon is for the matrices of a model's repeated blocks, and this model has no ModuleList or Sequential of "
+            "them; name it under model.blocks, or name torch.optim:Muon as optimizer.target with your own optimizer.param_groups"
         )
-    matrices = {id(p): p for block in blocks for p in block.parameters() if p.requires_grad and p.dim() == 2}
+    matrices = {id(p): p for block in blocks for p in block.module.parameters() if p.requires_grad and p.dim() == 2}
     others = [p for p in parameters if id(p) not in matrices]
     if not matrices:
         raise ValueError("optimizer muon is for matrices, and the model's blocks have none; use optimizer adamw")

@@ -13,9 +13,11 @@ from orchestrator.study.trial import Trial
 def on_blocks(context: StageContext[Frontier]) -> list[str]:
     """Return what was left out because the model has no blocks."""
     left_out = ", ".join(map(str, without_blocks(context)))
-    remedy = "put its layers in an nn.ModuleList and name it as model.blocks"
+    remedy = "put its layers into one and name it as model.blocks"
     return (
-        [f"left out, as the model has no ModuleList of repeated blocks to checkpoint: {left_out} ({remedy})"]
+        [
+            f"left out, as the model has no ModuleList or Sequential of repeated blocks to checkpoint: {left_out} ({remedy})"
+        ]
         if left_out
         else []
     )

@@ -17,6 +17,7 @@ from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.model.contract import check_first_loss, check_loss, check_sum, fake_batch, loss_of_parts
 from trainers.run import Run
+from trainers.step.accumulation import over_all_ranks
 
 REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
 
@@ -36,9 +37,11 @@ def test_another_return_than_the_contracts_is_refused_with_the_contract(returned
         check_loss(returned)
 
 
-def test_a_count_may_be_a_plain_number() -> None:
-    loss_sum, num_targets = check_loss((torch.tensor(1.0), 6))
-    assert (loss_sum.item(), num_targets.item()) == (1.0, 6)
+def test_a_count_may_be_a_plain_number_and_stays_exact() -> None:
+    count = 2**24 + 1  # no float32 is this number
+    loss_sum, num_targets = check_loss((torch.tensor(1.0), count))
+    assert (loss_sum.item(), num_targets.item()) == (1.0, count)
+    assert over_all_ranks(loss_sum, num_targets)[1].item() == count
 
 
 class Pair(NamedTuple):

@@ -17,7 +17,6 @@ from trainers.model.gpt import GPT, summed_cross_entropy
 from trainers.model.losses import loss_function
 from trainers.model.models import (
     build_model,
-    find_blocks,
     num_batch_norms,
     regularizers,
     switch_off_dropout,
@@ -111,26 +110,6 @@ def test_kwargs_that_do_not_fit_are_refused_with_those_that_do() -> None:
         ValueError, match=r"hidden_dim \(10\) is not a multiple of num_heads \(4\); choose a multiple of 4"
     ):
         build("gpt", hidden_dim=10)
-
-
-def layers(count: int) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
-
-
-def test_blocks_are_the_longest_uniform_list_or_the_one_named() -> None:
-    model = nn.Module()
-    model.short, model.inside = layers(2), nn.Module()
-    model.inside.long = layers(3)
-    model.mixed = nn.ModuleList([nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()])
-    model.empty = nn.ModuleList()
-    assert find_blocks(model) is model.inside.long
-    assert find_blocks(model, "short") is model.short
-    assert find_blocks(nn.Linear(2, 2)) is None
-    expected = (
-        "model.blocks names 'inside', which is no ModuleList of this model; it has: short, inside.long, mixed, empty"
-    )
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        find_blocks(model, "inside")
 
 
 def test_targets_of_minus_100_do_not_count() -> None:
@@ -227,10 +206,6 @@ def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2: An
 def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says() -> None:
     model = build("hf", model_type="gpt2", config=TINY_GPT2 | {"dtype": "bfloat16"})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_a_transformers_models_blocks_are_found(gpt2: Any) -> None:
-    assert find_blocks(gpt2) is gpt2.inner.transformer.h
 
 
 def test_a_transformers_model_trains_checkpointed() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
 from trainers.before.prediction import NotPredictable, predict
 from trainers.loop import train
-from trainers.model.models import find_blocks
+from trainers.model.blocks import find_blocks
 from trainers.noise.step_statistics import read_step
 from trainers.step.optimizers import Together, build_optimizer, set_learning_rate
 
@@ -65,9 +65,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else_at_one_learning_
     assert isinstance(optimizer, Together)
     muon, adamw = optimizer.members
     assert isinstance(muon, torch.optim.Muon)
-    blocks = find_blocks(run.module, None)
-    assert blocks is not None
-    expected = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
+    expected = {id(p) for block in find_blocks(run.module) for p in block.module.parameters() if p.dim() == 2}
     of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
     of_adamw = {id(p) for group in adamw.param_groups for p in group["params"]}
     assert of_muon == expected
@@ -81,7 +79,7 @@ def test_muon_on_a_model_without_blocks_and_on_shards_is_refused_with_the_way_ou
     plain = {"target": "tests.support.tiny:LogitsOnly", "kwargs": {"vocab_size": 24}}
     trial = config(optimizer={"type": "muon"}, model=plain, loss="cross_entropy")
     with pytest.raises(
-        ValueError, match=r"no ModuleList of them; name it under model\.blocks, or name torch\.optim:Muon"
+        ValueError, match=r"no ModuleList or Sequential of them; name it under model\.blocks, or name torch\.optim:Muon"
     ):
         build_optimizer(nn.Embedding(24, 24), trial)
     with pytest.raises(
