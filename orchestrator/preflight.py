@@ -26,7 +26,7 @@ from trainers.config import TrialConfig
 from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
-from trainers.files import StorageLost, own_file, quoted
+from trainers.files import StorageLost, naming_the_disk, own_file, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,6 @@ def check(
     """
     from trainers.data.samples import load_data
     from trainers.model.losses import loss_function
-    from trainers.model.models import build_model
 
     check_compiler(compiles)
     what = _data_of(config)
@@ -64,8 +63,7 @@ def check(
         check_size(config, len(train_set))
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
-        model = build_model(config.model, train_set)
-        _give_weights(config, model)
+        model = _built(config, train_set)
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
@@ -74,14 +72,13 @@ def check(
     return facts
 
 
-def _give_weights(config: StudyConfig, model: nn.Module) -> None:
-    """Load the weights that runs are to begin with into the model, to see that they are its own."""
-    from trainers.model.models import load_weights
+def _built(config: StudyConfig, train_set: SampleSet) -> nn.Module:
+    """Build the model with the weights that runs are to begin with, to see that they are its own."""
+    from trainers.model.models import build_model
 
-    trial = base_trial(config, None)
-    if trial.initial_weights is not None:
-        with own_file(path := Path(trial.initial_weights), "read"):
-            load_weights(model, path)
+    weights = base_trial(config, None).initial_weights
+    with naming_the_disk(Path(weights), "read") if weights is not None else contextlib.nullcontext():
+        return build_model(config.model, train_set, weights)
 
 
 def _facts(config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module) -> Facts:

@@ -67,6 +67,14 @@ class ModelConfig(Strict):
     """The dotted name of the ModuleList or Sequential of repeated layers, which are checkpointed and compiled one by one; or
     several, as an encoder's and a decoder's. null: the longest ModuleList whose members are all of one class, and others of that
     class; where there is none the Sequentials of the class that most have."""
+    peft: dict[str, Any] | None = None
+    """LoRA: arguments of peft.LoraConfig (`r`, `lora_alpha`, `target_modules`, ...), for which peft must be installed. Its matrices are
+    trained, and all that the model had before is frozen. null: there are no adapters."""
+
+    @model_serializer(mode="wrap")
+    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the key that version 0.3.0 did not have where it says something: see TrialConfig's."""
+        return {key: value for key, value in serialise(self).items() if value is not None or key != "peft"}
 
 
 class DataConfig(Strict):

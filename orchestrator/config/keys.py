@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PositiveInt, model_validator
 
-from orchestrator.config.regimes import FINETUNE_RATE, HIGHEST_FINETUNE_RATE, with_defaults_of_regime
+from orchestrator.config.regimes import HIGHEST_OVER_USUAL, usual_rate, with_defaults_of_regime
 from orchestrator.config.stages import (
     AtLeastOne,
     Branch,
@@ -197,7 +197,7 @@ class StudyConfig(Strict):
     regime: Literal["pretrain", "finetune"] = "pretrain"
     """pretrain: the defaults are those of training from random weights. finetune: it begins with weights that were trained
     before, so `initial_weights` or the model must name some, `sample_budget` must be given, and these defaults differ:
-    `optimizer` {lr: 2e-5, reference_batch_size: 16, weight_decay: 0.01, warmup: short}, `largest: 128` of the frontier,
+    `optimizer` {lr: 2e-5, or 2e-4 with `model.peft`, reference_batch_size: 16, weight_decay: 0.01, warmup: short}, `largest: 128` of the frontier,
     `multiples: [1, 2]` of throughput."""
     initial_weights: str | None = None
     """The weights that every run begins with, in either regime: a file of safetensors (*.safetensors), or one that
@@ -366,18 +366,25 @@ def _check_regime(config: StudyConfig) -> None:
     """Raise ValueError where a study would finetune from random weights, or at a rate that forgets them."""
     if config.regime != "finetune":
         return
-    loads_its_own = config.model.target == "hf" and bool(config.model.kwargs.get("pretrained"))
-    if config.initial_weights is None and not loads_its_own:
+    if config.initial_weights is None and not _loads_weights(config.model):
         raise ValueError(
             "regime: finetune begins with weights, and the study file names none; set initial_weights to a file of them, or to "
             "own where model.target loads them itself (a transformers model does with model.kwargs pretrained: true)"
         )
-    optimizer = config.optimizer
-    if optimizer.type == "adamw" and optimizer.lr > HIGHEST_FINETUNE_RATE:
+    optimizer, usual = config.optimizer, usual_rate(config.model.peft is not None)
+    if optimizer.type == "adamw" and optimizer.lr > HIGHEST_OVER_USUAL * usual:
         raise ValueError(
-            f"optimizer.lr ({optimizer.lr:g}) is more than {HIGHEST_FINETUNE_RATE:g}, fifty times the usual rate of "
-            f"finetuning ({FINETUNE_RATE:g}); lower it, or set regime: pretrain, which takes initial_weights, too"
+            f"optimizer.lr ({optimizer.lr:g}) is more than {HIGHEST_OVER_USUAL * usual:g}, fifty times the usual rate of "
+            f"finetuning ({usual:g}); lower it, or set regime: pretrain, which takes initial_weights, too"
         )
+
+
+def _loads_weights(model: ModelConfig) -> bool:
+    """True of a model whose target loads weights by itself: a pretrained one, and one's own that gets adapters, which would be of
+    no use to random weights."""
+    return (
+        bool(model.kwargs.get("pretrained")) if model.target == "hf" else ":" in model.target and model.peft is not None
+    )
 
 
 def _check_branch(config: StudyConfig) -> None:

@@ -118,7 +118,9 @@ def _make_absolute(tree: dict[str, Yaml]) -> None:
             continue
         for key in keys:
             if key in kwargs:
-                kwargs[key] = _absolute(kwargs[key], always=section["target"] == "text" and key in ("train", "val"))
+                kwargs[key] = _absolute(
+                    kwargs[key], always=section["target"] in ("text", "chat") and key in ("train", "val")
+                )
 
 
 def _absolute(value: Yaml, *, always: bool) -> Yaml:

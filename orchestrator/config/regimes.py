@@ -9,8 +9,12 @@ from orchestrator.config.stages import StageKeys
 FINETUNE_RATE = 2e-5
 """AdamW's, for a batch of 16: Devlin et al. 2018 (arXiv 1810.04805, A.3) find 2e-5 to 5e-5 at batches of 16 and 32, in 2 to 4
 epochs, to work across tasks."""
-HIGHEST_FINETUNE_RATE = 1e-3
-"""Fifty times that: what pre-training begins with, and overwrites the weights rather than adapts them."""
+LORA_RATE = 2e-4
+"""The same of LoRA's matrices, which begin at nothing: Hu et al. 2021 (arXiv 2106.09685, D.3) and Dettmers et al. 2023 (arXiv
+2305.14314, B.2) take it at batches of 8 and 16."""
+HIGHEST_OVER_USUAL = 50.0
+"""What a rate may be over the usual one at most: 1e-3 is what pre-training begins with, and overwrites the weights rather than
+adapts them."""
 OWN_WEIGHTS = "own"
 """What `initial_weights` says where the model's target loads them."""
 
@@ -33,18 +37,25 @@ def with_defaults_of_regime(tree: Mapping[str, object], default_stages: tuple[St
             "training samples as a rule"
         )
     optimizer = tree.get("optimizer") or {}
+    model = tree.get("model")
+    has_adapters = isinstance(model, Mapping) and model.get("peft") is not None
     stages = tree.get("stages") or [{"type": stage.type} for stage in default_stages]
-    return {**tree, "optimizer": _optimizer(optimizer), "stages": _stages(stages)}
+    return {**tree, "optimizer": _optimizer(optimizer, usual_rate(has_adapters)), "stages": _stages(stages)}
 
 
-def _optimizer(given: object) -> object:
+def usual_rate(has_adapters: bool) -> float:
+    """Return AdamW's learning rate where a study file names none; of LoRA's matrices if the model has them."""
+    return LORA_RATE if has_adapters else FINETUNE_RATE
+
+
+def _optimizer(given: object, rate: float) -> object:
     if not isinstance(given, Mapping):
         return given
     if "lr" in given:
         return {**_FINETUNE["optimizer"], **given}
     if given.get("type", "adamw") != "adamw" or given.get("target"):
         raise ValueError("regime: finetune has a default optimizer.lr for adamw alone; set optimizer.lr")
-    return {**_FINETUNE["optimizer"], "lr": FINETUNE_RATE, **given}
+    return {**_FINETUNE["optimizer"], "lr": rate, **given}
 
 
 def _stages(given: object) -> object:

@@ -43,6 +43,13 @@ def test_finetuning_has_defaults_of_its_own() -> None:
     assert stage(config, Throughput).multiples == (1, 2)
 
 
+def test_adapters_begin_at_a_rate_of_their_own_and_with_weights() -> None:
+    adapted = {"target": "mine:make", "peft": {"r": 8}}
+    assert study(model=adapted).optimizer.lr == 2e-4
+    assert study(model=adapted, initial_weights=None, optimizer={"lr": 5e-3}).optimizer.lr == 5e-3
+    assert study(model=adapted, optimizer={"lr": 1e-5}).optimizer.lr == 1e-5
+
+
 def test_a_study_with_a_real_run_has_them_too() -> None:
     config = study(real_run={"samples": 16_000})
     assert config.stages[-1].type == "horizons"
@@ -78,10 +85,13 @@ def test_a_short_warm_up_is_a_share_of_the_run(batch: int, budget: int, expected
         ({"initial_weights": None}, "begins with weights, and the study file names none; set initial_weights to a file of them, or to own"),
         ({"initial_weights": None, "model": {"target": "hf", "kwargs": {"name": "x", "pretrained": False}}}, "names none"),
         ({"optimizer": {"lr": 6e-3}}, r"optimizer.lr \(0.006\) is more than 0.001, fifty times the usual rate of finetuning \(2e-05\); lower it"),
+        ({"initial_weights": None, "model": {"target": "hf", "kwargs": {"model_type": "x"}, "peft": {"r": 8}}}, "names none"),
+        ({"model": {"target": "mine:make", "peft": {}}, "optimizer": {"lr": 0.02}}, r"\(0.02\) is more than 0.01, fifty .*\(0.0002\)"),
         ({"optimizer": {"type": "sgd"}}, "default optimizer.lr for adamw alone; set optimizer.lr"),
         ({"regime": "finetuning"}, "regime"),
     ],
-    ids=["no weights", "hf that is not pretrained", "a rate that forgets", "sgd", "a typo"],
+    ids=["no weights", "hf that is not pretrained", "a rate that forgets",
+         "adapters of random weights", "a rate too high for adapters", "sgd", "a typo"],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

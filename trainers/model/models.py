@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainers.config import ModelConfig, TrialConfig, call_target, resolve
 from trainers.files import quoted
+from trainers.model.adapters import add_adapters, is_of_transformers
 from trainers.model.cross_entropy import summed_cross_entropy
 from trainers.model.gpt import GPT
 from trainers.sources.adapted import module_of
@@ -22,8 +23,12 @@ MOST_NAMES = 3
 """The tensors of a file that are named where they do not fit."""
 
 
-def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
-    """Build the module that `model.target` names. The data gives vocab_size and seq_len where kwargs leave them out."""
+def build_model(config: ModelConfig, train_set: Any, initial_weights: str | None = None) -> nn.Module:
+    """Build the module that `model.target` names, with the adapters that `model.peft` asks for. The data gives vocab_size and seq_len
+    where kwargs leave them out.
+
+    initial_weights: the file of the weights that it is to have, adapters aside.
+    """
     target = _target(config.target)
     parameters = inspect.signature(target).parameters
     from_data = {
@@ -38,6 +43,10 @@ def build_model(config: ModelConfig, train_set: Any) -> nn.Module:
             f"model.target '{config.target}' returned a {type(model).__name__}, not an nn.Module; return the module itself"
         )
     _keep_nothing_for_a_next_token(model)
+    if initial_weights is not None:
+        load_weights(model, Path(initial_weights))
+    if config.peft is not None:
+        add_adapters(model, config.peft)
     return model
 
 
@@ -45,18 +54,14 @@ def initial_module(config: TrialConfig, train_set: Any) -> nn.Module:
     """Build the model as its seed makes it, or with the weights that it is to begin with. It is drawn on the host, so it is
     the same for every rank and device."""
     torch.manual_seed(config.seed)
-    module = build_model(config.model, train_set).train()  # a pretrained one comes without its dropout
-    if config.initial_weights is not None:
-        load_weights(module, Path(config.initial_weights))
-    return module
+    return build_model(config.model, train_set, config.initial_weights).train()  # a pretrained one has no dropout yet
 
 
 def _keep_nothing_for_a_next_token(model: nn.Module) -> None:
     """Switch off the cache of keys and values that models of transformers fill in each forward, for text that is generated. A
     checkpointed block's second forward would find it filled by the first."""
     for module in model.modules():
-        is_of_transformers = any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
-        settings: Any = getattr(module, "config", None) if is_of_transformers else None
+        settings: Any = getattr(module, "config", None) if is_of_transformers(module) else None
         if getattr(settings, "use_cache", False):
             settings.use_cache = False
 
@@ -182,6 +187,7 @@ def hf(
     if vocab_size is not None and not pretrained:
         overrides["vocab_size"] = vocab_size
     if name is not None and model_type is None:
+        _check_folder(name)
         settings = AutoConfig.from_pretrained(name, **overrides)
     elif model_type is not None and name is None:
         settings = AutoConfig.for_model(model_type, **overrides)
@@ -193,6 +199,15 @@ def hf(
     else:
         inner = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     return CausalLanguageModel(inner, label_smoothing)
+
+
+def _check_folder(name: str) -> None:
+    """Raise ValueError where a name can be nothing but a path, and no folder is there."""
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise ValueError(
+            f"model.kwargs.name is '{name}', which is no folder; name one that save_pretrained has written (relative paths start "
+            "where the command runs), or a model on the hub"
+        )
 
 
 def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

@@ -34,6 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
     "chunked, bfloat16": {
         "model": {"target": "gpt", "kwargs": {**GPT, "cross_entropy": "chunked"}}, "precision": "bfloat16",
     },
+    "lora": {
+        "model": {"target": "gpt", "kwargs": {**GPT, "hidden_dim": 384}, "peft": {"r": 8, "target_modules": "all-linear"}},
+    },
     "sgd, average, no accumulation": {
         "optimizer": {"type": "sgd"}, "ema_half_life_samples": 100, "gradient_accumulation_steps": 1,
     },

@@ -1,0 +1,141 @@
+"""LoRA: what is trained, what stays as it was, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny import config, cpu_run
+from trainers.config import ModelConfig, TrialConfig
+from trainers.loop import train
+from trainers.model.gpt import GPT
+from trainers.model.models import initial_module
+from trainers.report import Answer
+from trainers.speed.flops import flops_per_sample
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+LLAMA: dict[str, Any] = {
+    "target": "hf",
+    "kwargs": {
+        "model_type": "llama",
+        "config": {
+            "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "intermediate_size": 32, "bos_token_id": 0, "eos_token_id": 1,
+        },
+    },
+}  # fmt: skip
+GPT_KWARGS = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}
+
+
+def adapted(peft: dict[str, Any], **changes: Any) -> TrialConfig:
+    return config(model=LLAMA | {"peft": peft}, **changes)
+
+
+def on_gpt(peft: dict[str, Any], **changes: Any) -> TrialConfig:
+    return config(model={"target": "gpt", "kwargs": GPT_KWARGS, "peft": peft}, **changes)
+
+
+def test_a_model_without_adapters_is_written_as_it_ever_was() -> None:
+    assert ModelConfig(target="gpt").model_dump() == {"target": "gpt", "kwargs": {}, "blocks": None}
+    assert ModelConfig(target="gpt", peft={}).model_dump()["peft"] == {}
+
+
+def test_only_the_adapters_are_trained() -> None:
+    run = cpu_run(adapted({"r": 4, "target_modules": "all-linear"}))
+    before = {name: tensor.clone() for name, tensor in run.module.state_dict().items()}
+    for _ in range(2):
+        run.step()
+    run.read()
+    moved = {name for name, tensor in run.module.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved
+    assert moved == {name for name in before if "lora_" in name}
+    held = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for name, p in run.module.named_parameters() if "lora_" in name}
+
+
+def test_the_layers_of_any_model_can_be_named() -> None:
+    run = cpu_run(on_gpt({"r": 2, "target_modules": ["qkv"], "modules_to_save": ["norm"]}))
+    trained = {name for name, p in run.module.named_parameters() if p.requires_grad}
+    assert all("qkv.lora_" in name or "norm.modules_to_save" in name for name in trained)
+    assert any("qkv.lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_checkpointing_leaves_the_adapters_training_as_it_was(mode: str) -> None:
+    losses = []
+    for one in ("none", mode):
+        run = cpu_run(adapted({"r": 4, "lora_dropout": 0.1}, activation_checkpointing=one))
+        for _ in range(3):
+            run.step()
+        losses.append([step.loss for step in run.read()])
+    assert losses[0] == losses[1]
+
+
+def test_frozen_layers_have_no_gradient_of_their_weights_to_compute() -> None:
+    trained = flops_per_sample(config(model=LLAMA))
+    assert flops_per_sample(adapted({"r": 1})) < 0.8 * trained
+
+
+def test_the_weights_in_a_file_are_the_models_below_the_adapters(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    module = GPT(vocab_size=24, seq_len=12, **GPT_KWARGS)  # pyright: ignore[reportArgumentType]
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    trial = on_gpt({"r": 2, "target_modules": ["qkv"]}, initial_weights=str(tmp_path / "weights.pt"))
+    state = cpu_run(trial).module.state_dict()
+    assert torch.equal(
+        state["blocks.0.attention.qkv.base_layer.weight"], module.state_dict()["blocks.0.attention.qkv.weight"]
+    )
+
+
+def test_a_folder_that_save_pretrained_has_written_is_where_a_run_begins(tmp_path: Path) -> None:
+    whole = initial_module(config(model=LLAMA, seed=3), cpu_run(config()).train_set)
+    whole.inner.save_pretrained(tmp_path)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    loaded = {"target": "hf", "kwargs": {"name": str(tmp_path), "pretrained": True}}
+    expected, found = whole.state_dict(), cpu_run(config(model=loaded)).module.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    with pytest.raises(
+        ValueError, match=r"model.kwargs.name is '\./no', which is no folder; name one that save_pretrained"
+    ):
+        cpu_run(config(model={"target": "hf", "kwargs": {"name": "./no", "pretrained": True}}))
+
+
+@pytest.mark.parametrize(
+    ("peft", "message"),
+    [
+        ({"rank": 4, "r": 4}, "model.peft has rank, which peft.LoraConfig does not take; it takes: task_type"),
+        ({"target_modules": ["nope"]}, "model.peft does not fit this model: Target modules {'nope'} not found"),
+        ({"r": 0}, "model.peft does not fit this model: `r` should be a positive integer"),
+        ({"inference_mode": True}, "leaves nothing to train; leave inference_mode out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(peft: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        cpu_run(adapted(peft))
+
+
+def test_a_model_of_no_known_family_must_name_its_layers() -> None:
+    with pytest.raises(ValueError, match=r"Please specify `target_modules`.*; name its layers as target_modules"):
+        cpu_run(on_gpt({"r": 2}))
+
+
+def test_without_the_library_its_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"model\.peft needs the library peft; pip install 'batchscout\[hf\]'"):
+        cpu_run(adapted({"r": 4}))
+
+
+def trained(trial: TrialConfig, directory: Path) -> float:
+    losses: list[float] = []
+    assert (
+        train(trial, lambda report: losses.append(report.metrics.get("val_loss", 0.0)) or Answer.GO_ON, directory)
+        is Answer.GO_ON
+    )
+    return losses[-1]
