@@ -22,9 +22,10 @@ from trainers.data.samples import SampleSet, load_data
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import check_first_loss
 from trainers.model.equivalence import Weights, weights_of
+from trainers.model.frozen import frozen_digest
 from trainers.model.losses import autocasting, loss_function
 from trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
-from trainers.model.parallel import distribute, leaves_of, load_state, state_of
+from trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
 from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
 from trainers.noise.step_statistics import read_step
 from trainers.report import Known
@@ -63,6 +64,7 @@ class Run:
             else SampleOrder(len(self.train_set), config.seed)
         )
         self.module = initial_module(config, self.train_set)
+        self.frozen_digest = frozen_digest(self.module, config)
         self.work = work_of(config, self.module, self.train_set)
         self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
         if config.sync_batch_norm and config.world_size > 1:
@@ -193,7 +195,7 @@ class Run:
             "samples_seen": self.samples_seen,
             **self.meter.state(),
             "evaluated_at": list(self.evaluated_at),
-            **made_with(self.config, self.train_set, self.val_set),
+            **self._made_with(),
             "seed": self.config.seed,
             **state_of(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
@@ -207,8 +209,7 @@ class Run:
 
         Returns the report that was saved with the checkpoint, if there is one that this run has to make.
         """
-        made = made_with(self.config, self.train_set, self.val_set)
-        state = newest_state(directory, made, self.rank, token, known)
+        state = newest_state(directory, self._made_with(), self.rank, token, known)
         if state is None:
             if self.config.branch_from is not None:
                 self._load(branch_state(self.config.branch_from, self.config, directory))
@@ -217,6 +218,9 @@ class Run:
         self.evaluated_at = list(state.get("evaluated_at", ()))
         self.meter.load(state)  # but not at a branch: its figures are its own
         return state["report"]
+
+    def _made_with(self) -> dict[str, Any]:
+        return made_with(self.config, self.train_set, self.val_set, self.frozen_digest)
 
     def _load(self, state: dict[str, Any]) -> None:
         """Take weights, moments, averages and the place in the data from a checkpoint; the settings stay this run's. An optimizer of
@@ -245,7 +249,7 @@ class Run:
         run's own."""
         module, point = initial_module(self.config, self.train_set), self.config.branch_from
         if point is not None:
-            module.load_state_dict(branch_state(point, self.config, directory)["model"])
+            load_trained(module, branch_state(point, self.config, directory)["model"])
         return weights_of(module)
 
 

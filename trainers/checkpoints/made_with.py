@@ -18,13 +18,17 @@ MadeWith = Mapping[str, Any]
 """Plain values, a part of what a checkpoint holds: those of `made_with`."""
 
 
-def made_with(config: TrialConfig, train_set: Any, val_set: Any) -> dict[str, Any]:
-    """Return what a checkpoint must have in common with the run that goes on from it."""
+def made_with(config: TrialConfig, train_set: Any, val_set: Any, frozen: str | None = None) -> dict[str, Any]:
+    """Return what a checkpoint must have in common with the run that goes on from it.
+
+    frozen: a digest of the weights that are not trained, which are in no checkpoint; None where all are trained.
+    """
     return {
         **made_with_before_0_3(config),
         "configuration": config.model_dump(mode="json"),
         "data": [len(train_set), len(val_set), getattr(train_set, "content_hash", None)],
         "code": {module: source_digest(module) for module in _modules_of_the_user(config)},
+        **({} if frozen is None else {"frozen": frozen}),
     }
 
 
@@ -83,6 +87,8 @@ def differences(before: MadeWith, now: MadeWith) -> dict[str, str]:
     found = earlier | _differences_of_fields(before["configuration"], now["configuration"]) | earlier
     if before["data"] != now["data"]:
         found["data"] = "other data"
+    if before.get("frozen", now.get("frozen")) != now.get("frozen"):  # earlier versions saved the weights themselves
+        found["frozen"] = "other weights that are not trained"
     changed = [module for module, digest in now["code"].items() if before["code"].get(module) != digest]
     return found | {module: f"other code in {module}" for module in changed}
 

@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 from trainers.checksums import Damaged, load_tensors, save_tensors
 from trainers.files import quoted
+from trainers.model.frozen import frozen_of
 from trainers.model.parallel import whole
 
 Weights = dict[str, Tensor]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """Return a copy of every parameter and floating-point buffer on the host. If the model is sharded, all ranks call
+    """Return a copy of every trained parameter and floating-point buffer on the host. If the model is sharded, all ranks call
     this."""
-    floating = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    frozen = frozen_of(model)
+    state = {name: value for name, value in model.state_dict().items() if name not in frozen}
+    floating = {name: value for name, value in state.items() if value.is_floating_point()}
     return {name: whole(value.detach()).cpu().clone() for name, value in floating.items()}
 
 

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainers.config import Precision, TrialConfig
 from trainers.model.blocks import find_blocks
+from trainers.model.frozen import frozen_of
 from trainers.model.models import num_batch_norms
 
 
@@ -119,13 +120,16 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
     return tensor.to(other.device)
 
 
-_WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of model and optimizer, whole on rank 0. All ranks call this together."""
+    """Return the state of model and optimizer, whole on rank 0, without weights that are not trained. All ranks call this
+    together."""
     if not isinstance(module, FSDPModule):
-        return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+        frozen = frozen_of(module)
+        trained = {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+        return {"model": trained, "optimizer": optimizer.state_dict()}
     return {
         "model": get_model_state_dict(module, options=_WHOLE_ON_RANK_0),
         "optimizer": get_optimizer_state_dict(module, optimizer, options=_WHOLE_ON_RANK_0),
@@ -133,11 +137,17 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `state_of` has returned. Every rank loads all of it."""
+    """Load what `state_of` has returned; that of earlier versions holds the weights that are not trained, too. Every rank loads
+    all of it."""
     if isinstance(module, FSDPModule):
-        options = StateDictOptions(full_state_dict=True)
+        options = StateDictOptions(full_state_dict=True, strict=not frozen_of(module))
         set_model_state_dict(module, state["model"], options=options)
         set_optimizer_state_dict(module, optimizer, state["optimizer"], options=options)
     else:
-        module.load_state_dict(state["model"])
+        load_trained(module, state["model"])
         optimizer.load_state_dict(state["optimizer"])
+
+
+def load_trained(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Load the model's part of what `state_of` has returned; weights that are not in it, as they are not trained, stay."""
+    module.load_state_dict(frozen_of(module) | weights)

@@ -12,10 +12,8 @@ import torch
 
 from tests.support.tiny import config, cpu_run
 from trainers.config import ModelConfig, TrialConfig
-from trainers.loop import train
 from trainers.model.gpt import GPT
 from trainers.model.models import initial_module
-from trainers.report import Answer
 from trainers.speed.flops import flops_per_sample
 
 pytest.importorskip("peft")
@@ -130,12 +128,3 @@ def test_without_the_library_its_remedy_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"model\.peft needs the library peft; pip install 'batchscout\[hf\]'"):
         cpu_run(adapted({"r": 4}))
-
-
-def trained(trial: TrialConfig, directory: Path) -> float:
-    losses: list[float] = []
-    assert (
-        train(trial, lambda report: losses.append(report.metrics.get("val_loss", 0.0)) or Answer.GO_ON, directory)
-        is Answer.GO_ON
-    )
-    return losses[-1]
