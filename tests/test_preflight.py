@@ -132,7 +132,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 rank\(s\), and this machine has .* GiB; lower"),
     ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, mean, transformers, or your own"),
     ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.mse.ignore_index: no such key; the keys here are: targets, type"),
-    ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf or an import path"),
+    ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf, chat or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
     ({"data": {"target": "text", "kwargs": {"train": "no.txt"}}}, r"no\.txt"),

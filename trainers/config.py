@@ -81,7 +81,7 @@ class DataConfig(Strict):
     """What the model is trained on."""
 
     target: str
-    """The data: `python_stdlib`, `text` or `hf` (built in), or your own as `package.module:callable`, which is called
+    """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
     with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
     in `__getitems__` or in a `collate_fn`, and lists them as `lengths`, so that the frontier measures the longest ones. One whose samples
     may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known to be of other samples."""

@@ -63,13 +63,19 @@ def corpus_of_contents(files: list[bytes]) -> Corpus:
 def corpus_of_files(field: str, patterns: str | list[str]) -> Corpus:
     """Return the corpus of the files that data.kwargs.<field> names. Raises ValueError where there is nothing to
     read."""
+    paths = matching_files(field, patterns)
+    return Corpus(hash_of(map(hash_of_file, paths)), lambda: _documents(_decoded(field, path) for path in paths))
+
+
+def matching_files(field: str, patterns: str | list[str]) -> list[Path]:
+    """Return the files that data.kwargs.<field> names. Raises ValueError where all are empty, or there is none."""
     if not isinstance(patterns, str | list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f"data.kwargs.{field} is {patterns!r}; give a file name or a list of them")
     patterns = [patterns] if isinstance(patterns, str) else patterns
     paths = [path for pattern in patterns for path in _matches(field, pattern)]
     if not sum(path.stat().st_size for path in paths):
         raise ValueError(f"data.kwargs.{field} names {patterns}, which hold no text; name files that are not empty")
-    return Corpus(hash_of(map(hash_of_file, paths)), lambda: _documents(_decoded(field, path) for path in paths))
+    return paths
 
 
 def _matches(field: str, pattern: str) -> list[Path]:

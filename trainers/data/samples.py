@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from trainers.config import DataConfig, call_target, resolve
+from trainers.data.chat import chat
 from trainers.data.loaders import Loaded
 from trainers.data.text import hf, python_stdlib, text
 from trainers.sources.adapted import loaders_of
@@ -28,7 +29,7 @@ def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
 
 
 def _target(name: str) -> Callable[..., Any]:
-    built_in: dict[str, Callable[..., Any]] = {"python_stdlib": python_stdlib, "text": text, "hf": hf}
+    built_in: dict[str, Callable[..., Any]] = {"python_stdlib": python_stdlib, "text": text, "hf": hf, "chat": chat}
     if name in built_in:
         return built_in[name]
     if ":" not in name:

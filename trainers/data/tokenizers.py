@@ -50,7 +50,7 @@ def encoder_of(spec: TokenizerSpec, documents: datasets.Dataset, directory: Path
     tokenizer.json."""
     if spec == "bytes":
         return lambda texts: np.frombuffer("".join(texts).encode(), np.uint8), 256
-    tokenizer = _loaded(spec) if isinstance(spec, str) else _trained_bpe(spec["train_bpe"], documents)
+    tokenizer = loaded_tokenizer(spec) if isinstance(spec, str) else trained_bpe(spec["train_bpe"], documents)
     tokenizer.save(str(directory / "tokenizer.json"))
 
     def encode(texts: Sequence[str]) -> np.ndarray:
@@ -60,7 +60,7 @@ def encoder_of(spec: TokenizerSpec, documents: datasets.Dataset, directory: Path
     return encode, 1 + max(tokenizer.get_vocab().values())  # ids may have gaps
 
 
-def _loaded(spec: str) -> Any:
+def loaded_tokenizer(spec: str) -> Any:
     from tokenizers import Tokenizer
 
     try:
@@ -72,7 +72,7 @@ def _loaded(spec: str) -> Any:
         ) from error
 
 
-def _trained_bpe(vocab_size: int, documents: datasets.Dataset) -> Any:
+def trained_bpe(vocab_size: int, documents: datasets.Dataset, special_tokens: Sequence[str] = ()) -> Any:
     """Train a byte-level BPE on the documents. It is smaller than asked for where they hold fewer pairs of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -80,7 +80,10 @@ def _trained_bpe(vocab_size: int, documents: datasets.Dataset) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special_tokens),
+        show_progress=False,
     )
     batches: Iterator[Any] = documents.with_format("arrow").iter(batch_size=256)
     tokenizer.train_from_iterator(map(lines_of, batches), trainer)

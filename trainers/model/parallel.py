@@ -126,14 +126,13 @@ _WHOLE_ON_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, igno
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of model and optimizer, whole on rank 0, without weights that are not trained. All ranks call this
     together."""
-    if not isinstance(module, FSDPModule):
-        frozen = frozen_of(module)
-        trained = {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
-        return {"model": trained, "optimizer": optimizer.state_dict()}
-    return {
-        "model": get_model_state_dict(module, options=_WHOLE_ON_RANK_0),
-        "optimizer": get_optimizer_state_dict(module, optimizer, options=_WHOLE_ON_RANK_0),
-    }
+    if isinstance(module, FSDPModule):
+        weights = get_model_state_dict(module, options=_WHOLE_ON_RANK_0)
+        state = get_optimizer_state_dict(module, optimizer, options=_WHOLE_ON_RANK_0)
+    else:
+        weights, state = module.state_dict(), optimizer.state_dict()
+    frozen = frozen_of(module)  # torch's own option leaves out but one name of a tied weight
+    return {"model": {name: tensor for name, tensor in weights.items() if name not in frozen}, "optimizer": state}
 
 
 def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

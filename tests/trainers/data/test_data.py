@@ -658,7 +658,7 @@ def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
         (
             "wikitext",
             {},
-            "data.target 'wikitext' is not built in; use python_stdlib, text, hf or .* package.module:call",
+            "data.target 'wikitext' is not built in; use python_stdlib, text, hf, chat or .* package.module:call",
         ),
         (f"{__name__}:nothing", {}, f"'{__name__}' has no 'nothing'"),
         (f"{__name__}:NOT_CALLABLE", {}, "is a int; name a callable that returns \\(train, val\\)"),
