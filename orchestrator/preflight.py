@@ -23,6 +23,7 @@ from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, ending_text, exit_text, shortened
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
+from trainers.counted import Counted
 from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
@@ -46,12 +47,18 @@ MOST_OF_AN_ENDING = 1_500
 
 
 def check(
-    config: StudyConfig, *, compiles: bool, say: Callable[[str], object] = lambda _: None, seconds: float = MANY_SECONDS
+    config: StudyConfig,
+    *,
+    compiles: bool,
+    say: Callable[[str], object] = lambda _: None,
+    seconds: float = MANY_SECONDS,
+    targets_per_sample: float | None = None,
 ) -> Facts:
     """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
     compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
-    that the data or the model have not come after so many seconds. Raises ValueError for bad input.
+    that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. Raises
+    ValueError for bad input.
     """
     from trainers.data.samples import load_data
     from trainers.model.losses import loss_function
@@ -67,7 +74,7 @@ def check(
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
-        facts = _facts(config, train_set, val_set, model)
+        facts = _facts(config, train_set, val_set, model, targets_per_sample)
         _check_limit(config, model)
     return facts
 
@@ -81,7 +88,10 @@ def _built(config: StudyConfig, train_set: SampleSet) -> nn.Module:
         return build_model(config.model, train_set, weights)
 
 
-def _facts(config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module) -> Facts:
+def _facts(
+    config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module, targets_per_sample: float | None
+) -> Facts:
+    from trainers.data.targets import counted_in
     from trainers.model.blocks import find_blocks
     from trainers.model.models import num_batch_norms, regularizers
 
@@ -92,6 +102,7 @@ def _facts(config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model:
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_batch_norms=num_batch_norms(model),
         num_blocks=num_blocks,
+        counted=counted_in(train_set, targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
         contents=_contents(base_trial(config, None), train_set, val_set),
@@ -117,7 +128,7 @@ def check_new_study(
     what = _named(found.part, config)
     if found.part != "pass" and _has_ended_its_process(found):
         raise ValueError(f"{what} {_how_it_failed(found)}")
-    facts = check(config, compiles=compiles, say=say)
+    facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample)
     _check_blocks(config, facts)
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
@@ -275,9 +286,10 @@ def _what_it_did(error: BaseException) -> str:
     return f"raised {type(error).__name__}{said and f': {said}'}"
 
 
-def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
+def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
     """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
     from trainers.data.samples import load_data
+    from trainers.data.targets import counted_in
     from trainers.model.models import build_model
 
     check_compiler(bool(trial.compile))
@@ -289,6 +301,7 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> None:
     train_set, _ = load_data(trial.data)
     check_size(config, len(train_set))
     build_model(trial.model, train_set)
+    return counted_in(train_set, None)
 
 
 def check_compiler(compiles: bool) -> None:

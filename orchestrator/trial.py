@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import base_trial
 from orchestrator.output.progress import metrics_line
 from orchestrator.terminal import printable, show_exception
+from trainers.counted import Counted, rate_unit
 from trainers.files import make_private_directory
 
 if TYPE_CHECKING:
@@ -23,22 +25,22 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
     Returns the exit code.
     """
     trial = base_trial(config, int(config.memory_limit) if config.memory_limit else None)
-    preflight.check_trial(config, trial)
+    counted = preflight.check_trial(config, trial)
     make_private_directory(run_dir)
     from trainers.loop import train
 
     digest = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()[:8]
     name = f"{trial.split}-lr{trial.learning_rate:.3g}-{digest}"
     try:
-        train(trial, print_report, run_dir / name)
+        train(trial, functools.partial(print_report, counted), run_dir / name)
     except ValueError as error:  # the user's code may raise it too, and whoever debugs that wants the traceback
         show_exception(type(error), error, error.__traceback__)
         return 1
     return 0
 
 
-def print_report(report: Report) -> None:
+def print_report(counted: Counted, report: Report) -> None:
     """Print the report in one line."""
     if report.notice is not None:
         return print(printable(report.notice.text), flush=True)
-    return print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics)}", flush=True)
+    return print(f"{report.samples_seen:>10,} samples  {metrics_line(report.metrics, rate_unit(counted))}", flush=True)

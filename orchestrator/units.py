@@ -34,6 +34,11 @@ def number_text(value: float) -> str:
     return f"{value:.3g}"
 
 
+def rate_text(rate: float, unit: str) -> str:
+    """Return 12,300 tokens/s, 4.21 samples/s and the like."""
+    return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return 42 s, 3 min 20 s, 2 h 5 min and the like."""
     whole = round(seconds)

@@ -59,14 +59,16 @@ def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) 
     return stop(Cause.DIVERGED, f"{steps} losses in a row above {threshold:.3f}, their median before was {median:.3f}")
 
 
-def judge_throughput(tokens_per_second: float, best_of_equals: float | None, min_share: float | None) -> Decision:
+def judge_throughput(
+    tokens_per_second: float, best_of_equals: float | None, min_share: float | None, rate_unit: str = "tokens/s"
+) -> Decision:
     """Return stop for a trial that is too slow beside the fastest of the same effective batch in another split or
     mode."""
     if min_share is None or best_of_equals is None or tokens_per_second >= min_share * best_of_equals:
         return GO_ON
     return stop(
         Cause.LOW_THROUGHPUT,
-        f"{tokens_per_second:.0f} tokens/s is below {min_share:g} x {best_of_equals:.0f} tokens/s, "
+        f"{tokens_per_second:.0f} {rate_unit} is below {min_share:g} x {best_of_equals:.0f} {rate_unit}, "
         "the best of the same effective batch",
     )
 

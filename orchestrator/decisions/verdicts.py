@@ -143,7 +143,7 @@ def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
         return GO_ON
     rates = [rival.metric("tokens_per_second") for rival in study.speed_rivals(trial)]
     best = max((known for known in rates if known is not None), default=None)
-    decision = judge_throughput(rate, best, rules.min_relative_throughput)
+    decision = judge_throughput(rate, best, rules.min_relative_throughput, study.facts.rate_unit)
     return decision if decision.action is Action.STOP else _on_plan(study, rules, trial, metrics)
 
 

@@ -17,7 +17,7 @@ from orchestrator.decisions.observer import Observer
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
-from orchestrator.units import bytes_text, seconds_text
+from orchestrator.units import bytes_text, rate_text, seconds_text
 from trainers.notices import Notice
 
 
@@ -83,7 +83,11 @@ class Progress(Observer):
     def _event(self, trial: Trial) -> None:
         """Print a line in a log; on a terminal the panel shows it."""
         if not self._console.is_terminal:
-            self._console.print(shown(f"  {trial.id}: {trial.state}  {trial_line(trial)}".rstrip()))
+            self._console.print(shown(f"  {trial.id}: {trial.state}  {trial_line(trial, self._unit)}".rstrip()))
+
+    @property
+    def _unit(self) -> str:
+        return self._study.facts.rate_unit
 
     def panel(self) -> RenderableType:
         """Return what a terminal shows now."""
@@ -114,7 +118,9 @@ class Progress(Observer):
                 metrics = trial.metrics | self._latest.get(trial.id, {})
                 seen = metrics.get("samples_seen") or 0
                 table.add_row(
-                    trial.id, f"{seen:,.0f} of {trial.config.sample_budget:,} samples", trial_metrics(trial, metrics)
+                    trial.id,
+                    f"{seen:,.0f} of {trial.config.sample_budget:,} samples",
+                    trial_metrics(trial, metrics, self._unit),
                 )
         return table
 
@@ -124,7 +130,7 @@ class Progress(Observer):
         best = best_so_far(trials)
         text = shown("trials: " + ", ".join(parts))
         if best:
-            text.append(f"   best: {best.id} {trial_line(best)}", style="cyan")
+            text.append(f"   best: {best.id} {trial_line(best, self._unit)}", style="cyan")
         text.append(f"   {seconds_text(time.monotonic() - self._began)} so far")
         left = seconds_left(trials)
         if left is not None:
@@ -133,7 +139,7 @@ class Progress(Observer):
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:
-    """Return the full run with the lowest val loss, else the trial with the most tokens/s."""
+    """Return the full run with the lowest val loss, else the fastest trial."""
     with_loss = [trial for trial in trials if trial.is_full_run and trial.metric("val_loss") is not None]
     if with_loss:
         return min(with_loss, key=lambda trial: trial.measured("val_loss"))
@@ -148,30 +154,33 @@ def seconds_left(trials: Sequence[Trial]) -> float | None:
     return open_trials * sum(ended) / len(ended) if ended else None
 
 
-def trial_line(trial: Trial) -> str:
+def trial_line(trial: Trial, rate_unit: str) -> str:
     """Return a trial's figures, or else its explanation; both if an earlier study has measured it."""
-    figures, explanation = trial_metrics(trial, trial.metrics), trial.explanation
+    figures, explanation = trial_metrics(trial, trial.metrics, rate_unit), trial.explanation
     return "; ".join(filter(None, [figures, explanation])) if trial.reused else explanation or figures
 
 
-def trial_metrics(trial: Trial, metrics: Metrics) -> str:
+def trial_metrics(trial: Trial, metrics: Metrics, rate_unit: str) -> str:
     """Return the metrics in a line, without the losses of a run of a few steps: it is there to be timed."""
-    return metrics_line(metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None})
+    shown = metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None}
+    return metrics_line(shown, rate_unit)
 
 
-def metrics_line(metrics: Mapping[str, float | None]) -> str:
-    """Return the metrics that people look at first; the training loss only where there is no validation loss."""
+def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:
+    """Return the metrics that people look at first; the training loss only where there is no validation loss. rate_unit: that of
+    `tokens_per_second`."""
     known = {key: value for key, value in metrics.items() if value is not None}
-    parts = [text(known[key]) for key, text in _IN_A_LINE.items() if key in known]
+    parts = [text(known[key]) for key, text in _in_a_line(rate_unit).items() if key in known]
     if "val_loss" not in known and "loss" in known:
         parts.insert(0, f"loss {known['loss']:.3f}")
     return ", ".join(parts)
 
 
-_IN_A_LINE: dict[str, Callable[[float], str]] = {
-    "val_loss": "val loss {:.3f}".format,
-    "generalisation_gap": "gap {:+.3f}".format,
-    "tokens_per_second": "{:,.0f} tokens/s".format,
-    "peak_memory_bytes": bytes_text,
-    "rho": "rho {:.1e}".format,
-}
+def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
+    return {
+        "val_loss": "val loss {:.3f}".format,
+        "generalisation_gap": "gap {:+.3f}".format,
+        "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
+        "peak_memory_bytes": bytes_text,
+        "rho": "rho {:.1e}".format,
+    }

@@ -99,16 +99,17 @@ def _print_stage(console: Terminal, stage: str, study: Study) -> None:
     if not trials:
         return
     best = best_so_far(trials)
-    rows = [_row(trial, is_best=best is not None and trial.id == best.id) for trial in trials]
+    unit = study.facts.rate_unit
+    rows = [_row(trial, unit, is_best=best is not None and trial.id == best.id) for trial in trials]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     width = console.width
     for row, trial in zip(rows, trials, strict=True):  # without rich, which asks for the terminal's size at each line
         console.file.write(_line(row, widths, printable(trial.explanation), width) + "\n")
 
 
-def _row(trial: Trial, *, is_best: bool) -> tuple[str, str, str]:
+def _row(trial: Trial, rate_unit: str, *, is_best: bool) -> tuple[str, str, str]:
     """Return the trial's id, state and figures."""
-    return f"{'*' if is_best else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics)
+    return f"{'*' if is_best else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics, rate_unit)
 
 
 def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import DevicePeak, Precision
+from trainers.counted import Counted, rate_unit
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Facts:
     num_batch_norms: int | None = None
     num_blocks: int | None = None
     """The model's repeated blocks, which are checkpointed one by one; 0 where none were found."""
+    counted: Counted | None = None
+    """What a sample's targets are, so what `tokens_per_second` counts."""
     chunked_cross_entropy: bool | None = None
     """True if the model can compute its cross-entropy in chunks."""
     regularizers: dict[str, float] | None = None
@@ -34,6 +37,11 @@ class Facts:
     """What the first lane runs on."""
     versions: dict[str, str] | None = None
     """Those of Python and of the libraries that decide how a run goes, by their names, in the driver that began the study."""
+
+    @property
+    def rate_unit(self) -> str:
+        """The unit of `tokens_per_second`; tokens/s in studies that were begun before there was another."""
+        return rate_unit(self.counted or "tokens")
 
     def updated(self, other: Facts) -> Facts:
         """Return these facts with what `other` has read put over them."""

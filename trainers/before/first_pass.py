@@ -64,6 +64,8 @@ class FirstPass:
     said: str = ""
     """passed: what people should know of the loss, if anything. refused: the message. raised: the exception, with its file and
     line. ended: the end of what the process had written to stderr; its stack, if it crashed."""
+    targets_per_sample: float | None = None
+    """passed: how many targets the first samples have on average."""
     exit_code: int = 0
     """How the process ended, as `subprocess` has it: where it ended, or was killed because there was no room."""
 
@@ -202,17 +204,18 @@ def _take(
     module.to(device).train()
     loss = autocasting(loss, config, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
-    loss_sum, _ = check_loss(loss(module, move(fetch(train_set, indices), device)))
+    loss_sum, num_targets = check_loss(loss(module, move(fetch(train_set, indices), device)))
+    targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
     check_sum(module, loss, train_set, device)
     if (fault := _optimizers_fault(config, module)) is not None:
         return FirstPass("refused", "pass", fault)
     found = not_adding_up(module, loss, train_set, device)
     if found is None:
-        return FirstPass("passed", "pass")
+        return FirstPass("passed", "pass", targets_per_sample=targets_per_sample)
     if isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    return FirstPass("passed", "pass", _is_told(found))
+    return FirstPass("passed", "pass", _is_told(found), targets_per_sample)
 
 
 def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:

@@ -13,22 +13,26 @@ from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet
+from trainers.data.targets import counted_in
 from trainers.model.parallel import reshard
 from trainers.run import Run
 from trainers.step.accumulation import over_all_ranks
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples."""
+    """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples; no perplexity where these are no text."""
     config = run.config
     num_samples = min(config.evaluation_samples, len(run.val_set))
     indices = longest(run.val_set, num_samples) if config.longest_samples else range(num_samples)
-    val_loss = _mean_loss(run, run.val_set, indices)
-    if val_loss is None:
+    loss_sum, num_targets = _loss_and_targets(run, run.val_set, indices)
+    if not num_targets:
         raise ValueError(
             f"none of the {num_samples} validation samples has a target: every label is masked; leave such samples out, or "
             "raise evaluation_samples"
         )
+    val_loss = loss_sum / num_targets
+    if counted_in(run.val_set, num_targets / num_samples) != "tokens":
+        return {"val_loss": val_loss}
     return {"val_loss": val_loss, "perplexity": math.exp(val_loss) if val_loss < 700 else math.inf}
 
 
@@ -41,13 +45,16 @@ def generalisation(run: Run, val_loss: float) -> dict[str, float]:
     samples are. A run that takes every sample once has met them longest ago, so its gap is at its narrowest.
     """
     num_samples = min(run.config.evaluation_samples, run.samples_seen, len(run.train_set))
-    train_loss = _mean_loss(run, run.train_set, run.order.indices(range(num_samples)))
-    return {} if train_loss is None else {"train_loss": train_loss, "generalisation_gap": val_loss - train_loss}
+    loss_sum, num_targets = _loss_and_targets(run, run.train_set, run.order.indices(range(num_samples)))
+    if not num_targets:
+        return {}
+    train_loss = loss_sum / num_targets
+    return {"train_loss": train_loss, "generalisation_gap": val_loss - train_loss}
 
 
 @torch.no_grad()
-def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | None:
-    """Return the loss per target over these samples, split over the ranks; None where none of them has a target.
+def _loss_and_targets(run: Run, samples: SampleSet, indices: Sequence[int]) -> tuple[float, float]:
+    """Return the loss summed over these samples, which are split over the ranks, and how many targets they have.
 
     Eager: the last micro-batch may be smaller, and a graph for every such shape would cost more than it saves.
     """
@@ -68,7 +75,7 @@ def _mean_loss(run: Run, samples: SampleSet, indices: Sequence[int]) -> float | 
         reshard(run.module)  # before the averaged weights leave
     run.module.train()
     loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)
-    return None if num_targets == 0 else (loss_sum / num_targets).item()
+    return loss_sum.item(), num_targets.item()
 
 
 def _micro_batch_size(config: TrialConfig) -> int:

@@ -75,7 +75,9 @@ _METRIC_COLUMNS = {
 }
 
 
-def _heading(metric: str) -> str:
+def _heading(metric: str, rate_unit: str) -> str:
+    if metric == "tokens_per_second":
+        return rate_unit
     return _METRIC_COLUMNS[metric].heading if metric in _METRIC_COLUMNS else metric.replace("_", " ")
 
 
@@ -99,7 +101,14 @@ def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> I
 
     varying = [key for key in _CONFIG_COLUMNS if len({_setting(trial, key) for trial in trials}) > 1]
     measured = _measured(stage.columns, map(figures, trials))
-    headers = ["trial", "state", *(_CONFIG_COLUMNS[key] for key in varying), *map(_heading, measured), "lane, s"]
+    unit = context.study.facts.rate_unit
+    headers = [
+        "trial",
+        "state",
+        *(_CONFIG_COLUMNS[key] for key in varying),
+        *(_heading(key, unit) for key in measured),
+        "lane, s",
+    ]
     best = stage.winner(context)
 
     def cells(trial: Trial) -> list[str]:

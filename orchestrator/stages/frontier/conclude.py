@@ -18,7 +18,7 @@ from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import bytes_text
+from orchestrator.units import bytes_text, rate_text
 
 # The second largest size is at most this share of the largest: the search's last sizes lie too close to train
 # differently.
@@ -33,13 +33,14 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
-    notes += _on_verifications(known) + _on_the_front(findings) + _on_variants(known, chosen)
-    notes += _on_lengths(findings) + _on_earlier_studies(known)
+    unit = context.study.facts.rate_unit
+    notes += _on_verifications(known) + _on_the_front(findings, unit) + _on_variants(known, chosen)
+    notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)
-    return concluded(findings, _sentence(findings), tuple(notes))
+    return concluded(findings, _sentence(findings, unit), tuple(notes))
 
 
-def _sentence(findings: FrontierFindings) -> str:
+def _sentence(findings: FrontierFindings, rate_unit: str) -> str:
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
@@ -47,7 +48,7 @@ def _sentence(findings: FrontierFindings) -> str:
     unsure = timed_once or any(rival.order == "undetermined" for rival in findings.rivals)
     is_ = "seems" if unsure else "is"
     said = [
-        f"{_describe(chosen.point)} {is_} fastest inside the limit: {chosen.tokens_per_second:,.0f} tokens/s, {room}"
+        f"{_describe(chosen.point)} {is_} fastest inside the limit: {rate_text(chosen.tokens_per_second, rate_unit)}, {room}"
     ]
     said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
     if largest.micro_batch_size != chosen.micro_batch_size:
@@ -196,14 +197,14 @@ def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial])
     return ""
 
 
-def _on_the_front(findings: FrontierFindings) -> list[str]:
+def _on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]:
     point = next((point for point in findings.front if point.name == findings.knee), None)
     if point is None:
         return []
     top = findings.front[-1]
     return [
         f"more memory stops paying at {point.name}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
-        f"most tokens/s at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory"
+        f"most {rate_unit} at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory"
     ]
 
 
@@ -230,7 +231,7 @@ def _on_variant(
         return f"{variant.name} could not be timed"
     memory = known.most_memory(tried) / known.most_memory(fastest)
     how = _how_it_pays(known, fastest, tried, chosen)
-    return f"{variant.name} {how} here: tokens/s {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
+    return f"{variant.name} {how} here: {known.context.study.facts.rate_unit} {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
 
 
 def _how_it_pays(
@@ -245,9 +246,9 @@ def _how_it_pays(
     return "pays less than another point" if fastest in behind else "does not pay"
 
 
-def _on_lengths(findings: FrontierFindings) -> list[str]:
+def _on_lengths(findings: FrontierFindings, rate_unit: str) -> list[str]:
     return [
-        f"samples of {one.seq_len}: {one.fastest.tokens_per_second:,.0f} tokens/s at micro-batch "
+        f"samples of {one.seq_len}: {rate_text(one.fastest.tokens_per_second, rate_unit)} at micro-batch "
         f"{one.fastest.micro_batch_size} with activation checkpointing {one.fastest.mode}; the largest that fits is "
         f"{one.largest_micro_batch_size}"
         for one in findings.other_lengths

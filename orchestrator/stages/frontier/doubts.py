@@ -8,6 +8,7 @@ from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_o
 from orchestrator.stages.frontier.variants import variants
 from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Trial
+from orchestrator.units import rate_text
 
 
 def on_blocks(context: StageContext[Frontier]) -> list[str]:
@@ -41,7 +42,7 @@ def on_max_samples(known: FrontierProgress) -> list[str]:
 def on_the_machine(known: FrontierProgress) -> list[str]:
     """Return the signs that something else had the machine."""
     notes = [
-        f"{trial.id} reached {rate_of(trial):,.0f} tokens/s, and the probe of the same point far more"
+        f"{trial.id} reached {rate_text(rate_of(trial), known.context.study.facts.rate_unit)}, and the probe of the same point far more"
         for trial in known.fallen
     ]
     if known.timed and known.timed.busy:

@@ -15,7 +15,7 @@ from orchestrator.units import bytes_text
 
 
 def figures(context: StageContext[Frontier]) -> list[Figure]:
-    """Return tokens/s over peak memory, with the limit and the front."""
+    """Return speed over peak memory, with the limit and the front."""
     findings, trials = found(context.study, FrontierFindings), context.trials()
     limit = (findings and findings.limit_bytes) or context.limit_bytes()
     winner = findings.winner if findings else None
@@ -27,7 +27,7 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
         Figure(
             "speed_by_memory",
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(limit)),
-            Axis("tokens/s", zero=True),
+            Axis(context.study.facts.rate_unit, zero=True),
             (*series, *_front(findings)),
             "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
             "What lies right of the headroom line fits and is not chosen.",

@@ -38,7 +38,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
         "Progress per second, with its 95 % interval.",
     )
     return [
-        _figure("speed", context, Axis("tokens/s", zero=True), (speed,), SPEED_CAPTION),
+        _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
         _figure("noise_scale", context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
         _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
         replace(gain_figure, lines=_critical_lines(context)),
@@ -59,7 +59,7 @@ def _figure(
 
 
 def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
-    """Return the tokens/s of every effective batch: of all its rounds, in its fastest form."""
+    """Return the speed of every effective batch: of all its rounds, in its fastest form."""
     rates = dict[float, dict[tuple[object, ...], list[float]]]()
     for trial in context.trials():
         if rate := trial.metric("tokens_per_second"):

@@ -1,0 +1,25 @@
+"""What the targets of samples are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trainers.counted import Counted
+from trainers.data.batches import fetch, leaves
+from trainers.data.samples import SampleSet
+
+
+def counted_in(samples: SampleSet, targets_per_sample: float | None) -> Counted:
+    """Return what the targets of these samples are. targets_per_sample: None where it is not known."""
+    if targets_per_sample == 1:
+        return "samples"
+    return "tokens" if _are_of_tokens(samples) else "targets"
+
+
+def _are_of_tokens(samples: SampleSet) -> bool:
+    """True of a set that tells of tokens, and of samples that are whole numbers in rows."""
+    if hasattr(samples, "vocab_size") or hasattr(samples, "seq_len"):
+        return True
+    tensors = [leaf for leaf in leaves(fetch(samples, [0])) if isinstance(leaf, Tensor)]
+    whole = all(not tensor.is_floating_point() and tensor.dim() <= 2 for tensor in tensors)
+    return whole and any(tensor.dim() == 2 for tensor in tensors)
