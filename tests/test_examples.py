@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from batchscout import load
+from orchestrator.config.load import load_study
+from orchestrator.config.trial import base_trial
+from trainers.before.first_pass import FirstPass, parts
+from trainers.config import TrialConfig
+from trainers.data.targets import counted_in
+from trainers.loop import train
+from trainers.model.blocks import find_blocks
+from trainers.report import Report
+from trainers.reporting.evaluation import evaluate
+from trainers.run import Run
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -90,6 +102,64 @@ def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     (short / "script.py").write_text(_with_stages(own, small).replace("nn.GELU()", "nn.ReLU()"))
     with pytest.raises(AssertionError, match="holds another study"):
         run(short, short, "script.py")
+
+
+IN_PROCESS = {"vit": ("samples", 4), "cnn": ("samples", 6), "seq2seq": ("tokens", 4), "lora": ("tokens", 2)}
+"""Folders of a model and a study file: what its targets are, and its number of blocks."""
+
+
+@pytest.fixture
+def trial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialConfig:
+    """The example's own run with fewer samples, in a copy of its folder."""
+    folder = tmp_path / name
+    shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("base", "*.jsonl"))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+    if name == "lora":
+        pytest.importorskip("peft")
+        pytest.importorskip("transformers")
+        prepare = [sys.executable, "prepare.py", "--steps", "40"]
+        done = subprocess.run(prepare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    changes = ["batch.micro_batch_size=32", "sample_budget=1024", "evaluation_samples=64", "compile=false"]
+    own = base_trial(load_study(Path("study.yaml"), changes), None)
+    return own.model_copy(update={"activation_checkpointing": "full", "evaluations": (), "memory_limit_bytes": None})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_what_is_no_language_model_of_ours_passes_and_learns_checkpointed(
+    name: str, trial: TrialConfig, tmp_path: Path
+) -> None:
+    *_, found = parts(trial)
+    assert isinstance(found, FirstPass)
+    assert (found.outcome, found.said) == ("passed", "")
+    run = Run(trial, torch.device("cpu"))
+    counted, num_blocks = IN_PROCESS[name]
+    assert counted_in(run.train_set, found.targets_per_sample) == counted
+    assert len(find_blocks(run.module, trial.model.blocks)) == num_blocks
+    reports: list[Report] = []
+    train(trial, reports.append, tmp_path / "run")
+    told = reports[-1].metrics
+    assert told["val_loss"] < evaluate(run)["val_loss"]
+    assert ("perplexity" in told) == (counted == "tokens")
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_a_classifiers_speed_is_told_in_samples(short: Path) -> None:
+    changes = [f"stages.frontier.{change}" for change in SCALED_DOWN] + [
+        "stages.frontier.activation_checkpointing=[full]"
+    ]
+    told = [part for change in [*changes, "sample_budget=4096"] for part in ("--set", change)]
+    stages = ["--set", "stages=[{type: frontier}]"]
+    out = run(
+        EXAMPLES / "cnn", short, "-m", "orchestrator", "run", "study.yaml", "--dir", str(short / "run"), *stages, *told
+    )
+    assert "with activation checkpointing full is fastest inside the limit" in load(short / "run").verdict
+    assert "samples/s" in out
+    assert "tokens/s" not in out + (short / "run" / "report.html").read_text()
 
 
 def _without_imports_of(text: str, module: str) -> str:
