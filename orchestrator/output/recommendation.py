@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
@@ -132,6 +132,8 @@ class Recommendation:
     no such layers."""
     ema_half_life_samples: int | None = None
     """The half-life of the moving average of the weights with which losses were measured. None, and not in the file, without one."""
+    peft: dict[str, Any] | None = None
+    """The arguments of peft.LoraConfig with which the model got its adapters. None, and not in the file, without any."""
     learning_rate: float
     warmup_samples: int
     sample_budget: int
@@ -219,6 +221,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         parallel="fsdp" if trial.parallel == "fsdp" else None,
         batch_norm=_batch_norm(study, trial),
         ema_half_life_samples=trial.ema_half_life_samples,
+        peft=trial.model.peft,
         learning_rate=trial.learning_rate,
         warmup_samples=trial.warmup_samples,
         sample_budget=trial.sample_budget,

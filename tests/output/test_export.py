@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -610,3 +611,33 @@ def test_what_is_the_models_or_the_loops_is_said_to_every_trainer(to: str) -> No
 def test_shards_are_said_to_every_trainer(to: str, said: str) -> None:
     assert said in export(recommendation(parallel="fsdp"), to)
     assert said not in export(recommendation(), to)
+
+
+LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "bias": "lora_only"}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_adapters_are_said_to_every_trainer(to: str) -> None:
+    text = export(recommendation(peft=LORA), to)
+    assert "peft.LoraConfig(r=16, lora_alpha=32, target_modules='all-linear', bias='lora_only')" in text
+    assert "LoraConfig" not in export(recommendation(), to)
+
+
+@pytest.mark.parametrize(("to", "name"), [("hf", "get_peft_model"), ("trl", "SFTTrainer")])
+def test_the_lines_make_the_adapters_of_the_study(to: str, name: str) -> None:
+    peft = pytest.importorskip("peft")
+    lines = export(recommendation(peft=LORA), to).splitlines()
+    assert name in lines[-1]
+    call = ast.parse(lines[-1]).body[0].value  # pyright: ignore[reportAttributeAccessIssue]
+    made = eval(ast.unparse(call.args[1] if to == "hf" else call), vars(peft))
+    assert (made.r, made.lora_alpha, made.target_modules, made.bias) == (16, 32, "all-linear", "lora_only")
+
+
+def test_axolotl_has_its_own_words_for_adapters() -> None:
+    text = export(recommendation(peft=LORA), "axolotl")
+    keys = yaml.safe_load(text)
+    said = {key: value for key, value in keys.items() if "lora" in key or key == "adapter"}
+    assert said == {
+        "adapter": "lora", "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_linear": True,
+    }  # fmt: skip
+    assert "# bias of peft.LoraConfig cannot be said in axolotl" in text

@@ -38,6 +38,7 @@ def written(recommendation: Recommendation) -> str:
         "torch_compile": bool(r.compile),
         "gradient_checkpointing": r.activation_checkpointing != "none",
         **({"chunked_cross_entropy": True} if r.cross_entropy == "chunked" else {}),
+        **_adapters(r),
         **_shards(r),
         "seed": r.seed,
     }
@@ -70,6 +71,26 @@ def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
     return {"optimizer": _OPTIMIZERS[optimizer.type], **named, **shared}
 
 
+_ADAPTERS = {
+    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save", "use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
+}  # fmt: skip
+"""axolotl's words for arguments of peft.LoraConfig."""
+_LORA_DEFAULTS: dict[str, JsonValue] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""peft's, which axolotl does not leave to it."""
+
+
+def _adapters(r: Recommendation) -> dict[str, JsonValue]:
+    if r.peft is None:
+        return {}
+    arguments: dict[str, JsonValue] = {**_LORA_DEFAULTS, **r.peft}
+    linear = arguments.get("target_modules") == "all-linear"
+    said = {_ADAPTERS[name]: value for name, value in arguments.items() if name in _ADAPTERS}
+    if linear:
+        del said["lora_target_modules"]
+    return {"adapter": "lora", **said, **({"lora_target_linear": True} if linear else {})}
+
+
 def _shards(r: Recommendation) -> dict[str, JsonValue]:
     if r.parallel != "fsdp":
         return {}
@@ -90,6 +111,9 @@ def _notes(r: Recommendation) -> list[str]:
         notes.append(
             f"{cannot_be_said(r.optimizer, 'axolotl')} with the study's arguments: set optimizer and optim_args by hand"
         )
+    unsaid = [name for name in r.peft or () if name not in _ADAPTERS]
+    if unsaid:
+        notes.append(f"{', '.join(unsaid)} of peft.LoraConfig cannot be said in axolotl")
     if r.precision != "float32":
         notes.append("axolotl may load the weights in half precision: the study kept float32 weights under autocast")
     return notes

@@ -6,6 +6,7 @@ from pydantic import JsonValue
 
 from orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
 from orchestrator.output.exports.notes import (
+    arguments_text,
     cannot_be_said,
     checkpointing_note,
     comments,
@@ -31,8 +32,16 @@ def written(recommendation: Recommendation) -> str:
             "args = TrainingArguments(",
             *argument_lines(keys),
             ")",
+            *adapter_lines(r, "model = get_peft_model(model, ", ")", "LoraConfig, get_peft_model"),
         ]
     )
+
+
+def adapter_lines(r: Recommendation, before: str, after: str, names: str) -> list[str]:
+    """Return the lines that give the model the study's adapters, between `before` and `after`; none where it had none."""
+    if r.peft is None:
+        return []
+    return ["", f"from peft import {names}", "", f"{before}LoraConfig({arguments_text(r.peft)}){after}"]
 
 
 def arguments_of(r: Recommendation) -> dict[str, JsonValue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
@@ -38,6 +39,10 @@ def _kept_notes(recommendation: Recommendation) -> list[str]:
         notes.append(
             "the study computed cross-entropy in chunks: do so in the model, or this micro-batch may not fit into memory"
         )
+    if r.peft is not None:
+        notes.append(
+            f"the learning rate is that of LoRA adapters, and all else was frozen: peft.LoraConfig({arguments_text(r.peft)})"
+        )
     if r.batch_norm is not None:
         over = (
             f"each micro-batch of {r.micro_batch_size}"
@@ -53,6 +58,10 @@ def _kept_notes(recommendation: Recommendation) -> list[str]:
             f"torch.optim.swa_utils.AveragedModel and a decay of {decay:.6g} a step"
         )
     return notes
+
+
+def arguments_text(arguments: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def _counted(recommendation: Recommendation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.output.exports.hf import argument_lines, arguments_notes, arguments_of, launch_notes
+from orchestrator.output.exports.hf import adapter_lines, argument_lines, arguments_notes, arguments_of, launch_notes
 from orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
 from orchestrator.output.recommendation import Recommendation
 
@@ -12,7 +12,10 @@ def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "SFTConfig")
     keys = {"bf16": False} | arguments_of(r) | {"max_length": None, "packing": False}
     notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "SFTConfig"), *_NOTES]
-    return text_of([*comments(notes), "from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")"])
+    adapters = adapter_lines(r, "peft_config = ", "  # SFTTrainer(peft_config=peft_config)", "LoraConfig")
+    return text_of(
+        [*comments(notes), "from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
+    )
 
 
 _NOTES = (
