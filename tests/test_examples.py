@@ -119,10 +119,10 @@ def trial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialCo
     if name == "lora":
         pytest.importorskip("peft")
         pytest.importorskip("transformers")
-        prepare = [sys.executable, "prepare.py", "--steps", "40"]
+        prepare = [sys.executable, "prepare.py", "--steps", "20"]
         done = subprocess.run(prepare, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    changes = ["batch.micro_batch_size=32", "sample_budget=1024", "evaluation_samples=64", "compile=false"]
+    changes = ["batch.micro_batch_size=32", "sample_budget=512", "evaluation_samples=64", "compile=false"]
     own = base_trial(load_study(Path("study.yaml"), changes), None)
     return own.model_copy(update={"activation_checkpointing": "full", "evaluations": (), "memory_limit_bytes": None})
 

@@ -10,8 +10,8 @@ FINETUNE_RATE = 2e-5
 """AdamW's, for a batch of 16: Devlin et al. 2018 (arXiv 1810.04805, A.3) find 2e-5 to 5e-5 at batches of 16 and 32, in 2 to 4
 epochs, to work across tasks."""
 LORA_RATE = 2e-4
-"""The same of LoRA's matrices, which begin at nothing: Hu et al. 2021 (arXiv 2106.09685, D.3) and Dettmers et al. 2023 (arXiv
-2305.14314, B.2) take it at batches of 8 and 16."""
+"""The same of LoRA's matrices, which begin at nothing: Hu et al. 2021 (arXiv 2106.09685) and Dettmers et al. 2023 (arXiv
+2305.14314) take it at batches of 8 and 16."""
 HIGHEST_OVER_USUAL = 50.0
 """What a rate may be over the usual one at most: 1e-3 is what pre-training begins with, and overwrites the weights rather than
 adapts them."""

@@ -162,8 +162,8 @@ def trial_line(trial: Trial, rate_unit: str) -> str:
 
 def trial_metrics(trial: Trial, metrics: Metrics, rate_unit: str) -> str:
     """Return the metrics in a line, without the losses of a run of a few steps: it is there to be timed."""
-    shown = metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None}
-    return metrics_line(shown, rate_unit)
+    told = metrics if trial.config.evaluations else metrics | {"val_loss": None, "loss": None}
+    return metrics_line(told, rate_unit)
 
 
 def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:

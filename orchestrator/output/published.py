@@ -37,8 +37,10 @@ def published_pick(facts: Facts, winner: Trial, real_samples: int | None = None)
     rate, seconds = winner.metric("tokens_per_second"), winner.metric("step_seconds")
     if facts.num_parameters is None or not rate or not seconds or winner.config.optimizer.type != "adamw":
         return None
+    if winner.config.model.peft is not None:  # it was fitted on models that are trained whole
+        return None
     tokens_per_sample = rate * seconds / winner.config.last_effective_batch_size  # that of the last steps
-    if tokens_per_sample < 2:  # one target for each sample: a classifier
+    if tokens_per_sample < 2 or (facts.counted or "tokens") != "tokens":  # one target for each sample: a classifier
         return None
     law = StepLaw(facts.num_parameters, (real_samples or winner.config.sample_budget) * tokens_per_sample)
     batch = max(1, round(law.batch_tokens / tokens_per_sample))

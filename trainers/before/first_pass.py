@@ -64,10 +64,10 @@ class FirstPass:
     said: str = ""
     """passed: what people should know of the loss, if anything. refused: the message. raised: the exception, with its file and
     line. ended: the end of what the process had written to stderr; its stack, if it crashed."""
-    targets_per_sample: float | None = None
-    """passed: how many targets the first samples have on average."""
     exit_code: int = 0
     """How the process ended, as `subprocess` has it: where it ended, or was killed because there was no room."""
+    targets_per_sample: float | None = None
+    """passed: how many targets the first samples have on average."""
 
 
 def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], object] = lambda _: None) -> FirstPass:
@@ -215,7 +215,7 @@ def _take(
         return FirstPass("passed", "pass", targets_per_sample=targets_per_sample)
     if isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    return FirstPass("passed", "pass", _is_told(found), targets_per_sample)
+    return FirstPass("passed", "pass", _is_told(found), targets_per_sample=targets_per_sample)
 
 
 def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from trainers.counted import Counted
@@ -20,6 +22,8 @@ def _are_of_tokens(samples: SampleSet) -> bool:
     """True of a set that tells of tokens, and of samples that are whole numbers in rows."""
     if hasattr(samples, "vocab_size") or hasattr(samples, "seq_len"):
         return True
-    tensors = [leaf for leaf in leaves(fetch(samples, [0])) if isinstance(leaf, Tensor)]
+    batch = fetch(samples, [0])
+    batch = dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's own kind is else taken for one thing
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
     whole = all(not tensor.is_floating_point() and tensor.dim() <= 2 for tensor in tensors)
     return whole and any(tensor.dim() == 2 for tensor in tensors)
