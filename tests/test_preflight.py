@@ -65,6 +65,13 @@ def no_data():
 def three_samples():
     return [torch.zeros(1)] * 3, [torch.zeros(1)]
 
+class Uneven(list):
+    lengths = [3, 5, 2, 7]
+
+def uneven(with_lengths=True):
+    samples = [{"input_ids": torch.ones(n, dtype=torch.int64), "labels": torch.ones(n, dtype=torch.int64)} for n in Uneven.lengths]
+    return (Uneven(samples) if with_lengths else samples), samples
+
 class Logits(nn.Module):
     def __init__(self, vocab_size):
         super().__init__()
@@ -141,6 +148,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
      r"the training data has 3 samples, fewer than one effective batch \(4\); add data, shorten seq_len, or lower the batch"),
     ({"model": {"target": "mine:Model"}, "data": {"target": "mine:three_samples"}, "world_size": 2,
       "stages": [{"type": "frontier", "smallest": 2, "compile": [False]}]}, r"has 3 samples, .*effective batch \(4\)"),
+    ({"data": {"target": "mine:uneven", "pack": 16}}, r"pack is 16, and pad does not say what rows are made of and filled up with; add pad"),
+    ({"data": {"target": "mine:uneven", "pack": 5, "pad": {"labels": 0}}},
+     r"data.pack is 5, and sample 3 of the train set of data.target 'mine:uneven' has 7 tokens; raise it to 7 at least"),
 ]  # fmt: skip
 
 
@@ -149,6 +159,8 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:GivesUp"}},
      r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); check the values"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
+    ({"model": {"target": "mine:Logits", "kwargs": {"vocab_size": 8}}, "data": {"target": "mine:uneven"}},
+     r"input_ids of the samples of a batch differs in length \(3 and 5\), and nothing says how to pad it; set data.pad: {input_ids: 0, la"),
     ({"optimizer": {"kwargs": {"amsgard": True}}}, r"optimizer\.kwargs do not fit adamw: .*'amsgard'; it takes: lr, betas"),
     ({"optimizer": {"kwargs": {"foreach": True}}}, r"optimizer adamw cannot be made .*foreach"),
     ({"optimizer": {"target": "torch.optim:Muon"}}, r"optimizer torch\.optim:Muon cannot be made of this model's parameters: Muon only"),

@@ -41,6 +41,20 @@ Compile = Annotated[Literal["whole"] | bool, BeforeValidator(_blocks)]
 ActivationCheckpointing = Literal["none", "selective", "full"] | Annotated[float, Field(gt=0, lt=1)]
 
 
+def _fillings(value: object) -> object:
+    """Read the places of a tuple, which YAML has as numbers, as names; refuse what fills nothing up."""
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{value!r} does not say what is padded with what; write such as {{input_ids: 0, labels: -100}}"
+        )
+    for name, filling in value.items():
+        if not isinstance(filling, int | float):
+            raise ValueError(
+                f"{name} is to be padded with {filling!r}, which is no number; write one, such as 0 or -100"
+            )
+    return {str(name): filling for name, filling in value.items()}
+
+
 def _fraction(value: object) -> object:
     """Read `5%` as 0.05; numbers pass through."""
     if not isinstance(value, str):
@@ -83,10 +97,34 @@ class DataConfig(Strict):
     target: str
     """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
     with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
-    in `__getitems__` or in a `collate_fn`, and lists them as `lengths`, so that the frontier measures the longest ones. One whose samples
+    as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and lists how long they are as `lengths`, so that the frontier measures the
+    longest ones. One whose samples
     may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known to be of other samples."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
+    pad: Annotated[dict[str, int | float], BeforeValidator(_fillings)] = Field(default={})
+    """For samples of uneven length: with what each member is filled up to the longest of a batch, by the key of a dictionary
+    (`{input_ids: 0, labels: -100}`) or the place in a tuple (`{0: 0, 1: -100}`). What is not named is stacked. A set without `lengths` is
+    read once from end to end, to know them. Empty: the set pads its samples itself, or all have one length."""
+    pack: PositiveInt | None = None
+    """For samples of uneven length: the tokens of a row into which several are packed, instead of padding each. A row is a sample to all that
+    counts samples. It has what `pad` names, filled up with the values there, and position_ids that begin anew with each sample; it has no
+    attention_mask. Models of transformers see by position_ids which tokens belong together. Any other model lets samples of a row attend to each
+    other unless it does the same, and the first pass says so. null: nothing is packed."""
+
+    @model_validator(mode="after")
+    def _rows_are_filled_up(self) -> DataConfig:
+        if self.pack is not None and not self.pad:
+            raise ValueError(
+                f"pack is {self.pack}, and pad does not say what rows are made of and filled up with; add pad, such as "
+                "{input_ids: 0, labels: -100}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the keys that version 0.3.0 did not have where they say something: see TrialConfig's."""
+        return {key: value for key, value in serialise(self).items() if value or key not in ("pad", "pack")}
 
 
 class OptimizerConfig(Strict):

@@ -20,6 +20,10 @@ class LossFault(ValueError):
     """What the model or its loss returns is not what a run can train on. The message is in the user's words."""
 
 
+class DataFault(ValueError):
+    """Samples cannot be put together in a batch. The message is in the user's words."""
+
+
 class SourceFault(ValueError):
     """An object that trains elsewhere cannot be made, or not be honoured. The message is in the user's words."""
 

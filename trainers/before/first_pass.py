@@ -35,8 +35,8 @@ from trainers.device.device import pick_device
 from trainers.device.memory import free_bytes
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
-from trainers.errors import LossFault, raised_text, users_frame
-from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check_sum, not_adding_up
+from trainers.errors import DataFault, LossFault, raised_text, users_frame
+from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check_sum, not_adding_up, not_apart
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
@@ -180,7 +180,7 @@ def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
             warnings.simplefilter("ignore")
             found = _take(config, module, loss, train_set, device)
         yield found
-    except LossFault as error:
+    except (LossFault, DataFault) as error:
         yield FirstPass("refused", part, str(error))
     except GeneratorExit:  # nobody asks for more
         raise
@@ -211,11 +211,10 @@ def _take(
     if (fault := _optimizers_fault(config, module)) is not None:
         return FirstPass("refused", "pass", fault)
     found = not_adding_up(module, loss, train_set, device)
-    if found is None:
-        return FirstPass("passed", "pass", targets_per_sample=targets_per_sample)
-    if isinstance(config.loss, MeanLoss):
+    if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    return FirstPass("passed", "pass", _is_told(found), targets_per_sample=targets_per_sample)
+    told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
+    return FirstPass("passed", "pass", ". ".join(filter(None, told)), targets_per_sample=targets_per_sample)
 
 
 def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from trainers.data.padding import stacked
 from trainers.data.samples import SampleSet
 
 MOST_IN_FLIGHT = 4
@@ -25,13 +26,14 @@ def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
     """Return the batch of these samples, as the set's own `collate_fn` makes it, or stacked."""
     many = getattr(dataset, "__getitems__", None)
     samples = many(list(indices)) if many else [dataset[index] for index in indices]
-    return getattr(dataset, "collate_fn", collate)(samples)
+    own = getattr(dataset, "collate_fn", default_collate)
+    return collate(samples) if own is default_collate else own(samples)
 
 
 def collate(samples: list[Any]) -> Any:
     """Stack samples along a new first dimension."""
     if not _is_record(samples[0]):
-        return default_collate(samples)
+        return stacked(samples)
     names = [field.name for field in fields(samples[0])]
     return _with_fields(
         copy.copy(samples[0]), {name: collate([getattr(one, name) for one in samples]) for name in names}

@@ -29,7 +29,7 @@ class Loaded:
         fingerprint = getattr(self.samples, "_fingerprint", None)  # of a set of the library datasets
         if isinstance(fingerprint, str):
             self.content_hash = fingerprint
-        if (lengths := _lengths(self.samples)) is not None:
+        if (lengths := lengths_told(self.samples)) is not None:
             self.lengths = lengths
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ def _refuse_what_cannot_be_honoured(loader: Any, where: str) -> None:
         )
 
 
-def _lengths(samples: Any) -> Sequence[int] | None:
+def lengths_told(samples: Any) -> Sequence[int] | None:
     """Return how long each sample is, where the set says so, or has token ids in a column; None where all are of one length."""
     if hasattr(samples, "lengths"):
         return samples.lengths

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 from trainers.config import DataConfig, call_target, resolve
 from trainers.data.chat import chat
 from trainers.data.loaders import Loaded
+from trainers.data.packed_rows import Packed
+from trainers.data.padding import Padded
 from trainers.data.text import hf, python_stdlib, text
 from trainers.sources.adapted import loaders_of
 
@@ -24,8 +26,16 @@ class SampleSet(Protocol):
 
 def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
     """Return the (train, val) sets that `data.target` names; neither is empty."""
-    found = call_target("data", _target(config.target), config.kwargs)
-    return loaded(found, config.target)
+    train, val = loaded(call_target("data", _target(config.target), config.kwargs), config.target)
+    return _as_told(train, "train", config), _as_told(val, "val", config)
+
+
+def _as_told(samples: SampleSet, name: str, config: DataConfig) -> SampleSet:
+    """Return the set as `pad` and `pack` say."""
+    if not config.pad:
+        return samples
+    padded = Padded(samples, config.pad, f"the {name} set of data.target '{config.target}'")
+    return padded if config.pack is None else Packed(padded, config.pack)
 
 
 def _target(name: str) -> Callable[..., Any]:

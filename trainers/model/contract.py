@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
+from trainers.data.packed_rows import Packed
 from trainers.data.samples import SampleSet
 from trainers.errors import LossFault
 from trainers.model.losses import LossFunction, loss_function
@@ -164,6 +165,29 @@ def not_adding_up(
         if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
             return NotAddingUp(figure, of_all, sum(parts), len(indices))
     return None
+
+
+# What autocast rounds away is no sign of anything.
+APART_WITHIN, APART_WITHIN_LOW_PRECISION = 1e-4, 1e-2
+
+
+def not_apart(module: nn.Module, loss: LossFunction, train_set: SampleSet, config: TrialConfig) -> str | None:
+    """Return, in words, what shows that samples packed in one row change each other's loss; None where nothing does."""
+    if not isinstance(train_set, Packed):
+        return None
+    row = max(range(len(train_set)), key=lambda row: len(train_set.rows[row]))
+    device = next(module.parameters()).device
+    together = _evaluated(module, loss, move(fetch(train_set, [row]), device))
+    alone = [_evaluated(module, loss, move(batch, device)) for batch in train_set.one_by_one(row)]
+    loss_sum, num_targets = (sum(figures) for figures in zip(*alone, strict=True))
+    within = APART_WITHIN if config.precision == "float32" else APART_WITHIN_LOW_PRECISION
+    if num_targets == together[1] and math.isclose(loss_sum, together[0], rel_tol=within):
+        return None
+    return (
+        f"samples that are packed into one row change each other's loss: it is {together[0]:.5g} over {together[1]:g} targets for a row of "
+        f"{len(alone)}, and {loss_sum:.5g} over {num_targets:g} for its samples one by one. The model sees across their borders: let it "
+        "attend only to tokens since position_ids was last 0, as models of transformers do, or leave data.pack out, if that is not meant"
+    )
 
 
 def check_first_loss(loss: float) -> None:

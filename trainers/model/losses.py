@@ -65,15 +65,20 @@ def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     labels = _of_key(batch, "labels", "loss: transformers needs them there")
     inner = getattr(module, "module", module)  # where several ranks train, DDP is around it
+    ignored = getattr(
+        inner.config, "semantic_loss_ignore_index", IGNORED_TARGET
+    )  # models of segmentation have their own
+    shifted = labels.dim() > 1 and _predicts_the_next(inner)
+    positions = batch.get("position_ids")
+    if shifted and positions is not None and positions.shape == labels.shape:
+        # Where samples are packed, the last token of one would be held against the first of the next.
+        labels = labels.masked_fill(positions == 0, ignored)
+        batch = {**batch, "labels": labels}
     outputs = module(**batch)
     if outputs.loss is None:
         raise LossFault(
             f"{type(inner).__name__} returned no loss; give a model whose forward takes labels, or name a criterion as `loss`"
         )
-    ignored = getattr(
-        inner.config, "semantic_loss_ignore_index", IGNORED_TARGET
-    )  # models of segmentation have their own
-    shifted = labels.dim() > 1 and _predicts_the_next(inner)
     num_targets = ((labels[:, 1:] if shifted else labels) != ignored).sum()
     return torch.where(num_targets > 0, outputs.loss, 0.0) * num_targets, num_targets  # a mean over none is no number
 
