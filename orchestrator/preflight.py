@@ -68,15 +68,37 @@ def check(
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         train_set, val_set = load_data(config.data)
         check_size(config, len(train_set))
+        longest = _longest_sample(config, train_set)
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = _built(config, train_set)
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
-        facts = _facts(config, train_set, val_set, model, targets_per_sample)
+        facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
         _check_limit(config, model)
     return facts
+
+
+def _longest_sample(config: StudyConfig, train_set: SampleSet) -> int | None:
+    """Return the tokens of the longest training sample, where micro-batches are cut by tokens. Raises ValueError where the budget does not hold
+    the micro-batch sizes that the study file asks for."""
+    from trainers.data.micro_batches import check_tokens
+
+    if config.micro_batch is None:
+        return None
+    return int(check_tokens(config.micro_batch, max(_sizes_asked_for(config)), train_set).max())
+
+
+def _sizes_asked_for(config: StudyConfig) -> list[int]:
+    """Return the micro-batch sizes that the study file names. A frontier goes no further than the budget, from its smallest."""
+    frontier, grid, equivalence = config.keys_of(Frontier), config.keys_of(Grid), config.keys_of(Equivalence)
+    return [
+        config.batch.micro_batch_size,
+        *((frontier.smallest,) if frontier else ()),
+        *(grid.micro_batch_size if grid else ()),
+        *(equivalence.micro_batch_sizes if equivalence else ()),
+    ]
 
 
 def _built(config: StudyConfig, train_set: SampleSet) -> nn.Module:
@@ -300,6 +322,7 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
         )
     train_set, _ = load_data(trial.data)
     check_size(config, len(train_set))
+    _longest_sample(config, train_set)
     build_model(trial.model, train_set)
     return counted_in(train_set, None)
 

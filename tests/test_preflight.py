@@ -118,6 +118,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, **changes: Any) -> 
     return code, printed.err
 
 
+UNEVEN = {"model": {"target": "mine:Model"}, "data": {"target": "mine:uneven"}}
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:Modell"}}, r"'mine:Modell' does not resolve: 'mine' has no 'Modell'; check its spelling"),
     ({"model": {"target": "yours:Model"}}, r"no module named 'yours'; run from the directory that holds it, or install"),
@@ -148,9 +150,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
      r"the training data has 3 samples, fewer than one effective batch \(4\); add data, shorten seq_len, or lower the batch"),
     ({"model": {"target": "mine:Model"}, "data": {"target": "mine:three_samples"}, "world_size": 2,
       "stages": [{"type": "frontier", "smallest": 2, "compile": [False]}]}, r"has 3 samples, .*effective batch \(4\)"),
+    ({"micro_batch": {"tokens": 64}}, r"the train set does not say how many they have; give it `lengths`, one number for each sample, or name"),
+    (UNEVEN | {"micro_batch": {"tokens": 6}}, r"micro_batch.tokens is 6, and sample 3 of the train set has 7; raise it to 7 at least"),
+    (UNEVEN | {"micro_batch": {"tokens": 15}, "batch": {"micro_batch_size": 3}},
+     r"micro_batch.tokens is 15, and 3 of the longest samples \(micro_batch_size\) have 21, 7 each; lower micro_batch_size to 2, or raise"),
+    (UNEVEN | {"micro_batch": {"tokens": 8}, "stages": [{"type": "frontier", "smallest": 2, "compile": [False]}]},
+     r"micro_batch.tokens is 8, and 2 of the longest samples \(micro_batch_size\) have 14, 7 each; lower micro_batch_size to 1, or raise"),
+    ({"micro_batch": {"token": 15}}, r"micro_batch.token: no such key; did you mean tokens\? The keys here are: tokens"),
+    ({"micro_batch": {"tokens": "many"}}, r"micro_batch.tokens: 'many' is no number of tokens; write how many a micro-batch may hold"),
     ({"data": {"target": "mine:uneven", "pack": 16}}, r"pack is 16, and pad does not say what rows are made of and filled up with; add pad"),
+    ({"data": {"target": "mine:uneven", "pack": 16, "pad": {"labels": 0}}, "micro_batch": {}},
+     r"micro_batch cuts steps by the lengths of samples, and data.pack makes rows that all have 16 tokens; leave one of the two out"),
     ({"data": {"target": "mine:uneven", "pack": 5, "pad": {"labels": 0}}},
      r"data.pack is 5, and sample 3 of the train set of data.target 'mine:uneven' has 7 tokens; raise it to 7 at least"),
+    ({"model": {"target": "mine:Model"}, "data": {"target": "mine:uneven", "kwargs": {"with_lengths": False}, "pad": {"tokens": 0}},
+      "micro_batch": {}}, r"data.pad names tokens, and in the train set of data.target 'mine:uneven' a sample has input_ids, labels; name"),
 ]  # fmt: skip
 
 

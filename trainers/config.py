@@ -55,6 +55,14 @@ def _fillings(value: object) -> object:
     return {str(name): filling for name, filling in value.items()}
 
 
+def _a_number_or_auto(value: object) -> object:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(
+            f"{value!r} is no number of tokens; write how many a micro-batch may hold, such as 8192, or auto"
+        )
+    return value
+
+
 def _fraction(value: object) -> object:
     """Read `5%` as 0.05; numbers pass through."""
     if not isinstance(value, str):
@@ -97,9 +105,9 @@ class DataConfig(Strict):
     target: str
     """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
     with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
-    as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and lists how long they are as `lengths`, so that the frontier measures the
-    longest ones. One whose samples
-    may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known to be of other samples."""
+    as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and lists how long they are as `lengths`, so that the frontier
+    measures the longest ones. One whose samples may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known
+    to be of other samples."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
     pad: Annotated[dict[str, int | float], BeforeValidator(_fillings)] = Field(default={})
@@ -225,6 +233,15 @@ class Schedule(Strict):
     """The share of the sample budget over which warmup_stable_decay falls: 0.2 or 20%."""
 
 
+class MicroBatch(Strict):
+    """Micro-batches that hold so many tokens instead of so many samples."""
+
+    tokens: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_a_number_or_auto)] = "auto"
+    """The most tokens of a micro-batch on one rank, padding included. Of a micro-batch size m it holds as many as m of the longest samples
+    have, so that a step never has more micro-batches than its accumulation says, and mostly has fewer. A number: no m that holds more
+    is tried. auto: memory alone says how many."""
+
+
 class Phase(Strict):
     """A part of a run with an accumulation, and so an effective batch, of its own."""
 
@@ -262,6 +279,7 @@ _SINCE_0_1 = {
     "gpu_timing_seconds",
     "initial_weights",
     "allow_tf32",
+    "micro_batch",
 }
 
 
@@ -278,9 +296,11 @@ class TrialConfig(Strict):
     initial_weights: str | None = None
     """The file of the weights that the run begins with. null: those that the model's target makes of the seed."""
     micro_batch_size: PositiveInt
-    """Samples per forward and backward pass on one rank."""
+    """Samples per forward and backward pass on one rank; with `micro_batch`, the longest samples that one holds at least."""
+    micro_batch: MicroBatch | None = None
+    """How micro-batches are cut by tokens. The samples of a step stay the same. null: each has `micro_batch_size` samples."""
     gradient_accumulation_steps: PositiveInt = 1
-    """Micro-batches per optimizer step on one rank."""
+    """Micro-batches per optimizer step on one rank; with `micro_batch`, at most so many."""
     world_size: PositiveInt = 1
     """The data-parallel ranks of the run."""
     parallel: Parallel = "ddp"
@@ -431,6 +451,7 @@ class TrialConfig(Strict):
 
     @model_validator(mode="after")
     def _shards_need_ranks(self) -> TrialConfig:
+        check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile])
         return self
@@ -489,6 +510,15 @@ class TrialConfig(Strict):
         """Write the fields that version 0.1.0 did not have where they say something: any other run is written, and found
         again by what is written, as it was."""
         return {key: value for key, value in serialise(self).items() if value or key not in _SINCE_0_1}
+
+
+def check_cut(micro_batch: MicroBatch | None, data: DataConfig) -> None:
+    """Raise ValueError where rows of one length are to be cut by their lengths."""
+    if micro_batch is not None and data.pack is not None:
+        raise ValueError(
+            f"micro_batch cuts steps by the lengths of samples, and data.pack makes rows that all have {data.pack} tokens; leave one of the "
+            "two out"
+        )
 
 
 def check_shards(parallel: Parallel, world_size: int) -> None:

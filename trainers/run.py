@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from trainers.checkpoints.made_with import made_with
 from trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
 from trainers.config import DataConfig, Split, TrialConfig
 from trainers.data.batches import fetch, move_aside
-from trainers.data.order import LongestAlways, SampleOrder, micro_batch_numbers, permuted
+from trainers.data.micro_batches import StepPlan, micro_batches_of
+from trainers.data.order import LongestAlways, SampleOrder
 from trainers.data.samples import SampleSet, load_data
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import check_first_loss
@@ -30,7 +30,7 @@ from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradien
 from trainers.noise.step_statistics import read_step
 from trainers.report import Known
 from trainers.speed.flops import work_of
-from trainers.speed.meter import Meter
+from trainers.speed.meter import Meter, TokenCount
 from trainers.step.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
 from trainers.step.learning_rate import learning_rate_of_step
 from trainers.step.optimizers import build_optimizer, set_learning_rate
@@ -63,6 +63,7 @@ class Run:
             if config.longest_samples
             else SampleOrder(len(self.train_set), config.seed)
         )
+        self.plans = micro_batches_of(config, self.train_set, self.order, self.rank)
         self.module = initial_module(config, self.train_set)
         self.frozen_digest = frozen_digest(self.module, config)
         self.work = work_of(config, self.module, self.train_set)
@@ -96,13 +97,12 @@ class Run:
         self.num_steps += 1
         self.samples_seen += split.effective_batch_size
         self.meter.begin_step(split.num_micro_batches)
-        if self.norms is not None:
-            ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
-            self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
+        plan = self.plans.of_step(first_sample, split)
+        self._begin_norms(plan)
         self.optimizer.zero_grad(set_to_none=True)
         learning_rate = learning_rate_of_step(config, first_sample)
         set_learning_rate(self.optimizer, learning_rate)
-        loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, split))
+        loss_sum, num_targets = over_all_ranks(*self._accumulate(plan))
         self.scaler.unscale_(self.optimizer)
         factor = self.nominal_targets * config.world_size / num_targets
         gradient_norm = normalise_and_clip(self.parameters, factor, config.optimizer.max_gradient_norm)
@@ -111,13 +111,16 @@ class Run:
         if self.average is not None:
             self.average.update(split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
+        if plan.tokens is not None:
+            self.meter.tokens.add(plan.tokens)
         self._unread.append((self.num_steps, self.samples_seen, learning_rate))
 
     def time_steps(self, num_steps: int) -> None:
         """Take so many steps without statistics, so that the speed told from here on is theirs. The count of steps and
         samples stays as it is: they are no part of the run."""
-        place = self.num_steps, self.samples_seen
+        place, tokens = (self.num_steps, self.samples_seen), self.meter.tokens
         self.meter.begin_pace()
+        self.meter.tokens = TokenCount()
         norms, self.norms = self.norms, None
         if norms is not None:
             norms.rest()
@@ -125,31 +128,30 @@ class Run:
             self.step()
             if number % STEPS_PER_INTERVAL == 0 or number == num_steps:
                 self.read()
-        self.norms, (self.num_steps, self.samples_seen) = norms, place
+        self.norms, (self.num_steps, self.samples_seen), self.meter.tokens = norms, place, tokens
 
-    def _accumulate(self, first_sample: int, split: Split) -> tuple[Tensor, Tensor]:
+    def _begin_norms(self, plan: StepPlan) -> None:
+        """Look at the micro-gradients of some steps; of none where micro-batches are cut by tokens. Each then has samples of about one
+        length, so what differs between short and long samples would be taken for noise of the micro-batches, many times too large.
+        Snapshots of the noise draw micro-batches of their own."""
+        if self.norms is None:
+            return
+        if plan.tokens is not None:
+            return self.norms.rest()
+        ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
+        self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
+
+    def _accumulate(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Put the gradient of a step into .grad, scaled and not yet divided; return this rank's (loss_sum,
         num_targets)."""
         return accumulate_gradient(
             self.model,
             self.loss_function,
-            self._micro_batches(first_sample, split),
-            num_micro_batches=split.gradient_accumulation_steps,
+            (move_aside(fetch(self.train_set, indices), self.device) for indices in plan.micro_batches),
+            num_micro_batches=len(plan.micro_batches),
             scale=self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets,
             norms=self.norms,
         )
-
-    def _micro_batches(self, first_sample: int, split: Split) -> Iterator[Any]:
-        for micro_step in range(split.gradient_accumulation_steps):
-            yield move_aside(
-                fetch(self.train_set, self.micro_batch_indices(first_sample, micro_step, split)), self.device
-            )
-
-    def micro_batch_indices(self, first_sample: int, micro_step: int, split: Split) -> list[int]:
-        """Return the indices of the data that this rank takes in a micro-batch of the step that begins at
-        first_sample."""
-        numbers = micro_batch_numbers(first_sample, micro_step, self.rank, split)
-        return self.order.indices(permuted(numbers, self.config.sample_permutation))
 
     def _next_split(self) -> Split:
         return self.config.split_in(self.config.phase_at(self.samples_seen))

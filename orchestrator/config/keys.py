@@ -29,12 +29,14 @@ from trainers.config import (
     Compile,
     DataConfig,
     Fraction,
+    MicroBatch,
     ModelConfig,
     OptimizerConfig,
     Parallel,
     Precision,
     Schedule,
     Split,
+    check_cut,
     check_shards,
     check_whole,
     derive_accumulation,
@@ -219,6 +221,11 @@ class StudyConfig(Strict):
     """The data-parallel ranks of one trial: so many GPUs, or processes on a CPU host, train one model together."""
     batch: Batch = Batch()
     """The batch of `batchscout trial`, and of stages for which no earlier stage has chosen one."""
+    micro_batch: MicroBatch | None = None
+    """For samples of uneven length: `{tokens: auto}` or `{tokens: 8192}` cuts the samples of each step into micro-batches by their tokens,
+    the short ones together, so that little is padded. Wherever a micro-batch size is told, a micro-batch then holds as many tokens as so many
+    of the longest samples have, and the accumulation is the most micro-batches that a step takes. The data must say the `lengths` of its
+    samples. null: each micro-batch has as many samples."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages
     for which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or
@@ -323,6 +330,7 @@ class StudyConfig(Strict):
         _check_regime(self)
         _check_branch(self)
         _check_regularization(self)
+        check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile, *compiled_in(self.stages)])
         self._check_real_run()

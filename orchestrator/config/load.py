@@ -265,8 +265,11 @@ def _known_keys(place: Place) -> list[str]:
 
 
 def _section_of(annotation: object) -> type[Strict] | None:
-    """Return the class of a key that has keys of its own."""
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
+    """Return the class of a key that has keys of its own, be it null or not."""
+    sections = [
+        one for one in (get_args(annotation) or (annotation,)) if isinstance(one, type) and issubclass(one, Strict)
+    ]
+    return sections[0] if len(sections) == 1 else None
 
 
 def _members_by_type(choice: object) -> dict[str, type[Strict]]:

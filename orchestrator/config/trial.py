@@ -50,6 +50,7 @@ def base_trial(
         initial_weights=None if config.initial_weights == OWN_WEIGHTS else config.initial_weights,
         data=config.data,
         micro_batch_size=split.micro_batch_size,
+        micro_batch=config.micro_batch,
         gradient_accumulation_steps=split.gradient_accumulation_steps,
         world_size=split.world_size,
         parallel=config.parallel,

@@ -38,6 +38,8 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print(shown(f"  {line}"))
+    if by_tokens := _micro_batches(config, facts):
+        console.print(shown(f"\n{by_tokens}"))
     if memory:
         console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
@@ -48,6 +50,23 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         console.print(shown(probing))
     if estimate:
         console.print(shown(estimate))
+
+
+def _micro_batches(config: StudyConfig, facts: Facts) -> str | None:
+    """Return how many tokens a micro-batch holds; None where it has a number of samples."""
+    if config.micro_batch is None:
+        return None
+    tokens, longest = config.micro_batch.tokens, facts.longest_sample
+    samples = "the longest sample" if longest is None else f"the longest sample ({longest:,} tokens)"
+    most = (
+        ""
+        if tokens == "auto" or longest is None
+        else f"; at most {tokens:,} tokens, so m is at most {tokens // longest}"
+    )
+    return (
+        f"micro-batches are cut by tokens: below, one of size m holds as many tokens, with its padding, as m x {samples}{most}. A step takes the "
+        "samples that it would take otherwise, in as many micro-batches or fewer"
+    )
 
 
 def _run_cost(config: StudyConfig) -> str:

@@ -16,6 +16,7 @@ from orchestrator.output.verdict import (
     expected_regret,
     gain_over_baseline,
     kept_setting,
+    micro_batch_tokens,
     most_to_gain,
     p_best,
     scope_of,
@@ -62,6 +63,12 @@ class Evidence:
     """val_loss less train_loss."""
     perplexity: float | None = None
     tokens_per_second: float | None = None
+    micro_batches_per_step: float | None = None
+    """Over all ranks, as a mean over the run. This and the two below are None unless micro-batches are cut by tokens."""
+    tokens_per_step: float | None = None
+    """Of the samples themselves, over all ranks: the effective batch in tokens."""
+    padding_share: float | None = None
+    """The share of padding in the tokens of its micro-batches."""
     step_seconds: float | None = None
     peak_memory_bytes: int | None = None
     train_seconds: float | None = None
@@ -113,7 +120,10 @@ class Recommendation:
     """What to train with, and why. The fields are the keys of recommendation.json, in its order."""
 
     micro_batch_size: int
-    """Samples per forward and backward pass of one rank."""
+    """Samples per forward and backward pass of one rank; where `micro_batch_tokens` is given, the longest ones that it holds at least."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a micro-batch on one rank, padding included: the samples of each step are cut by it, and the accumulation is the most
+    micro-batches that a step takes. None, and not in the file, where micro-batches have equally many samples."""
     gradient_accumulation_steps: int
     world_size: int
     effective_batch_size: int
@@ -210,6 +220,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     trial = winner.config
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
+        micro_batch_tokens=micro_batch_tokens(study, trial),
         gradient_accumulation_steps=trial.gradient_accumulation_steps,
         world_size=trial.world_size,
         effective_batch_size=trial.effective_batch_size,
@@ -283,6 +294,9 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
         generalisation_gap=winner.metric("generalisation_gap"),
         perplexity=winner.metric("perplexity"),
         tokens_per_second=winner.metric("tokens_per_second"),
+        micro_batches_per_step=winner.metric("micro_batches_per_step"),
+        tokens_per_step=winner.metric("tokens_per_step"),
+        padding_share=winner.metric("padding_share"),
         step_seconds=winner.metric("step_seconds"),
         peak_memory_bytes=peak,
         train_seconds=winner.metric("train_seconds"),

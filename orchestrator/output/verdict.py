@@ -141,8 +141,8 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     """mode: the activation checkpointing, in words."""
     trial = winner.config
     what = (
-        f"Train with micro-batch {trial.micro_batch_size}, {_times(trial.gradient_accumulation_steps)}"
-        f"(effective batch {trial.effective_batch_size}), activation checkpointing {mode} "
+        f"Train with {_micro_batch(study, winner)}, {_times(trial)}"
+        f"(effective batch {trial.effective_batch_size}{_in_tokens(winner)}), activation checkpointing {mode} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
     )
     edge = " The learning rate is the last one tried on its side: a further one may be better."
@@ -160,8 +160,34 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
     return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{end}{more}{warnings}{scope}{beside}"
 
 
-def _times(accumulation: int) -> str:
-    return "no accumulation " if accumulation == 1 else f"{accumulation} accumulation steps "
+def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:
+    """Return the most tokens of a micro-batch on one rank; None where it has a number of samples."""
+    longest = study.facts.longest_sample
+    return None if trial.micro_batch is None or longest is None else trial.micro_batch_size * longest
+
+
+def _micro_batch(study: Study, winner: Trial) -> str:
+    size, tokens = winner.config.micro_batch_size, micro_batch_tokens(study, winner.config)
+    if tokens is None:
+        return f"micro-batch {size}"
+    of_longest = "the longest sample has" if size == 1 else f"{size} of the longest samples have"
+    return f"micro-batches of at most {tokens:,} tokens (as many as {of_longest})"
+
+
+def _in_tokens(winner: Trial) -> str:
+    """Return how many tokens and micro-batches a step had, where it was cut by tokens."""
+    tokens, count, padding = (
+        winner.metric(name) for name in ("tokens_per_step", "micro_batches_per_step", "padding_share")
+    )
+    if tokens is None or count is None or padding is None:
+        return ""
+    ranks = "" if winner.config.world_size == 1 else " over all ranks"
+    return f"; a step had {tokens:,.0f} tokens in {count:.1f} micro-batches{ranks} on average, {padding:.0%} of them padding"
+
+
+def _times(trial: TrialConfig) -> str:
+    accumulation, at_most = trial.gradient_accumulation_steps, "at most " if trial.micro_batch else ""
+    return "no accumulation " if accumulation == 1 else f"{at_most}{accumulation} accumulation steps "
 
 
 FEW_PASSES = 4

@@ -13,7 +13,7 @@ from orchestrator.units import number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
-    "tokens_per_second", "peak_memory_bytes",
+    "tokens_per_second", "micro_batches_per_step", "tokens_per_step", "padding_share", "peak_memory_bytes",
 )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ class Facts:
 
     num_train_samples: int | None = None
     num_val_samples: int | None = None
+    longest_sample: int | None = None
+    """The tokens of the longest training sample, where micro-batches are cut by tokens."""
     num_parameters: int | None = None
     num_batch_norms: int | None = None
     num_blocks: int | None = None

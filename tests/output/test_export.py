@@ -641,3 +641,24 @@ def test_axolotl_has_its_own_words_for_adapters() -> None:
         "adapter": "lora", "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_linear": True,
     }  # fmt: skip
     assert "# bias of peft.LoraConfig cannot be said in axolotl" in text
+
+
+@pytest.mark.parametrize(
+    ("to", "nearest"),
+    [
+        ("hf", "train_sampling_strategy='batch_rebalance' is the nearest"),
+        ("trl", "SFTConfig has no budget of tokens; train_sampling_strategy='batch_rebalance' is the nearest"),
+        ("accelerate", "set accumulation to the step's own number"),
+        ("axolotl", "axolotl has no budget of tokens; group_by_length: true"),
+        ("lightning", "accumulate_grad_batches is a fixed number"),
+        ("torchtitan", "torchtitan packs its text into rows of seq_len tokens"),
+        ("deepspeed", "data_efficiency.data_sampling.dynamic_batching (max_tokens) is the nearest"),
+        ("nanogpt", "nanoGPT knows only samples of one length"),
+    ],
+)
+def test_an_export_says_what_stands_for_micro_batches_that_are_cut_by_tokens(to: str, nearest: str) -> None:
+    said = "the study cut each step by tokens, at most 8192 a micro-batch with its padding"
+    plain, by_tokens = (export(replace(recommendation(), micro_batch_tokens=tokens), to) for tokens in (None, 8192))
+    assert said in by_tokens
+    assert nearest in by_tokens[by_tokens.index("micro-batches by tokens: ") :]
+    assert "by tokens" not in plain

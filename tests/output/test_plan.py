@@ -41,5 +41,16 @@ def test_they_take_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 1,234 samples of probes (frontier 1,234)" in said
 
 
+def test_micro_batches_that_are_cut_by_tokens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    config = study_of(stages=[{"type": "frontier"}], micro_batch={"tokens": 8192})
+    print_plan(config, Facts(longest_sample=3000), predict_memory=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "one of size m holds as many tokens, with its padding, as m x the longest sample (3,000 tokens); at most 8,192 tokens, so m is at most 2"
+        in said
+    )
+    assert "by tokens" not in planned(capsys, FUNNEL)
+
+
 def test_a_study_that_trains_nothing_has_no_share_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
     assert "probes (" not in planned(capsys, [{"type": "frontier"}])

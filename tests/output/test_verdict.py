@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -368,3 +369,24 @@ def of_a_curve(
     found = recommend(config, study)
     assert found is not None
     return found
+
+
+def test_a_verdict_tells_micro_batches_that_are_cut_by_tokens() -> None:
+    config = example_config(stages=[{"type": "train"}], micro_batch={"tokens": 9000}, world_size=2)
+    study = Study(config.name)
+    tell(study, FactsRead(facts=Facts(longest_sample=1024)))
+    add_trial(study, config, "train-m8k4", micro_batch_size=8, gradient_accumulation_steps=4)
+    by_tokens = {"micro_batches_per_step": 3.25, "tokens_per_step": 12_345.6, "padding_share": 0.1234}
+    end_trial(study, "train-m8k4", 60.0, {"val_loss": 3.0, **by_tokens})
+    conclude(study, TrainFindings("train-m8k4", 3.0), "")
+    found = recommend(config, study)
+    assert found is not None
+    assert found.verdict.startswith(
+        "Train with micro-batches of at most 8,192 tokens (as many as 8 of the longest samples have), at most 4 accumulation steps "
+        "(effective batch 64; a step had 12,346 tokens in 3.2 micro-batches over all ranks on average, 12% of them padding)"
+    )
+    tree = found.to_json()
+    assert tree["micro_batch_tokens"] == 8192
+    assert isinstance(tree["evidence"], dict)
+    assert by_tokens.items() <= tree["evidence"].items()
+    assert Recommendation.from_json(json.dumps(tree)).micro_batch_tokens == 8192

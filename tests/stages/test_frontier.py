@@ -147,6 +147,28 @@ def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> t
     return journal.study, started
 
 
+@pytest.mark.parametrize(("tokens", "largest"), [(1000, 3), (300, 1), ("auto", 19)])
+def test_no_micro_batch_is_tried_that_holds_more_tokens_than_the_study_file_allows(
+    tokens: int | str, largest: int
+) -> None:
+    known = Known(
+        {"type": "frontier", "activation_checkpointing": ["none"]}, Facts(longest_sample=300),
+        sample_budget=100_000, memory_limit=f"{LIMIT}MiB", micro_batch={"tokens": tokens},
+    )  # fmt: skip
+    world = World()
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        world.end(known, waiting[0])
+    probed = [t.config for t in known.study.trials.values() if t.config.dynamic_micro_batch]
+    assert largest == max(
+        t.config.micro_batch_size for t in known.study.trials.values() if t.state is TrialState.COMPLETE
+    )
+    assert all(config.longest_samples and config.micro_batch is not None for config in probed)
+    said = (
+        "none: micro-batch 3 is the largest asked for, and fits: a larger one would hold more than micro_batch.tokens"
+    )
+    assert (said in " ".join(known.conclude().notes)) == (tokens == 1000)
+
+
 def test_a_second_study_measures_nothing_that_the_first_did_and_finds_the_same(tmp_path: Path) -> None:
     def known(name: str, *, remeasure: bool = False) -> Measurements:
         return Measurements(tmp_path / "measurements.jsonl", {"device": "x"}, f"/runs/{name}", remeasure=remeasure)

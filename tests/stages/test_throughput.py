@@ -181,6 +181,19 @@ def test_without_a_frontier_the_batch_of_the_study_file_is_timed_below_and_above
     ]  # fmt: skip
 
 
+def test_micro_batches_that_are_cut_by_tokens_are_timed_and_tell_no_noise_scale() -> None:
+    plain = played(frontier(1, 2, 4), optimizer={"reference_batch_size": 4})
+    by_tokens = played(frontier(1, 2, 4), optimizer={"reference_batch_size": 4}, micro_batch={})
+    steps = [
+        {t.id: t.config.sample_budget // t.config.effective_batch_size for t in known.study.trials.values()}
+        for known in (plain, by_tokens)
+    ]
+    assert steps[0].keys() == steps[1].keys()
+    assert max(steps[0].values()) > 8 >= max(steps[1].values())
+    assert all(trial.config.micro_batch is not None for trial in by_tokens.study.trials.values())
+    assert "so they tell no noise scale; the train stage's baseline measures it" in by_tokens.conclude().notes[0]
+
+
 # In which forms
 
 

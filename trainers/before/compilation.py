@@ -23,7 +23,10 @@ _warm: set[str] = set()
 def warm_up(config: TrialConfig, device: torch.device) -> float:
     """Compile and run every kernel that `config` will use, and check what the model returns. Return the seconds it took,
     0 where that was done before."""
-    small = _smallest_of_same_code(config)
+    return sum(_warmed_up(small, device) for small in _smallest_of_same_code(config))
+
+
+def _warmed_up(small: TrialConfig, device: torch.device) -> float:
     key = small.model_dump_json(include=set(_CODE_FIELDS)) + small.optimizer.code
     if key in _warm:
         return 0.0
@@ -50,11 +53,15 @@ _CODE_FIELDS = (
 )  # fmt: skip
 
 
-def _smallest_of_same_code(config: TrialConfig) -> TrialConfig:
-    """Return the smallest trial of which one step compiles all that the whole run needs.
+def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:
+    """Return the smallest trials of which one step each compiles all that the whole run needs.
 
-    The compiler treats a micro-batch of 1 apart from all other sizes; eager code is the same for every size.
+    The compiler treats a micro-batch of 1 apart from all other sizes, and where they are cut by tokens both occur; eager code is the same for
+    every size.
     """
     any_size = config.dynamic_micro_batch or not config.compile
-    micro_batch_size = min(config.micro_batch_size, 2) if any_size else config.micro_batch_size
-    return config.model_copy(update={"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 1})
+    sizes = [min(config.micro_batch_size, 2) if any_size else config.micro_batch_size]
+    if config.compile and config.micro_batch is not None and not config.longest_samples:
+        sizes = [2, 1]
+    changes = {"micro_batch": None, "gradient_accumulation_steps": 1}
+    return [config.model_copy(update={"micro_batch_size": size, **changes}) for size in sizes]

@@ -102,7 +102,7 @@ def differences_before_0_3(before: MadeWith, now: MadeWith) -> dict[str, str]:
 
 _FREE: Any = dict.fromkeys(
     (
-        "micro_batch_size", "gradient_accumulation_steps", "world_size", "activation_checkpointing", "compile",
+        "micro_batch_size", "micro_batch", "gradient_accumulation_steps", "world_size", "activation_checkpointing", "compile",
         "dynamic_micro_batch", "memory_limit_bytes", "device_peaks", "keep_checkpoints", "kept_checkpoints",
     ),
     True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def micro_batch_numbers(first_sample: int, micro_step: int, rank: int, split: Sp
     return range(first, first_sample + split.effective_batch_size, split.num_micro_batches)
 
 
-def permuted(numbers: range, seed: int | None) -> list[int]:
+def permuted(numbers: Sequence[int], seed: int | None) -> list[int]:
     """Return the sample numbers of one micro-batch in another order; in their own where the seed is None.
 
     No sample leaves its micro-batch. If some did, a loss that is a mean, or BatchNorm, would make another gradient, and
@@ -77,4 +77,4 @@ def permuted(numbers: range, seed: int | None) -> list[int]:
     """
     if seed is None:
         return list(numbers)
-    return [numbers[place] for place in permutation(len(numbers), seed, numbers.start).tolist()]
+    return [numbers[place] for place in permutation(len(numbers), seed, numbers[0]).tolist()]

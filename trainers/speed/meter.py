@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.config import TrialConfig
+from trainers.data.micro_batches import Tokens
 from trainers.device import memory
 from trainers.device.device_peak import device_peak
 from trainers.model.models import num_batch_norms
@@ -16,6 +17,37 @@ from trainers.noise.gradient_noise import NoiseLog
 from trainers.noise.noise_estimate import SquaredNorms
 from trainers.speed import throughput
 from trainers.speed.flops import Work
+
+
+class TokenCount:
+    """What the steps that were cut by tokens held, over all ranks. A run's count goes on over its processes."""
+
+    def __init__(self) -> None:
+        self._num_steps = self._num_micro_batches = self._num_tokens = self._num_padded_tokens = 0
+
+    def add(self, step: Tokens) -> None:
+        self._num_steps += 1
+        self._num_micro_batches += step.num_micro_batches
+        self._num_tokens += step.num_tokens
+        self._num_padded_tokens += step.num_padded_tokens
+
+    def metrics(self) -> dict[str, float]:
+        """Return {micro_batches_per_step, tokens_per_step, padding_share}: means over the run, and the share of padding in what was
+        computed; nothing where no step was cut by tokens."""
+        if not self._num_steps:
+            return {}
+        return {
+            "micro_batches_per_step": self._num_micro_batches / self._num_steps,
+            "tokens_per_step": self._num_tokens / self._num_steps,
+            "padding_share": 1 - self._num_tokens / self._num_padded_tokens,
+        }
+
+    def state(self) -> dict[str, int]:
+        return {name.removeprefix("_"): count for name, count in vars(self).items()}
+
+    def load(self, state: dict[str, int]) -> None:
+        for name, count in state.items():
+            setattr(self, f"_{name}", count)
 
 
 class Meter:
@@ -32,8 +64,9 @@ class Meter:
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
         self._retries: dict[str, float] = {}
         self.num_micro_batches = config.split.num_micro_batches
-        """Of each step since the phase began, over all ranks."""
+        """Of each step since the phase began, over all ranks; the most of them where they are cut by tokens."""
         self.noise = NoiseLog(config.micro_batch_size, self.num_micro_batches)
+        self.tokens = TokenCount()
         self._unread: list[Tensor] = []
         self._steps_to_time = throughput.NUM_WARMUP_STEPS
         self._loss_sum = self._num_targets = 0.0
@@ -106,6 +139,7 @@ class Meter:
             **self._retries,
             **self.clock.load.metrics(),
             **self._seconds(),
+            **self.tokens.metrics(),
             **asdict(self.noise.estimate()),
             **self._observed,
             **self.snapshot,
@@ -144,6 +178,7 @@ class Meter:
             "snapshot": self.snapshot,
             "micro_batch_size": self.config.micro_batch_size,
             "num_micro_batches": self.num_micro_batches,
+            "tokens": self.tokens.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -151,6 +186,7 @@ class Meter:
         self._compile_seconds += state["compile_seconds"]
         self._observed = state.get("observed", {})  # which earlier checkpoints did not have
         self.snapshot = state.get("snapshot", {})  # nor this
+        self.tokens.load(state.get("tokens", {}))  # nor this
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
             self.begin_step(state.get("num_micro_batches", self.num_micro_batches))
             # Earlier versions kept no number of targets: what cannot be weighed is left out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.output.exports.counted import max_steps
-from orchestrator.output.exports.notes import checkpointing_note, comments, header_of, shards_note, text_of
+from orchestrator.output.exports.notes import checkpointing_note, comments, header_of, shards_note, text_of, tokens_note
 from orchestrator.output.exports.optimizer_lines import optimizer_lines
 from orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
 from orchestrator.output.recommendation import Recommendation
@@ -99,6 +99,11 @@ def _shards(r: Recommendation) -> list[str]:
 def _notes(r: Recommendation) -> list[str]:
     return [
         f"start it with: accelerate launch --num_processes {r.world_size} train.py",
+        *tokens_note(
+            r,
+            "the loop below takes as many micro-batches in each step; with a batch_sampler that cuts them by tokens, set accumulation to the "
+            "step's own number",
+        ),
         *_checkpointing_notes(r),
         *shards_note(r, "name your blocks' class in the plugin's transformer_cls_names_to_wrap"),
     ]

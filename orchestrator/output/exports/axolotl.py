@@ -13,6 +13,7 @@ from orchestrator.output.exports.notes import (
     header_of,
     shards_note,
     text_of,
+    tokens_note,
     without_ramp,
 )
 from orchestrator.output.recommendation import Recommendation
@@ -104,6 +105,10 @@ def _notes(r: Recommendation) -> list[str]:
     notes = [
         f"start it with: axolotl train FILE --launcher torchrun -- --nproc_per_node={r.world_size}",
         "sample_packing and sequence_len change what a sample is: leave them as the study's data had them",
+        *tokens_note(
+            r,
+            "axolotl has no budget of tokens; group_by_length: true keeps their number and changes the order of the samples",
+        ),
         *checkpointing_note(r, "axolotl", "gradient_checkpointing: true is full: slower, and less memory"),
         *shards_note(r, "name your blocks' class in fsdp_config.transformer_layer_cls_to_wrap"),
     ]

@@ -7,7 +7,7 @@ import json
 from pydantic import JsonValue
 
 from orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, header_of
+from orchestrator.output.exports.notes import cannot_be_said, header_of, tokens_note
 from orchestrator.output.recommendation import Recommendation
 
 
@@ -63,6 +63,10 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
         "DeepSpeed averages over micro-batches: right only where each holds equally many targets",
         f"the seed ({r.seed}) is set in your script",
         *_deepspeed_ramp(r),
+        *tokens_note(
+            r,
+            "data_efficiency.data_sampling.dynamic_batching (max_tokens) is the nearest; it lets the effective batch change from step to step",
+        ),
     ]
     if r.optimizer.type not in ("adamw", "sgd") or r.optimizer.kwargs:
         notes.append(

@@ -12,6 +12,7 @@ from orchestrator.output.exports.notes import (
     comments,
     header_of,
     text_of,
+    tokens_note,
     without_ramp,
 )
 from orchestrator.output.recommendation import Recommendation
@@ -80,6 +81,11 @@ def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
             f"{cannot_be_said(recommendation.optimizer, target)}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
         )
+    notes += tokens_note(
+        recommendation,
+        f"{target} has no budget of tokens; train_sampling_strategy='batch_rebalance' is the nearest, it evens out the padding "
+        "of a step's micro-batches and keeps their number (older transformers: group_by_length=True, which also changes the order)",
+    )
     if recommendation.activation_checkpointing != "none":
         notes.append("older transformers call activation_checkpointing gradient_checkpointing")
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from orchestrator.output.exports.counted import batches_of, max_steps
-from orchestrator.output.exports.notes import comments, header_of, shards_note, text_of, without_ramp
+from orchestrator.output.exports.notes import comments, header_of, shards_note, text_of, tokens_note, without_ramp
 from orchestrator.output.exports.optimizer_lines import optimizer_lines
 from orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
 from orchestrator.output.recommendation import Recommendation
@@ -73,6 +73,10 @@ def _growing_callback(recommendation: Recommendation) -> list[str]:
 
 def _lightning_notes(recommendation: Recommendation) -> list[str]:
     notes = ["Lightning averages over micro-batches: right only where each holds equally many targets"]
+    notes += tokens_note(
+        recommendation,
+        "accumulate_grad_batches is a fixed number, so a batch_sampler that cuts by tokens would change the effective batch from step to step",
+    )
     if recommendation.ramp:
         largest = batches_of(recommendation)[-1][1]
         notes.append(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from orchestrator.output.exports.counted import max_steps, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, shards_note, text_of, without_ramp
+from orchestrator.output.exports.notes import (
+    cannot_be_said,
+    comments,
+    header_of,
+    shards_note,
+    text_of,
+    tokens_note,
+    without_ramp,
+)
 from orchestrator.output.recommendation import Recommendation
 
 
@@ -35,6 +43,7 @@ def written(recommendation: Recommendation) -> str:
 def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
     r = recommendation
     notes = ["gradient_accumulation_steps counts all ranks here: train.py divides it by the world size"]
+    notes += tokens_note(r, "nanoGPT knows only samples of one length, block_size")
     if r.activation_checkpointing != "none":
         notes.append(
             f"nanoGPT has no activation_checkpointing ({r.activation_checkpointing}): "

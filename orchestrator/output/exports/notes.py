@@ -16,6 +16,14 @@ def header_of(recommendation: Recommendation) -> list[str]:
         f"batchscout: {' '.join(r.verdict.split())}",
         f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
+        *(
+            [
+                f"the study cut each step by tokens, at most {r.micro_batch_tokens} a micro-batch with its padding, so that a step had fewer "
+                "micro-batches than that; micro-batches of equally many samples train the same, and slower"
+            ]
+            if r.micro_batch_tokens
+            else []
+        ),
         f"steps are {_counted(r)}: budget {r.sample_budget} -> {max_steps(r)}, warm-up {r.warmup_samples} -> "
         f"{warmup_steps(r)}",
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
@@ -85,6 +93,11 @@ def _phase_notes(recommendation: Recommendation) -> list[str]:
         f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
         for phase, (samples, batch) in zip(ramp, batches, strict=True)
     ]
+
+
+def tokens_note(recommendation: Recommendation, nearest: str) -> list[str]:
+    """Return what a trainer has in place of micro-batches that are cut by tokens, where the recommendation asks for them."""
+    return [f"micro-batches by tokens: {nearest}"] if recommendation.micro_batch_tokens else []
 
 
 def comments(lines: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import math
 from pydantic import JsonValue
 
 from orchestrator.output.exports.counted import max_steps, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, text_of, without_ramp
+from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, text_of, tokens_note, without_ramp
 from orchestrator.output.recommendation import Recommendation
 from trainers.config import ActivationCheckpointing, Schedule
 
@@ -69,6 +69,9 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
         "set training.seq_len to the sequence length of the study's data",
         "torchtitan decays every parameter; the study decayed those of two or more dimensions",
     ]
+    notes += tokens_note(
+        r, "torchtitan packs its text into rows of seq_len tokens, and knows no samples of uneven length"
+    )
     if r.activation_checkpointing == "selective":
         notes.append("torchtitan recomputes every second matrix product, the study none: expect less memory and speed")
     if r.precision == "float16":

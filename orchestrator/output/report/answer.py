@@ -21,6 +21,7 @@ from trainers.config import OptimizerConfig
 
 _RECOMMENDED = (
     "micro_batch_size",
+    "micro_batch_tokens",
     "gradient_accumulation_steps",
     "world_size",
     "effective_batch_size",

@@ -192,6 +192,8 @@ def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial])
         return ""
     if known.slowest(trials) <= found:
         return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
+    if known.most_of_tokens() <= found:
+        return ": a larger one would hold more than micro_batch.tokens"
     if known.most_usable(trials) <= found:
         return f": of a larger one a full run has fewer than {FEWEST_STEPS} optimizer steps"
     return ""

@@ -216,13 +216,22 @@ class FrontierProgress:
     def _largest(self, trials: list[Trial]) -> int:
         """Return the largest size to try.
 
-        A step must not see a sample twice, nor take longer than max_step_seconds, and a run must have enough of them.
+        A step must not see a sample twice, nor take longer than max_step_seconds, a run must have enough of them, and a micro-batch
+        must not hold more tokens than the study file allows.
         """
         num_samples = self.study.facts.num_train_samples
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
         return max(
-            self.stage.smallest, min(self.stage.largest, of_data, self.slowest(trials), self.most_usable(trials))
+            self.stage.smallest,
+            min(self.stage.largest, of_data, self.most_of_tokens(), self.slowest(trials), self.most_usable(trials)),
         )
+
+    def most_of_tokens(self) -> int:
+        """Return how many of the longest samples the study file's `micro_batch` holds."""
+        micro_batch, longest = self.context.config.micro_batch, self.study.facts.longest_sample
+        if micro_batch is None or micro_batch.tokens == "auto" or longest is None:
+            return self.stage.largest
+        return micro_batch.tokens // longest
 
     def most_usable(self, trials: list[Trial]) -> int:
         """Return the largest size that a run can use at the best rate so far, held against the baseline's."""

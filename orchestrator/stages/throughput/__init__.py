@@ -26,7 +26,7 @@ def describe(context: StageContext[Throughput]) -> list[str]:
 
 
 COLUMNS = (
-    "tokens_per_second", "step_seconds", "coherence", "coherence_floor", "noise_scale", "noise_scale_low",
+    "tokens_per_second", "step_seconds", "micro_batches_per_step", "padding_share", "coherence", "coherence_floor", "noise_scale", "noise_scale_low",
     "noise_scale_high", "goodput",
 )  # fmt: skip
 

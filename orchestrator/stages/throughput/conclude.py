@@ -127,11 +127,19 @@ def _noise(scale: NoiseScale | None, findings: ThroughputFindings) -> str:
     return f"the noise scale is {scale} samples, so effective batch {best} has the best goodput of these{beside}"
 
 
+_EARLY = "the noise scale is that of early training; it grows as the loss falls (see the train stage's trials)"
+_BY_TOKENS = (
+    "micro-batches that are cut by tokens each have samples of about one length, so they tell no noise scale; the train stage's baseline "
+    "measures it in micro-batches drawn at random"
+)
+
+
 def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
-    notes = ["the noise scale is that of early training; it grows as the loss falls (see the train stage's trials)"]
+    by_tokens = known.context.config.micro_batch is not None
+    notes = [_BY_TOKENS if by_tokens else _EARLY]
     notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
-    if single:
+    if single and not by_tokens:
         listed = ", ".join(map(str, single))
         notes.append(
             f"at effective batch {listed} a step is one micro-batch, so it tells no noise scale: that takes two"

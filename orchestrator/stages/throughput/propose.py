@@ -80,8 +80,9 @@ class ThroughputProgress:
 
     def _noise_steps(self, form: Form) -> int:
         """Return the optimizer steps of a timing that measures the noise scale, which takes several micro-batches a
-        step."""
-        if form.split.num_micro_batches == 1 or not self.context.config.statistics:
+        step. None does where they are cut by tokens."""
+        measures = self.context.config.statistics and self.context.config.micro_batch is None
+        if form.split.num_micro_batches == 1 or not measures:
             return _timed_steps(form)
         return max(_timed_steps(form), math.ceil(2 * self.context.stage.steps / form.split.num_micro_batches))
 
