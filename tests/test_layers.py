@@ -33,6 +33,7 @@ LEAVES_OF_TRAINERS = {
     "criteria",
     "errors",
     "files",
+    "knobs",
     "lines",
     "notices",
     "report",

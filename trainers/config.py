@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from trainers.criteria import Loss
+from trainers.knobs import MemoryKnobsTogether, check_knobs
 from trainers.strict import Strict
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -280,6 +281,7 @@ _SINCE_0_1 = {
     "initial_weights",
     "allow_tf32",
     "micro_batch",
+    "memory_knobs",
 }
 
 
@@ -309,6 +311,8 @@ class TrialConfig(Strict):
     activation_checkpointing: ActivationCheckpointing = "none"
     """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those
     of whole blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
+    memory_knobs: MemoryKnobsTogether = ()
+    """Further ways to save memory, by their names in `trainers/knobs`. (): there are none."""
     compile: Compile = True
     """What is compiled. true, or blocks: the model's repeated blocks, one by one. whole: the model as one graph, with the
     norm, the head and the loss that it returns; it takes longer to compile, ranks exchange gradients after the backward
@@ -454,6 +458,11 @@ class TrialConfig(Strict):
         check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile])
+        return self
+
+    @model_validator(mode="after")
+    def _knobs_go_with_the_rest(self) -> TrialConfig:
+        check_knobs(self)
         return self
 
     @model_validator(mode="after")

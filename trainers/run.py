@@ -19,11 +19,13 @@ from trainers.data.batches import fetch, move_aside
 from trainers.data.micro_batches import StepPlan, micro_batches_of
 from trainers.data.order import LongestAlways, SampleOrder
 from trainers.data.samples import SampleSet, load_data
+from trainers.knobs import check_machine, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import check_first_loss
 from trainers.model.equivalence import Weights, weights_of
 from trainers.model.frozen import frozen_digest
-from trainers.model.losses import autocasting, loss_function
+from trainers.model.knobs import head_if_wanted, on_device, with_knobs
+from trainers.model.losses import autocasting
 from trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
 from trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
 from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
@@ -31,9 +33,10 @@ from trainers.noise.step_statistics import read_step
 from trainers.report import Known
 from trainers.speed.flops import work_of
 from trainers.speed.meter import Meter, TokenCount
-from trainers.step.accumulation import accumulate_gradient, normalise_and_clip, over_all_ranks
+from trainers.step.accumulation import accumulate_gradient, over_all_ranks
 from trainers.step.learning_rate import learning_rate_of_step
 from trainers.step.optimizers import build_optimizer, set_learning_rate
+from trainers.step.update import update_of
 from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
 
@@ -48,6 +51,8 @@ class Run:
 
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float = 0.0) -> None:
         """compile_seconds: the seconds already spent on compiling its code."""
+        config = with_settings(config)
+        check_machine(config.memory_knobs, device.type)
         self.config, self.device = config, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -70,11 +75,11 @@ class Run:
         self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
+        loss = with_knobs(self.module, config, head_if_wanted(config, self.train_set))
         lengths = getattr(self.train_set, "lengths", None)
         self.model = distribute(
             apply_to_blocks(self.module, config, lengths_differ=lengths is not None), config, device
         )
-        self.loss_function = autocasting(loss_function(config.loss), config, device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.module, config)
         half_life = config.ema_half_life_samples
@@ -83,6 +88,8 @@ class Run:
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
         self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+        self.update = update_of(config, self.parameters, self.optimizer, self.scaler, self.nominal_targets)
+        self.loss_function = self.update.watched(autocasting(on_device(loss, self.module, config), config, device))
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = self.samples_seen = 0
         self.evaluated_at: list[int] = []
@@ -103,11 +110,7 @@ class Run:
         learning_rate = learning_rate_of_step(config, first_sample)
         set_learning_rate(self.optimizer, learning_rate)
         loss_sum, num_targets = over_all_ranks(*self._accumulate(plan))
-        self.scaler.unscale_(self.optimizer)
-        factor = self.nominal_targets * config.world_size / num_targets
-        gradient_norm = normalise_and_clip(self.parameters, factor, config.optimizer.max_gradient_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        gradient_norm = self.update.take(self.nominal_targets * config.world_size / num_targets)
         if self.average is not None:
             self.average.update(split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)

@@ -49,7 +49,7 @@ def _try_out(small: TrialConfig, device: torch.device) -> None:
 
 _CODE_FIELDS = (
     "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
-    "allow_tf32", "dynamic_micro_batch", "parallel", "dropout",
+    "allow_tf32", "dynamic_micro_batch", "parallel", "dropout", "memory_knobs",
 )  # fmt: skip
 
 

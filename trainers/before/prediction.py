@@ -33,16 +33,21 @@ from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import load_data
 from trainers.errors import said_by
+from trainers.knobs import activation_offload, optimizer_offload, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import fake_batch
-from trainers.model.losses import autocasting, loss_function
+from trainers.model.knobs import head_if_wanted, with_knobs
+from trainers.model.losses import autocasting
 from trainers.model.models import build_model
 from trainers.noise.gradient_noise import MicroGradientNorms
 from trainers.noise.step_statistics import parameters_moved, sums_of_step
-from trainers.step.accumulation import accumulate_gradient, normalise_and_clip
+from trainers.step.accumulation import accumulate_gradient
 from trainers.step.optimizers import build_optimizer
+from trainers.step.update import update_of
 from trainers.step.weight_average import WeightAverage
 
+ON_THE_HOST = (activation_offload.NAME, optimizer_offload.NAME)
+"""The knobs that leave bytes in the memory of the host, where this prediction's tensors are, too."""
 # Any two sizes say the same; 1 is left out, as torch takes a dimension of one element apart from all others.
 TRACED_SIZES = (2, 8)
 
@@ -111,6 +116,10 @@ def predict(config: TrialConfig) -> PeakMemory:
 
     Raises ValueError for bad input, NotPredictable where fake tensors cannot follow.
     """
+    config = with_settings(config)
+    for name in ON_THE_HOST:
+        if name in config.memory_knobs:
+            raise NotPredictable(f"{name} keeps tensors on the host, and their bytes cannot be told from the device's")
     if config.parallel == "fsdp":
         raise NotPredictable("parallel: fsdp gathers and frees its shards as it goes, which one process cannot follow")
     train_set, _ = load_data(config.data)
@@ -133,37 +142,41 @@ def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:
 
 def live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
     """Return the bytes of the tensors alive after each operation of a run's first two micro-batches."""
+    head_name = head_if_wanted(config, train_set)
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings(), _no_collection(), LiveBytes() as live:
         warnings.simplefilter("ignore")
-        _two_micro_batches(config, train_set, sample)
+        _two_micro_batches(config, train_set, sample, head_name)
     return live.timeline
 
 
-def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any) -> None:
+def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any, head_name: str | None) -> None:
     """Allocate what `Run` allocates, from the same pieces.
 
     The first micro-batch makes the optimizer's state, and during the second all is alive that ever is. The run's loss
     scale and its counts are left out, as they are scalars.
     """
-    model = apply_to_blocks(build_model(config.model, train_set), config)
-    loss = autocasting(loss_function(config.loss), config, torch.device("cpu"))
+    module = build_model(config.model, train_set)
+    loss = with_knobs(module, config, head_name)
+    model = apply_to_blocks(module, config)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = build_optimizer(model, config)
     half_life = config.ema_half_life_samples
     average = WeightAverage(parameters, half_life) if half_life else None
     norms = MicroGradientNorms(parameters) if config.statistics else None
+    update = update_of(config, parameters, optimizer, torch.amp.GradScaler(enabled=False), nominal_targets=1)
+    loss = update.watched(autocasting(loss, config, torch.device("cpu")))
     one = torch.ones(())
     for _ in range(2):
         if not _holds_its_gradient(config):
             optimizer.zero_grad(set_to_none=True)
         batches = [fake_batch(sample, config.micro_batch_size)]
         accumulate_gradient(model, loss, batches, num_micro_batches=1, scale=one, norms=norms)
-        normalise_and_clip(parameters, one, config.optimizer.max_gradient_norm)
-        optimizer.step()
+        update.take(one)
         if average is not None:
             average.update(config.effective_batch_size)
-    if config.statistics:
-        sums_of_step(optimizer, parameters_moved(optimizer))
+    moved = parameters_moved(optimizer) if config.statistics else []
+    if moved:  # none where each gradient was let go
+        sums_of_step(optimizer, moved)
 
 
 def _holds_its_gradient(config: TrialConfig) -> bool:

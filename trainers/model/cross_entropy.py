@@ -34,71 +34,95 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = IGNORED_TARGET,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same from hidden (B, T, D) and the head's weight (V, D), in autocast's precision where that is on. The
-    logits of all targets never exist at once: the gradient of a chunk is taken in the forward pass, and its logits are let
+    """Return the same from hidden (..., D) and the head's weight (V, D) and bias (V), in autocast's precision where that is on.
+    The logits of all targets never exist at once: the gradient of a chunk is taken in the forward pass, and its logits are let
     go."""
-    rows, wanted = hidden.flatten(0, 1), targets.flatten()
+    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.flatten()
+    if ignore_index != IGNORED_TARGET:
+        wanted = wanted.masked_fill(wanted == ignore_index, IGNORED_TARGET)
     if torch.compiler.is_compiling():
         from trainers.model.uncompiled_loss import loss_outside_graphs  # imports the compiler, which is loaded here
 
-        loss_sum = loss_outside_graphs(rows, weight, wanted, label_smoothing)  # pyright: ignore[reportCallIssue]  (torch's)
+        loss_sum = loss_outside_graphs(rows, weight, wanted, label_smoothing, bias)  # pyright: ignore[reportCallIssue]  (torch's)
     else:
-        loss_sum = loss_in_chunks(rows, weight, wanted, label_smoothing)
+        loss_sum = loss_in_chunks(rows, weight, wanted, label_smoothing, bias)
     return loss_sum, (wanted != IGNORED_TARGET).sum()
 
 
-def loss_in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+def loss_in_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, bias: Tensor | None = None
+) -> Tensor:
     device = hidden.device.type
     low = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if low else hidden.dtype
     with torch.autocast(device, enabled=False):
-        loss_sum = _Chunked.apply(hidden, weight, targets, label_smoothing, dtype)
+        loss_sum = _Chunked.apply(hidden, weight, bias, targets, label_smoothing, dtype)
     assert isinstance(loss_sum, Tensor)
     return loss_sum
 
 
 class _Chunked(torch.autograd.Function):
-    """hidden (N, D), weight (V, D), targets (N) -> the sum of the losses. Both gradients are made in the forward pass, and
-    the backward pass scales them."""
+    """hidden (N, D), weight (V, D), bias (V) or None, targets (N) -> the sum of the losses. The gradients are made in the
+    forward pass, and the backward pass scales them."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, dtype: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        label_smoothing: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         factor, counted = weight.to(dtype), targets != IGNORED_TARGET
-        gradients = _Gradients(hidden, weight) if any(ctx.needs_input_grad) else None
+        gradients = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
         loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows in _chunks(len(hidden)):
             chunk, counts = hidden[rows].to(dtype), counted[rows].unsqueeze(1)
-            log_shares = torch.log_softmax(chunk @ factor.t(), dim=1, dtype=torch.float32)
+            logits = F.linear(chunk, factor, None if bias is None else bias.to(dtype))
+            log_shares = torch.log_softmax(logits, dim=1, dtype=torch.float32)
             loss_sum += _losses(log_shares, targets[rows], label_smoothing).mul_(counts).sum()
             if gradients is not None:
                 of_logits = _gradient(log_shares, targets[rows], label_smoothing).to(dtype)
                 # What does not count is left out here, where a row has D entries, and not V.
                 gradients.of_hidden[rows] = (of_logits @ factor).mul_(counts)
                 gradients.add_to_weight(of_logits, chunk * counts)
+                gradients.add_to_bias(of_logits, counts)
         if gradients is not None:
-            ctx.save_for_backward(gradients.of_hidden, gradients.of_weight)
+            ctx.save_for_backward(gradients.of_hidden, gradients.of_weight, gradients.of_bias)
         return loss_sum
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  (as above)
-        of_hidden, of_weight = ctx.saved_tensors
-        return of_hidden * upstream[0], of_weight * upstream[0], None, None, None
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        scaled_bias = None if of_bias is None else of_bias * upstream[0]
+        return of_hidden * upstream[0], of_weight * upstream[0], scaled_bias, None, None, None
 
 
 class _Gradients:
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.of_hidden, self.of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        self.of_bias = None if bias is None else torch.zeros_like(bias)
 
     def add_to_weight(self, of_logits: Tensor, chunk: Tensor) -> None:
         if chunk.dtype == self.of_weight.dtype:
             torch.addmm(self.of_weight, of_logits.t(), chunk, out=self.of_weight)
         else:
             self.of_weight += of_logits.t() @ chunk
+
+    def add_to_bias(self, of_logits: Tensor, counts: Tensor) -> None:
+        if self.of_bias is not None:
+            self.of_bias += (of_logits.t() @ counts.to(of_logits.dtype)).squeeze(1)
 
 
 def _chunks(num_rows: int) -> list[slice]:

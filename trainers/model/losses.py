@@ -63,16 +63,13 @@ def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    labels = _of_key(batch, "labels", "loss: transformers needs them there")
-    inner = getattr(module, "module", module)  # where several ranks train, DDP is around it
+    labels, inner = _labels_in(batch), getattr(module, "module", module)  # where several ranks train, DDP is around it
     ignored = getattr(
         inner.config, "semantic_loss_ignore_index", IGNORED_TARGET
     )  # models of segmentation have their own
     shifted = labels.dim() > 1 and _predicts_the_next(inner)
-    positions = batch.get("position_ids")
-    if shifted and positions is not None and positions.shape == labels.shape:
-        # Where samples are packed, the last token of one would be held against the first of the next.
-        labels = labels.masked_fill(positions == 0, ignored)
+    if shifted:
+        labels = _without_firsts(labels, batch, ignored)
         batch = {**batch, "labels": labels}
     outputs = module(**batch)
     if outputs.loss is None:
@@ -81,6 +78,19 @@ def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         )
     num_targets = ((labels[:, 1:] if shifted else labels) != ignored).sum()
     return torch.where(num_targets > 0, outputs.loss, 0.0) * num_targets, num_targets  # a mean over none is no number
+
+
+def _labels_in(batch: Any) -> Tensor:
+    return _of_key(batch, "labels", "loss: transformers needs them there")
+
+
+def _without_firsts(labels: Tensor, batch: Any, ignored: int) -> Tensor:
+    """Return the labels without those of the first tokens of samples that are packed into one row: the last token of one sample would be
+    held against the first of the next."""
+    positions = batch.get("position_ids")
+    return (
+        labels if positions is None or positions.shape != labels.shape else labels.masked_fill(positions == 0, ignored)
+    )
 
 
 def _predicts_the_next(inner: nn.Module) -> bool:
@@ -147,7 +157,32 @@ def _targets_in(batch: Any, loss: MeanLoss) -> Tensor:
     )
 
 
+def logits_and_targets(
+    loss: CrossEntropyCriterion | TransformersLoss, module: nn.Module, batch: Any
+) -> tuple[Tensor, Tensor, int]:
+    """Return the logits that a module returns for a batch, classes last, the class of each, and which class does not count."""
+    if isinstance(loss, CrossEntropyCriterion):
+        logits, targets = _outputs_and_targets(loss, module, batch)
+        return logits, targets, loss.ignore_index
+    labels, inner = _labels_in(batch), getattr(module, "module", module)
+    if not _predicts_the_next(inner):
+        raise ValueError(
+            f"{type(inner).__name__} has a loss of its own, which is not known to be the cross-entropy of its logits and the next "
+            "label; return logits and set loss: cross_entropy, or leave cross-entropy in chunks out"
+        )
+    logits = module(**{key: value for key, value in batch.items() if key != "labels"}).logits
+    labels = _without_firsts(labels, batch, IGNORED_TARGET)
+    return logits, F.pad(labels[:, 1:], (0, 1), value=IGNORED_TARGET), IGNORED_TARGET
+
+
 def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    outputs, targets = _outputs_and_targets(criterion, module, batch)
+    if isinstance(criterion, CrossEntropyCriterion):
+        return _cross_entropy(outputs, targets, criterion.ignore_index)
+    return _elementwise(criterion, outputs, targets)
+
+
+def _outputs_and_targets(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     if isinstance(batch, Mapping):
         targets = _of_key(batch, criterion.targets, f"name its key: loss: {{type: {criterion.type}, targets: KEY}}")
         outputs = module(**{key: value for key, value in batch.items() if key != criterion.targets})
@@ -159,10 +194,7 @@ def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Te
             f"a batch is a {type(batch).__name__}, in which loss: {criterion.type} finds no targets; let samples be tuples "
             "(input, target) or dictionaries, or write the loss yourself as package.module:callable"
         )
-    outputs = _tensor_of(outputs, criterion)
-    if isinstance(criterion, CrossEntropyCriterion):
-        return _cross_entropy(outputs, targets, criterion.ignore_index)
-    return _elementwise(criterion, outputs, targets)
+    return _tensor_of(outputs, criterion), targets
 
 
 def _of_key(mapping: Any, key: str, remedy: str, what: str = "a batch") -> Tensor:

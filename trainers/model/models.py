@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainers.config import ModelConfig, TrialConfig, call_target, resolve
 from trainers.files import quoted
 from trainers.model.adapters import add_adapters, is_of_transformers
-from trainers.model.cross_entropy import summed_cross_entropy
+from trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from trainers.model.gpt import GPT
 from trainers.sources.adapted import module_of
 
@@ -163,10 +163,21 @@ class CausalLanguageModel(nn.Module):
         super().__init__()
         self.inner = inner
         self.label_smoothing = label_smoothing
+        self._head: tuple[nn.Linear, ...] = ()  # in a tuple, as it is a part of `inner` already
+
+    def take_chunks(self, head: nn.Linear) -> None:
+        """Compute the cross-entropy in chunks from here on. head: the layer that made the logits, and now passes on what it is
+        given."""
+        self._head = (head,)
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.inner(input_ids=batch["input_ids"]).logits
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        logits = self.inner(input_ids=batch["input_ids"]).logits
-        return summed_cross_entropy(logits, batch["targets"], self.label_smoothing if self.training else 0.0)
+        found, targets, smoothing = self.logits(batch), batch["targets"], self.label_smoothing if self.training else 0.0
+        for head in self._head:
+            return chunked_cross_entropy(found, head.weight, targets, smoothing, bias=head.bias)
+        return summed_cross_entropy(found, targets, smoothing)
 
 
 def hf(

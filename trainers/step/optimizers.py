@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.config import OptimizerConfig, TrialConfig, resolve
+from trainers.knobs import bfloat16_weights, optimizer_offload
 from trainers.model.blocks import find_blocks
+from trainers.step.optimizer_offload import OnTheHost
+from trainers.step.stochastic_rounding import StochasticAdamW
 
 RATIO = "learning_rate_ratio"
 """The key of a parameter group that holds its learning rate as a multiple of the run's; without it that is 1."""
@@ -21,6 +24,8 @@ ParamGroups = list[dict[str, Any]]
 def build_optimizer(model: nn.Module, config: TrialConfig) -> Optimizer:
     """Build the optimizer that the trial names. Raises ValueError in the user's words where it does not fit the model."""
     optimizer = _built(model, [p for p in model.parameters() if p.requires_grad], config)
+    if optimizer_offload.NAME in config.memory_knobs:
+        optimizer = OnTheHost(optimizer)
     if config.optimizer.param_groups or config.optimizer.type == "own":
         for group in optimizer.param_groups:  # its own callable may have given them rates of their own, too
             group[RATIO] = float(group["lr"]) / config.learning_rate
@@ -33,6 +38,8 @@ def _built(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCo
     decay = {"weight_decay": settings.weight_decay}  # of groups that say nothing
     match settings.type:
         case "adamw":
+            if bfloat16_weights.NAME in config.memory_knobs:
+                return _called(StochasticAdamW, groups, config, **decay, **_of_adam(settings))
             return _called(torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=True)
         case "sgd":
             return _sgd(parameters, groups, config, **decay)

@@ -1,0 +1,30 @@
+"""A small transformers model and data with labels, as a Trainer would take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from tests.support import tiny
+
+
+def tiny_llama(vocab_size: int = 24) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, max_position_embeddings=16, **sizes))
+
+
+def data() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Labels are the inputs, some of them masked; the first of a sample never counts."""
+    sets = tiny.data()
+    return tuple(
+        [{"input_ids": s["input_ids"], "labels": _masked(s["input_ids"], n)} for n, s in enumerate(one)] for one in sets
+    )  # pyright: ignore[reportReturnType]
+
+
+def _masked(labels: Any, number: int) -> Any:
+    labels = labels.clone()
+    labels[: number % 5] = -100
+    return labels

@@ -1,0 +1,113 @@
+"""Any model with a linear head computes the same loss and gradient in chunks, and the head is found or its absence explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny import config, cpu_run, data, gradient_of_step, in_fresh_process, relative_error
+from trainers.before.prediction import predict
+from trainers.checkpoints.made_with import differences, made_with
+from trainers.config import TrialConfig
+from trainers.loop import train
+from trainers.model.linear_head import head_of
+from trainers.report import Answer, Report
+
+CHUNKED = ["chunked_cross_entropy"]
+SPLIT = {"padded": True, "gradient_accumulation_steps": 2}
+HEADED = {
+    "model": {"target": "tests.support.heads:Headed"},
+    "loss": {"type": "cross_entropy", "targets": "targets"},
+}
+# Every way to a model with a linear head: torch's criterion with and without a bias, and two built-in models.
+MODELS: dict[str, dict[str, Any]] = {
+    "criterion": HEADED,
+    "criterion, no bias": {**HEADED, "model": {"target": "tests.support.heads:Headed", "kwargs": {"bias": False}}},
+    "gpt": {},
+    "hf": {
+        "model": {
+            "target": "hf",
+            "kwargs": {
+                "model_type": "gpt2", "label_smoothing": 0.1,
+                "config": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0},
+            },
+        }
+    },
+    "transformers": {
+        "model": {"target": "tests.support.labelled:tiny_llama"},
+        "data": {"target": "tests.support.labelled:data"},
+        "loss": "transformers",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.02)])
+def test_chunks_give_the_same_loss_and_gradient(model: str, precision: str, tolerance: float) -> None:
+    fields = SPLIT | MODELS[model] | {"precision": precision}
+    (expected, loss), (found, same) = (first_step(**fields, memory_knobs=knobs) for knobs in ((), CHUNKED))
+    assert relative_error(found, expected) < tolerance
+    assert same == pytest.approx(loss, rel=min(tolerance, 1e-3))
+
+
+def first_step(**fields: Any) -> tuple[torch.Tensor, float]:
+    """(the gradient of the first step, its loss)"""
+    run = cpu_run(config(**fields))
+    return gradient_of_step(run), run.read()[0].loss
+
+
+def test_a_target_that_does_not_count_may_be_any_number() -> None:
+    fields = {**HEADED, "loss": {"type": "cross_entropy", "targets": "targets", "ignore_index": 3}}
+    (expected, loss), (found, same) = (first_step(**fields, memory_knobs=knobs) for knobs in ((), CHUNKED))
+    assert relative_error(found, expected) < 1e-6
+    assert same == pytest.approx(loss)
+
+
+def test_evaluations_and_names_of_weights_are_the_same() -> None:
+    whole, chunked = cpu_run(config(**HEADED)), cpu_run(config(**HEADED, memory_knobs=CHUNKED))
+    assert whole.module.state_dict().keys() == chunked.module.state_dict().keys()
+
+
+def test_logits_that_are_not_the_heads_own_are_refused_with_the_way_out() -> None:
+    capped = config(**{**HEADED, "model": {"target": "tests.support.heads:Capped"}}, memory_knobs=CHUNKED)
+    message = (
+        r"they are no linear layer's own output: it scales, caps, .*; return what an nn.Linear returns, or leave it out"
+    )
+    with pytest.raises(ValueError, match=message):
+        head_of(capped, data()[0])
+
+
+def test_a_run_in_chunks_goes_on_from_its_checkpoint_alone() -> None:
+    train_set, val_set = data()
+    plain, chunked = config(**HEADED), config(**HEADED, memory_knobs=CHUNKED)
+    found = differences(made_with(plain, train_set, val_set), made_with(chunked, train_set, val_set))
+    assert list(found) == ["memory_knobs"]
+
+
+@pytest.mark.slow
+def test_the_prediction_sees_the_logits_go_and_so_does_the_process(tmp_path: Path) -> None:
+    whole, chunked = (predict(with_many_logits(knobs)).bytes_at(8) for knobs in ([], CHUNKED))
+    assert whole - chunked > 8 * 128 * 4096 * 4  # the logits of all targets
+    assert in_fresh_process(peak_in_chunks, str(tmp_path)) == pytest.approx(chunked, abs=2 << 20)
+
+
+def with_many_logits(knobs: list[str]) -> TrialConfig:
+    data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
+    short = {"micro_batch_size": 8, "sample_budget": 16, "evaluation_samples": 0, "statistics": False}
+    return config(**HEADED | {"data": data}, **short, memory_knobs=knobs)
+
+
+def peak_in_chunks(folder: str) -> float:
+    """Peak bytes of the second of two runs: a process's first run keeps what libraries need."""
+    peaks = list[float]()
+
+    def listen(said: Report) -> Answer:
+        peaks.append(said.metrics["peak_memory_bytes"])
+        return Answer.GO_ON
+
+    for number in range(2):
+        train(with_many_logits(CHUNKED), listen, Path(folder) / str(number))
+    return peaks[-1]

@@ -1,0 +1,31 @@
+"""What the backward pass needs waits for it in the host's pinned memory. `trainers/model/activation_offload.py` does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainers.knobs.knob import Knob, needs_cuda
+
+if TYPE_CHECKING:
+    from trainers.config import TrialConfig
+
+NAME = "activation_offload"
+
+
+def _in_the_way(config: TrialConfig) -> str:
+    if config.parallel == "ddp":
+        return ""
+    return (
+        "it tells activations from weights by their memory, which parallel: fsdp gathers anew for every block; use parallel: ddp, "
+        "or leave it out"
+    )
+
+
+KNOB = Knob(
+    NAME,
+    words="activations offloaded to the host",
+    effect="none",
+    changes="loss",
+    in_the_way=_in_the_way,
+    missing=needs_cuda("it moves what the backward pass needs from a GPU"),
+)

@@ -1,0 +1,37 @@
+"""Each rank holds a shard of weights, gradients and optimizer state: `parallel: fsdp` under the name of a knob, so that it is compared
+with the others. `trainers/model/parallel.py` does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainers.knobs.knob import Knob, first
+
+if TYPE_CHECKING:
+    from trainers.config import TrialConfig
+
+NAME = "fsdp"
+
+
+def _in_the_way(config: TrialConfig) -> str:
+    return first(
+        "it shards the model over ranks, and world_size is 1; raise it, or leave the knob out"
+        if config.world_size == 1
+        else "",
+        "it gathers the model block by block, and compile: whole makes one graph of it; use compile: blocks, or leave the knob out"
+        if config.compile == "whole"
+        else "",
+        "optimizer muon needs whole matrices, which it shards; use optimizer adamw, or leave the knob out"
+        if config.optimizer.type == "muon"
+        else "",
+    )
+
+
+KNOB = Knob(
+    NAME,
+    words="the model in shards over the ranks (FSDP)",
+    effect="rounding",
+    changes="settings",
+    in_the_way=_in_the_way,
+    excludes=("activation_offload", "bfloat16_weights", "optimizer_in_backward", "optimizer_offload"),
+)

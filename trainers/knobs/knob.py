@@ -1,0 +1,62 @@
+"""What each memory knob declares of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from trainers.config import TrialConfig
+
+Effect = Literal["none", "rounding", "loss"]
+Part = Literal["settings", "module", "loss", "optimizer", "update"]
+
+
+def nothing(_: object) -> str:
+    """Say nothing: there is nothing in the way."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A way to train the same model in less memory. It may cost time, and some change what is learnt."""
+
+    name: str
+    """The word in a study file."""
+    words: str
+    """The same in a sentence."""
+    effect: Effect
+    """What it does to the numbers. none: gradients and weights are the same but for the order of sums. rounding: so are they,
+    and ranks add in another order. loss: training itself differs, so the loss must be looked at."""
+    changes: Part
+    """The part of a run that it replaces: settings of the trial, the module, its loss, its optimizer, or how an update is made of
+    gradients."""
+    in_the_way: Callable[[TrialConfig], str] = nothing
+    """Returns what of a trial's configuration it does not go with, ending with the way out; empty if it goes."""
+    missing: Callable[[str], str] = nothing
+    """Returns what a machine whose device is of this type (cpu, cuda) lacks, ending with the way out; empty if it has all."""
+    excludes: tuple[str, ...] = ()
+    """Other knobs that it does not go with."""
+    accumulates: bool = True
+    """False if a step has one micro-batch: then no study that compares batches goes on with it."""
+    tried_by_itself: bool = False
+    """True if a frontier tries it unasked where memory is what binds. Such a knob changes no number."""
+
+
+def needs_cuda(what: str) -> Callable[[str], str]:
+    """Return `missing` of a knob that does its work between a GPU and its host."""
+
+    def missing(device_type: str) -> str:
+        if device_type == "cuda":
+            return ""
+        return (
+            f"{what} to the host's memory, and on a CPU the tensors are there already; leave it out, or train on a GPU"
+        )
+
+    return missing
+
+
+def first(*reasons: str) -> str:
+    """Return the first of these that says something."""
+    return next(filter(None, reasons), "")

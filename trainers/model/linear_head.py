@@ -1,0 +1,101 @@
+"""Cross-entropy in chunks for any model whose logits are what its last linear layer returns.
+
+The layer is made to pass on what it is given. So the module returns hidden states where it returned logits, and the loss takes products
+with the layer's weights a chunk at a time. Nothing may come between the layer and the logits: a model that scales or caps them is found
+out, since its logits are then no linear layer's own output.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainers.config import TrialConfig
+from trainers.criteria import CrossEntropyCriterion, Loss, TransformersLoss
+from trainers.data.batches import fetch
+from trainers.data.samples import SampleSet
+from trainers.errors import said_by
+from trainers.knobs import chunked_cross_entropy as chunked
+from trainers.model.contract import fake_batch
+from trainers.model.cross_entropy import chunked_cross_entropy
+from trainers.model.gpt import GPT
+from trainers.model.losses import LossFunction, logits_and_targets
+from trainers.model.models import CausalLanguageModel, build_model
+
+
+def with_chunks(module: nn.Module, config: TrialConfig, head_name: str | None, whole: LossFunction) -> LossFunction:
+    """Let the module compute its cross-entropy in chunks, and return its loss.
+
+    head_name: what `head_of` has found. whole: the loss without chunks, which is also that of a model that can take chunks itself.
+    """
+    if isinstance(module, GPT):
+        module.cross_entropy = "chunked"
+        return whole
+    assert head_name is not None, "only the built-in gpt has a head that need not be found"
+    head = module.get_submodule(head_name)
+    assert isinstance(head, nn.Linear)
+    head.forward = _passed_on
+    if isinstance(module, CausalLanguageModel):
+        module.take_chunks(head)
+        return whole
+    assert isinstance(config.loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
+    return functools.partial(_in_chunks, config.loss, head)
+
+
+def _passed_on(hidden: Tensor) -> Tensor:
+    return hidden
+
+
+def _in_chunks(
+    loss: CrossEntropyCriterion | TransformersLoss, head: nn.Linear, module: nn.Module, batch: Any
+) -> tuple[Tensor, Tensor]:
+    hidden, targets, ignored = logits_and_targets(loss, module, batch)
+    return chunked_cross_entropy(hidden, head.weight, targets, bias=head.bias, ignore_index=ignored)
+
+
+def head_of(config: TrialConfig, train_set: SampleSet) -> str | None:
+    """Return the name of the linear layer whose output is the model's logits; None for the built-in gpt, which takes chunks itself.
+
+    Fake tensors tell it, in a second. Raises ValueError where there is none, with the reason.
+    """
+    if config.model.target == "gpt":
+        return None
+    sample, returned = fetch(train_set, [0]), dict[str, Tensor]()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            module = build_model(config.model, train_set)
+            for name, layer in module.named_modules():
+                if type(layer) is nn.Linear:
+                    layer.register_forward_hook(functools.partial(_note, returned, name))
+            logits = _logits(config.loss, module, fake_batch(sample, 1))
+    except ValueError:
+        raise
+    except Exception as error:  # a user's forward may do what fake tensors cannot
+        said = next(iter(said_by(error).splitlines()), "")
+        raise ValueError(_refused(f"fake tensors cannot follow it ({type(error).__name__}: {said})")) from error
+    found = next((name for name, output in returned.items() if output is logits), None)
+    if found is None:
+        raise ValueError(_refused("they are no linear layer's own output: it scales, caps, moves or casts them"))
+    return found
+
+
+def _note(returned: dict[str, Tensor], name: str, layer: nn.Module, given: Any, output: Tensor) -> None:
+    returned[name] = output
+
+
+def _logits(loss: Loss | None, module: nn.Module, batch: Any) -> Tensor:
+    if isinstance(module, CausalLanguageModel):
+        return module.logits(batch)
+    assert isinstance(loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
+    return logits_and_targets(loss, module, batch)[0]
+
+
+def _refused(why: str) -> str:
+    return (
+        f"memory_knobs has {chunked.NAME}, which needs the layer that makes the model's logits, and {why}; return what an nn.Linear "
+        "returns, or leave it out"
+    )

@@ -1,0 +1,74 @@
+"""An optimizer whose state stays in the host's memory. It visits the device one parameter at a time, so that no more than one
+parameter's moments are ever there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.step.one_by_one import OneByOne
+
+
+class OnTheHost(Optimizer):
+    """Steps another optimizer. Groups and state are that one's; of the state, all but scalars is on the host between steps."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = inner
+        super().__init__(inner.param_groups, {})
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """closure: what evaluates the model and returns the loss, which is returned here, as torch has it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter)
+        _wait_for_copies(self.param_groups)
+        return loss
+
+    def _step(self, parameter: nn.Parameter) -> None:
+        state = self.state[parameter]
+        on_host = {name: value for name, value in state.items() if _is_moved(value)}
+        # Copies and kernels are on one stream, so each begins when the one before it has ended.
+        state.update({name: value.to(parameter.device, non_blocking=True) for name, value in on_host.items()})
+        self._one_by_one.step(parameter)
+        for name, value in [*state.items()]:
+            if _is_moved(value):
+                state[name] = _kept(value, on_host.get(name))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # which makes groups and state anew, on the device
+        self._share()
+        for state in self.state.values():
+            state.update({name: _kept(value, None) for name, value in state.items() if _is_moved(value)})
+        _wait_for_copies(self.param_groups)
+
+    def _share(self) -> None:
+        self._inner.state, self._inner.param_groups = self.state, self.param_groups
+        self._one_by_one = OneByOne(self._inner)
+
+
+def _is_moved(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _kept(value: Tensor, before: Tensor | None) -> Tensor:
+    """Return the value on the host, in the memory that it had there before, if it had any."""
+    host = before
+    if host is None or host.is_cuda or host.shape != value.shape:
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+    return host.copy_(value, non_blocking=True)
+
+
+def _wait_for_copies(groups: list[dict[str, Any]]) -> None:
+    """Let the host read what was copied to it: a checkpoint may come next."""
+    if groups[0]["params"][0].is_cuda:
+        torch.cuda.current_stream(groups[0]["params"][0].device).synchronize()
