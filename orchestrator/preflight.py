@@ -28,6 +28,7 @@ from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost, naming_the_disk, own_file, quoted
+from trainers.knobs import KNOBS, check_machine, knob
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,8 +128,38 @@ def _facts(
         counted=counted_in(train_set, targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
+        memory_knobs=_knobs_to_try_unasked(config, train_set),
         contents=_contents(base_trial(config, None), train_set, val_set),
     )
+
+
+def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[str, ...] | None:
+    """Return the memory knobs that a frontier tries without being told, as the model goes with them; None where it tries none. Raises
+    ValueError where a knob that the study file names needs a layer that the model has not."""
+    from trainers.model.knobs import head_if_wanted
+
+    frontier, trial = config.keys_of(Frontier), base_trial(config, None)
+    named = {*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())}
+    if named:
+        head_if_wanted(trial.model_copy(update={"memory_knobs": tuple(sorted(named))}), train_set)
+    if (
+        frontier is None or frontier.memory_knobs is not None or config.model.target == "gpt"
+    ):  # which has a variant of its own
+        return None
+    unasked = [one for one in KNOBS if one.tried_by_itself and not one.in_the_way(trial) and one.name not in named]
+    found = [one.name for one in unasked if _goes(trial.model_copy(update={"memory_knobs": (one.name,)}), train_set)]
+    return tuple(found) or None
+
+
+def _goes(trial: TrialConfig, train_set: SampleSet) -> bool:
+    """True if the model has the layer that a knob needs. Nobody has asked for it, so nobody is told why not."""
+    from trainers.model.knobs import head_if_wanted
+
+    try:
+        head_if_wanted(trial, train_set)
+    except ValueError:
+        return False
+    return True
 
 
 def check_new_study(
@@ -152,6 +183,7 @@ def check_new_study(
         raise ValueError(f"{what} {_how_it_failed(found)}")
     facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample)
     _check_blocks(config, facts)
+    _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
     else:
@@ -320,6 +352,7 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
             f"batchscout trial runs one rank in this process, and world_size is {trial.world_size}; "
             "add --set world_size=1, or use batchscout run"
         )
+    check_machine(trial.memory_knobs, "cuda" if _has_cuda() else "cpu")
     train_set, _ = load_data(trial.data)
     check_size(config, len(train_set))
     _longest_sample(config, train_set)
@@ -405,6 +438,21 @@ def _check_limit(config: StudyConfig, model: nn.Module) -> None:
             f"memory_limit is {bytes_text(config.memory_limit)}, and the model's weights and their gradients alone take "
             f"{bytes_text(held)} on each rank; raise memory_limit, or make the model smaller"
         )
+
+
+def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
+    """Raise ValueError where this machine, which is to run the trials, lacks what a memory knob needs, or where all trials would have
+    one that does not accumulate."""
+    for name in config.memory_knobs:
+        if not knob(name).accumulates:
+            raise ValueError(
+                f"memory_knobs has {name} for every trial, and the stages of a study accumulate; give it to the frontier's "
+                "memory_knobs, which compares it with accumulation, or train with batchscout trial"
+            )
+    frontier = config.keys_of(Frontier)
+    if is_local:
+        names = [*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())]
+        check_machine(names, "cuda" if _has_cuda() else "cpu")
 
 
 def check_host(config: StudyConfig) -> None:

@@ -42,6 +42,7 @@ from trainers.config import (
     derive_accumulation,
 )
 from trainers.criteria import Loss
+from trainers.knobs import MemoryKnobsTogether
 from trainers.strict import Strict
 
 # Figures are floats, which count one by one up to here.
@@ -230,6 +231,9 @@ class StudyConfig(Strict):
     """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages
     for which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or
     as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
+    memory_knobs: MemoryKnobsTogether = ()
+    """Memory knobs that every trial of the study has, beside those that its frontier tries: the names are under that stage's
+    `memory_knobs`. (): none."""
     compile: Compile | None = None
     """What is compiled, in `batchscout trial` and in stages for which no frontier has chosen: the model's repeated blocks one
     by one (true, or blocks), the model as one graph with its norm, head and loss (whole, which fsdp cannot), or nothing

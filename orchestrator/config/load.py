@@ -15,6 +15,7 @@ from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.sources import From, with_source
 from orchestrator.config.stages import Pruner, StageConfig
+from orchestrator.config.trial import check_knobs_of
 from trainers.criteria import LossByType
 from trainers.files import own_file, quoted
 from trainers.strict import Strict
@@ -190,12 +191,14 @@ def parse_study(tree: object, source: str) -> StudyConfig:
                 f"{source} refers to its own parts so often that it holds {num_values:,} values, and a study file has at most "
                 f"{MOST_VALUES:,}; write out what it needs (&, *)"
             )
-        return StudyConfig.model_validate(_with_numbers(tree))
+        config = StudyConfig.model_validate(_with_numbers(tree))
     except RecursionError:
         raise ValueError(f"{source} is nested without end, or too deeply; write out what it refers to (&, *)") from None
     except ValidationError as error:
         faults = "\n".join(f"  {_fault(item)}" for item in _own_faults(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
+    check_knobs_of(config)
+    return config
 
 
 def _num_values(value: object, known: dict[int, int]) -> int:

@@ -9,6 +9,7 @@ from orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_b
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.stages import Frontier, compiled_in
 from trainers.config import Compile, DevicePeak, OptimizerConfig, Precision, TrialConfig
+from trainers.knobs import check_knobs, excluding
 
 WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""
@@ -58,6 +59,7 @@ def base_trial(
         sync_batch_norm=config.sync_batch_norm,
         statistics=config.statistics,
         activation_checkpointing=config.activation_checkpointing,
+        memory_knobs=config.memory_knobs,
         compile=default_compile(config) if config.compile is None else config.compile,
         precision=config.precision,
         allow_tf32=config.allow_tf32,
@@ -74,6 +76,25 @@ def base_trial(
         memory_limit_bytes=memory_limit_bytes,
         device_peaks=dict(device_peaks or {}),
     )
+
+
+def check_knobs_of(config: StudyConfig) -> None:
+    """Raise ValueError where a memory knob of the study file does not go with its other keys: it names both, and the way out."""
+    trial = base_trial(config.model_copy(update={"memory_knobs": ()}), None)
+    check_knobs(trial.model_copy(update={"memory_knobs": config.memory_knobs}))
+    frontier = config.keys_of(Frontier)
+    for name in (frontier and frontier.memory_knobs) or ():
+        together = tuple(sorted({*config.memory_knobs, name}))
+        if pair := excluding(together):
+            other = pair[0] if pair[1] == name else pair[1]
+            raise ValueError(
+                f"memory_knobs has {other} for every trial, and the frontier's memory_knobs has {name}; they exclude each other: "
+                "leave one of them out"
+            )
+        probed = {"memory_knobs": together, "gradient_accumulation_steps": 1}
+        if frontier and frontier.precision:
+            probed["precision"] = "bfloat16" if "bfloat16" in frontier.precision else frontier.precision[0]
+        check_knobs(trial.model_copy(update=probed))
 
 
 def baseline_batch(config: StudyConfig) -> int:

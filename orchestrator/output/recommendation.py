@@ -46,6 +46,7 @@ from trainers.config import (
     TrialConfig,
 )
 from trainers.files import written_whole
+from trainers.knobs import with_settings
 
 BatchNorm = Literal["micro-batch", "all ranks"]
 
@@ -144,6 +145,8 @@ class Recommendation:
     """The half-life of the moving average of the weights with which losses were measured. None, and not in the file, without one."""
     peft: dict[str, Any] | None = None
     """The arguments of peft.LoraConfig with which the model got its adapters. None, and not in the file, without any."""
+    memory_knobs: tuple[str, ...] | None = None
+    """None, and not in the file, if none is in use. What a knob sets (optimizer_8bit, fsdp) shows in `optimizer` and `parallel`, too."""
     learning_rate: float
     warmup_samples: int
     sample_budget: int
@@ -229,14 +232,15 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         precision=trial.precision,
         allow_tf32=True if trial.allow_tf32 and trial.precision == "float32" else None,
         cross_entropy=_unusual_cross_entropy(trial),
-        parallel="fsdp" if trial.parallel == "fsdp" else None,
+        parallel="fsdp" if with_settings(trial).parallel == "fsdp" else None,
         batch_norm=_batch_norm(study, trial),
         ema_half_life_samples=trial.ema_half_life_samples,
         peft=trial.model.peft,
+        memory_knobs=trial.memory_knobs or None,
         learning_rate=trial.learning_rate,
         warmup_samples=trial.warmup_samples,
         sample_budget=trial.sample_budget,
-        optimizer=trial.optimizer,
+        optimizer=with_settings(trial).optimizer,
         schedule=trial.schedule,
         ramp=trial.ramp or None,
         model_changes=_model_changes(study, winner),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainers.config import ActivationCheckpointing, Compile, CrossEntropy, Precision, TrialConfig
+from trainers.knobs import in_words, knob
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,13 @@ class Mode:
     """How the built-in gpt computes its loss; other models have no such choice."""
     seq_len: int | None = None
     """None for samples as long as the data says."""
+    memory_knobs: tuple[str, ...] = ()
+    """The names of the memory knobs in use, sorted."""
+
+    @property
+    def accumulates(self) -> bool:
+        """False if one of its knobs wants each step to have one micro-batch."""
+        return all(knob(name).accumulates for name in self.memory_knobs)
 
     def __str__(self) -> str:
         parts = [
@@ -24,6 +32,7 @@ class Mode:
             compile_text(self.compile),
             "chunked" if self.cross_entropy == "chunked" else "",
             f"T{self.seq_len}" if self.seq_len else "",
+            *self.memory_knobs,
         ]
         return "-".join(filter(None, parts))
 
@@ -32,15 +41,21 @@ class Mode:
         compiled = {"whole": "compiled as one graph", "eager": "not compiled"}.get(compile_text(self.compile), "")
         chunked = "cross-entropy in chunks" if self.cross_entropy == "chunked" else ""
         longer = f"samples of {self.seq_len}" if self.seq_len else ""
-        return ", ".join(filter(None, [str(self.activation_checkpointing), compiled, chunked, longer]))
+        knobs = in_words(self.memory_knobs)
+        return ", ".join(filter(None, [str(self.activation_checkpointing), compiled, chunked, longer, knobs]))
 
-    def changes(self, base: TrialConfig) -> dict[str, object]:
-        """Return the fields in which a trial in this mode differs from `base`."""
-        changes: dict[str, object] = {
+    def fields(self) -> dict[str, object]:
+        """Return the fields of a trial that have the mode's own names."""
+        return {
             "activation_checkpointing": self.activation_checkpointing,
             "compile": self.compile,
             "precision": self.precision,
+            "memory_knobs": self.memory_knobs,
         }
+
+    def changes(self, base: TrialConfig) -> dict[str, object]:
+        """Return the fields in which a trial in this mode differs from `base`."""
+        changes = self.fields()
         if self.cross_entropy != _cross_entropy(base):
             kwargs = base.model.kwargs | {"cross_entropy": self.cross_entropy}
             changes["model"] = base.model.model_copy(update={"kwargs": kwargs}).model_dump()
@@ -57,7 +72,13 @@ def compile_text(compiled: Compile) -> str:
 
 def mode_of(config: TrialConfig) -> Mode:
     """Return the mode of a trial, without its sample length: that is a part of its data."""
-    return Mode(config.activation_checkpointing, config.compile, config.precision, _cross_entropy(config))
+    return Mode(
+        config.activation_checkpointing,
+        config.compile,
+        config.precision,
+        _cross_entropy(config),
+        memory_knobs=config.memory_knobs,
+    )
 
 
 def _cross_entropy(config: TrialConfig) -> CrossEntropy:

@@ -25,6 +25,8 @@ class Facts:
     """What a sample's targets are, so what `tokens_per_second` counts."""
     chunked_cross_entropy: bool | None = None
     """True if the model can compute its cross-entropy in chunks."""
+    memory_knobs: tuple[str, ...] | None = None
+    """The memory knobs that change no number and that the model goes with: a frontier tries them unasked."""
     regularizers: dict[str, float] | None = None
     """What the model takes of `dropout` and `label_smoothing`, as it is set."""
     predicted_memory: dict[str, PeakMemory] | None = None

@@ -30,6 +30,7 @@ from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
 from trainers.criteria import TransformersLoss, import_path
 from trainers.files import make_private_directory, own_file, quoted
+from trainers.knobs import optimizer_8bit
 from trainers.lines import body_of, line_of
 from trainers.notices import NoticeKind, give_notice
 from trainers.sources.settings import LIBRARIES
@@ -99,6 +100,8 @@ class Measurements:
         return known if together else {name: one for name, one in known.items() if name not in timings}
 
     def _find(self, wanted: Proposal) -> Measured | None:
+        if wanted.control:  # which is about the loss, on which nothing here is keyed
+            return None
         record = self._known.get(self._key(wanted, wanted.expected.get("predicted_memory_bytes")))
         if record is None or record.disturbed:
             return None
@@ -200,6 +203,11 @@ def _parsed(text: bytes) -> _Record | None:
         return None
 
 
+def _knobs_of(config: StudyConfig) -> tuple[str, ...]:
+    frontier = config.keys_of(Frontier)
+    return (*config.memory_knobs, *((frontier and frontier.memory_knobs) or ()))
+
+
 def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration."""
     optimizer = config.optimizer
@@ -211,6 +219,7 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     ]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
     of_torchao = optimizer.type in ("adamw_8bit", "adamw_4bit") or optimizer.name.startswith("torchao.")
+    of_torchao = of_torchao or optimizer_8bit.NAME in _knobs_of(config)
     of_others = config.model.target == config.data.target  # an object that holds both, see `from`
     libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
     libraries += LIBRARIES if of_others else []

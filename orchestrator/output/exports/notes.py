@@ -8,6 +8,7 @@ from dataclasses import replace
 from orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
 from orchestrator.output.recommendation import Recommendation
 from trainers.config import OptimizerConfig
+from trainers.knobs import in_words, knob
 
 
 def header_of(recommendation: Recommendation) -> list[str]:
@@ -32,6 +33,7 @@ def header_of(recommendation: Recommendation) -> list[str]:
             if (groups := r.optimizer.param_groups)
             else []
         ),
+        *_knob_notes(r),
         *(
             f"the chosen run has {name} {value:g} in the model: train with it"
             for name, value in (r.model_changes or {}).items()
@@ -70,6 +72,17 @@ def _kept_notes(recommendation: Recommendation) -> list[str]:
 
 def arguments_text(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _knob_notes(recommendation: Recommendation) -> list[str]:
+    """Return the memory knobs of the run that are no trainer's settings: without them its micro-batch may not fit."""
+    others = [name for name in recommendation.memory_knobs or () if knob(name).changes != "settings"]
+    if not others:
+        return []
+    said = f"{in_words(others)} ({', '.join(others)})"
+    return [
+        f"the chosen run fits with {said}, which is not said below: set it up in your code, see batchscout's docs/memory_knobs.md"
+    ]
 
 
 def _counted(recommendation: Recommendation) -> str:

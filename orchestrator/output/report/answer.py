@@ -39,7 +39,7 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
         return within(section, *_known_so_far(config, study))
     values = recommendation.to_json()
     unfinished = ", ".join(open_stages(config, study))
-    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "ramp") if key in values}
+    facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "memory_knobs", "ramp") if key in values}
     return within(
         section,
         element("p", recommendation.verdict, class_="verdict"),
@@ -167,6 +167,7 @@ def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> st
         "world_size": r.world_size,
         "optimizer": optimizer_keys,
         "batch": _batch_keys(r),
+        **({"memory_knobs": list(r.memory_knobs)} if r.memory_knobs else {}),
         **({"model": {"kwargs": _model_keys(r)}} if _model_keys(r) else {}),
         "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
@@ -208,6 +209,7 @@ def _trial_command(r: Recommendation, optimizer_keys: dict[str, JsonValue]) -> s
         "compile": config_text(r.compile),
         "precision": r.precision,
         "world_size": r.world_size,
+        **({"memory_knobs": f"[{', '.join(r.memory_knobs)}]"} if r.memory_knobs else {}),
     }
     overrides |= {f"model.kwargs.{key}": value for key, value in _model_keys(r).items()}
     flags = "".join(f" \\\n  --set {shlex.quote(f'{key}={value}')}" for key, value in overrides.items())

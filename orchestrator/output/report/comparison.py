@@ -26,7 +26,7 @@ from trainers.files import written_whole
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
     "activation_checkpointing", "compile",
-    "precision", "cross_entropy", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "expected_regret",
+    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "expected_regret",
 )  # fmt: skip
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 

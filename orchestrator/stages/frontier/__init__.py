@@ -13,18 +13,31 @@ from orchestrator.stages.frontier.conclude import conclude
 from orchestrator.stages.frontier.doubts import on_blocks
 from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
 from orchestrator.stages.frontier.propose import modes, propose
 from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
+from trainers.knobs import in_words, that_change_the_loss
 
 
 def describe(context: StageContext[Frontier]) -> list[str]:
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
         *on_blocks(context),
+        *_knobs(context),
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
         f"{context.stage.finalists} finalists in {context.stage.rounds} rounds; then, in a fresh process each, {_verified(context)}",
     ]
+
+
+def _knobs(context: StageContext[Frontier]) -> list[str]:
+    """Return which memory knobs are tried, if any is."""
+    names = knobs_to_try(context)
+    if not names:
+        return []
+    checked = that_change_the_loss(names)
+    runs = f"; a check of the loss in short runs before {in_words(checked)} may be chosen" if checked else ""
+    return [f"memory knobs, where memory binds, in at most {MOST_PROBES} probes: {in_words(names)}{runs}"]
 
 
 def _verified(context: StageContext[Frontier]) -> str:

@@ -11,8 +11,10 @@ from orchestrator.stages.estimates.timing import held_against
 from orchestrator.stages.findings import concluded
 from orchestrator.stages.frontier.doubts import disturbed_trials, on_blocks, on_max_samples, on_the_machine
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
+from orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
+from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from orchestrator.stages.frontier.propose import FrontierProgress, modes, peak_of, rate_of, says_nothing
+from orchestrator.stages.frontier.propose import FrontierProgress, modes
 from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
@@ -35,6 +37,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
     unit = context.study.facts.rate_unit
     notes += _on_verifications(known) + _on_the_front(findings, unit) + _on_variants(known, chosen)
+    notes += on_knobs(known, findings)
     notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)
     return concluded(findings, _sentence(findings, unit), tuple(notes))
@@ -85,6 +88,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         measured=tuple(measured[point] for point in [*fitting, *({chosen} - {*fitting})]),
         rivals=_rivals(known, chosen),
         taken={taken.field: taken.value} if taken else {},
+        knobs=knob_findings(known),
         disturbed=disturbed_trials(known),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.frontier.propose import FrontierProgress, modes, rate_of, without_blocks
+from orchestrator.stages.frontier.measured import rate_of
+from orchestrator.stages.frontier.propose import FrontierProgress, modes, without_blocks
 from orchestrator.stages.frontier.variants import variants
 from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Trial

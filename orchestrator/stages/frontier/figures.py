@@ -21,6 +21,8 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
     winner = findings.winner if findings else None
     by_mode: dict[str, list[Trial]] = {}
     for trial in trials:
+        if trial.proposal.control:  # of the loss, at a batch that is no operating point
+            continue
         by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
     series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
     return [
@@ -70,6 +72,7 @@ def _mode_text(trial: Trial, trials: list[Trial]) -> str:
         parts.append(config.precision)
     if mode_of(config).cross_entropy == "chunked":
         parts.append("chunked")
+    parts += [f"+ {name}" for name in config.memory_knobs]
     if len({t.config.data.kwargs.get("seq_len") for t in trials}) > 1:
         parts.append(f"{config.data.kwargs.get('seq_len')} long")
     return ", ".join(parts)

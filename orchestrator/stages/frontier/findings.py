@@ -60,6 +60,44 @@ class Rival:
 
 
 @dataclass(frozen=True)
+class Quality:
+    """What a knob that changes the loss did to it, over the same samples as without."""
+
+    loss: float | None
+    """At the end of the run with the knob; None where it had none, since it diverged or failed."""
+    without: float
+    """Of the same run without it."""
+    tolerance: float
+    """How much higher it may be."""
+
+    @property
+    def passed(self) -> bool:
+        return self.loss is not None and self.loss <= self.without + self.tolerance
+
+    def __str__(self) -> str:
+        end = "no loss" if self.loss is None else f"{self.loss:.4f}"
+        return f"val loss {end} against {self.without:.4f}, and at most {self.tolerance:.4f} more is what seeds make"
+
+
+@dataclass(frozen=True)
+class KnobFindings:
+    """A memory knob, or a pair of them, against accumulation in the same memory."""
+
+    memory_knobs: tuple[str, ...]
+    fastest: OperatingPoint
+    """The fastest point with them."""
+    tokens_per_second: float
+    peak_memory_bytes: float
+    accumulated: OperatingPoint | None
+    """The fastest point without them; None where nothing fits without."""
+    accumulation_steps: int
+    """In so many of its micro-batches are at least as many samples as in one with the knobs."""
+    accumulated_tokens_per_second: float | None
+    quality: Quality | None = None
+    """None of knobs that change no loss, and of those that do but are not faster."""
+
+
+@dataclass(frozen=True)
 class FrontierFindings:
     STAGE: ClassVar[str] = "frontier"
 
@@ -88,5 +126,7 @@ class FrontierFindings:
     taken: dict[str, str] | None = None
     """The field of a mode, and its value, that was timed at the chosen size alone and is taken for all sizes; empty where
     each mode was probed as it is. None in the findings of earlier versions."""
+    knobs: tuple[KnobFindings, ...] = ()
+    """The memory knobs that fitted, in the order in which they were tried."""
     disturbed: tuple[str, ...] = ()
     """The trials that something else on the machine slowed down: their figures are not kept for later studies."""

@@ -18,15 +18,16 @@ from orchestrator.stages.estimates.timing import (
     rounds_wanted,
 )
 from orchestrator.stages.frontier.findings import OperatingPoint
+from orchestrator.stages.frontier.knobs import KnobSearch, together, with_knobs
+from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import disturbed_rounds, largest_usable, max_samples, rate_at
-from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from trainers.before.peak_memory import PeakMemory
-from trainers.config import ActivationCheckpointing
+from trainers.config import ActivationCheckpointing, Split
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8
@@ -42,7 +43,7 @@ def propose(context: StageContext[Frontier]) -> list[Proposal]:
     """Return all proposals so far and the next ones; the same journal always gives the same ones."""
     known = FrontierProgress(context)
     proposals = known.probes()
-    for further in (known.timings, known.verifications):
+    for further in (known.knobs.proposals, known.timings, known.verifications):
         if not known.all_ended(proposals):
             break
         proposals += further()
@@ -60,7 +61,8 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
         mode for mode in stage.activation_checkpointing if mode not in left_out
     ]
     axes = itertools.product(lengths, checkpointing, stage.compile or (True,), precisions, kinds)
-    return [Mode(mode, compiled, precision, kind, length) for length, mode, compiled, precision, kind in axes]
+    always = context.config.memory_knobs
+    return [Mode(mode, compiled, precision, kind, length, always) for length, mode, compiled, precision, kind in axes]
 
 
 def without_blocks(context: StageContext[Frontier]) -> tuple[ActivationCheckpointing, ...]:
@@ -77,10 +79,12 @@ def ladder(smallest: int, largest: int) -> list[int]:
 
 
 def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
-    """Return every mode that the frontier may run: its own, and each again in the variants that it tries."""
+    """Return every mode that the frontier may run: its own, and each again in the variants and with the knobs that it tries."""
     compared = modes(context)
     of_the_data = [mode for mode in compared if mode.seq_len is None]
-    return compared + [variant.of_mode(mode) for variant in variants(context) for mode in of_the_data]
+    varied = [variant.of_mode(mode) for variant in variants(context) for mode in of_the_data]
+    with_each = [with_knobs(context, mode, names) for names in together(context) for mode in of_the_data]
+    return [*compared, *varied, *filter(None, with_each)]
 
 
 def prediction_key(mode: Mode) -> str:
@@ -102,6 +106,14 @@ class FrontierProgress:
     def study(self) -> Study:
         return self.context.study
 
+    @cached_property
+    def modes(self) -> list[Mode]:
+        return modes(self.context)
+
+    @cached_property
+    def knobs(self) -> KnobSearch:
+        return KnobSearch(self)
+
     # Probes
 
     def probes(self) -> list[Proposal]:
@@ -109,7 +121,7 @@ class FrontierProgress:
         for mode in modes(self.context):
             new = [one for one in proposals if one.id not in self.study.trials]
             unasked = sum(one.config.sample_budget for one in new)
-            proposals += [self._probe(OperatingPoint(mode, size)) for size in self.sizes(mode, unasked)]
+            proposals += [self.probe(OperatingPoint(mode, size)) for size in self.sizes(mode, unasked)]
         return proposals
 
     def sizes(self, mode: Mode, unasked: int = 0) -> list[int]:
@@ -141,7 +153,7 @@ class FrontierProgress:
             if trial is None or not trial.state.ended or says_nothing(trial):
                 return sizes, None
             trials.append(trial)
-            probes.append(self._outcome(trial))
+            probes.append(self.outcome(trial))
             step = self._step(mode, trials, probes)
             if isinstance(step, SearchEnd):
                 return sizes, step
@@ -155,10 +167,10 @@ class FrontierProgress:
             sizes.append(step.micro_batch_size)
 
     def _step(self, mode: Mode, trials: list[Trial], probes: list[Probe]) -> Next | SearchEnd:
-        predicted = self._predicted(mode)
+        predicted = self.predicted(mode)
         line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
         return next_probe(
-            probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self._largest(trials)
+            probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self.largest_of(trials)
         )
 
     def _left_out(self, point: OperatingPoint, spent: int) -> str:
@@ -172,6 +184,10 @@ class FrontierProgress:
         if allowed is None or samples <= PROBES_SHARE * allowed:
             return ""
         return f"with it the probes would take {samples:,} samples, more than {PROBES_SHARE:.0%} of max_samples ({allowed:,})"
+
+    def over_budget(self, point: OperatingPoint) -> bool:
+        """True if max_samples does not let a point with knobs be probed."""
+        return bool(self._left_out(point, self._probed()))
 
     def _probed(self) -> int:
         """Return the samples of all probes that the journal has."""
@@ -201,9 +217,9 @@ class FrontierProgress:
         return plain if plain != mode and plain in modes(self.context) else None
 
     def probe_of(self, point: OperatingPoint) -> Trial | None:
-        return self.study.trials.get(self._name(point))
+        return self.study.trials.get(self.name(point))
 
-    def _outcome(self, trial: Trial) -> Probe:
+    def outcome(self, trial: Trial) -> Probe:
         ran = trial.state is not TrialState.OUT_OF_MEMORY
         peak = trial.metric("peak_memory_bytes") if ran else None
         return Probe(trial.config.micro_batch_size, self.fits(trial), peak)
@@ -213,7 +229,7 @@ class FrontierProgress:
         capacity = self.capacity_bytes()
         return trial.state is TrialState.COMPLETE and (capacity is None or peak_of(trial) <= capacity)
 
-    def _largest(self, trials: list[Trial]) -> int:
+    def largest_of(self, trials: list[Trial]) -> int:
         """Return the largest size to try.
 
         A step must not see a sample twice, nor take longer than max_step_seconds, a run must have enough of them, and a micro-batch
@@ -250,12 +266,12 @@ class FrontierProgress:
         rates = [seconds / size for seconds, size in timed if seconds is not None]
         return int(self.stage.max_step_seconds / min(rates)) if rates and min(rates) > 0 else self.stage.largest
 
-    def _probe(self, point: OperatingPoint) -> Proposal:
-        name = self._name(point)
+    def probe(self, point: OperatingPoint) -> Proposal:
+        name = self.name(point)
         if name in self.study.trials:
             return self.study.trials[name].proposal
         config = self.context.short_trial(
-            self.context.split(point.micro_batch_size, ACCUMULATED),
+            self._split(point),
             point.mode,
             self.stage.steps,
             dynamic_micro_batch=True,
@@ -266,16 +282,21 @@ class FrontierProgress:
         return Proposal(name, "frontier", config, candidate=name, expected=self._expected(point))
 
     def _expected(self, point: OperatingPoint) -> dict[str, float]:
-        predicted = self._predicted(point.mode)
+        predicted = self.predicted(point.mode)
         return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
 
-    def _predicted(self, mode: Mode) -> PeakMemory | None:
+    def predicted(self, mode: Mode) -> PeakMemory | None:
         """Return the peak memory that fake tensors predict for the mode in eager code; None if they could not follow
         it."""
         return (self.study.facts.predicted_memory or {}).get(prediction_key(mode))
 
     def fitting(self, seq_len: int | None = None) -> dict[OperatingPoint, Trial]:
-        """Return the probes that fit, with samples of this length, in the order of the study file's modes."""
+        """Return the probes that fit, with samples of this length, in the order of the study file's modes; last those with knobs
+        that the study may go on with."""
+        return self.without_knobs(seq_len) | ({} if seq_len else self.knobs.eligible())
+
+    def without_knobs(self, seq_len: int | None = None) -> dict[OperatingPoint, Trial]:
+        """Return the same without any knob that is tried."""
         wanted = [mode for mode in modes(self.context) if mode.seq_len == seq_len]
         points = [OperatingPoint(mode, size) for mode in wanted for size in self.sizes(mode)]
         return {point: trial for point in points if (trial := self.probe_of(point)) and self.fits(trial)}
@@ -329,7 +350,7 @@ class FrontierProgress:
         return allowed is None or self._probed() + verifications + num_rounds * sum(costs) <= allowed
 
     def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
-        return self.study.trials.get(self._name(point, f"round{number}"))
+        return self.study.trials.get(self.name(point, f"round{number}"))
 
     @cached_property
     def timed(self) -> Timings[OperatingPoint] | None:
@@ -400,7 +421,7 @@ class FrontierProgress:
         return trial is not None and trial.state.ended and not self.fits(trial)
 
     def verification_of(self, point: OperatingPoint) -> Trial | None:
-        return self.study.trials.get(self._name(point, "verified"))
+        return self.study.trials.get(self.name(point, "verified"))
 
     def left_out(self, mode: Mode) -> list[int]:
         """Return the sizes below the largest of a mode that max_samples does not let be probed."""
@@ -467,7 +488,10 @@ class FrontierProgress:
 
     def _samples(self, point: OperatingPoint, steps: int) -> int:
         """Return how many samples a trial of the point takes."""
-        return steps * self.context.split(point.micro_batch_size, ACCUMULATED).effective_batch_size
+        return steps * self._split(point).effective_batch_size
+
+    def _split(self, point: OperatingPoint) -> Split:
+        return self.context.split(point.micro_batch_size, ACCUMULATED if point.mode.accumulates else 1)
 
     def _static(
         self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
@@ -476,11 +500,11 @@ class FrontierProgress:
 
         A timing uses ordinary samples, and a verification the longest ones.
         """
-        name = self._name(point, what)
+        name = self.name(point, what)
         if name in self.study.trials:
             return self.study.trials[name].proposal
         config = self.context.short_trial(
-            self.context.split(point.micro_batch_size, ACCUMULATED),
+            self._split(point),
             point.mode,
             TIMED_STEPS,
             gpu_timing_seconds=GPU_TIMING_SECONDS,
@@ -498,7 +522,7 @@ class FrontierProgress:
             expected=self._expected(point),
         )
 
-    def _name(self, point: OperatingPoint, what: str = "") -> str:
+    def name(self, point: OperatingPoint, what: str = "") -> str:
         several = f"-{point.mode.precision}" if len(self.stage.precision) > 1 else ""
         return f"frontier-{point.mode}{several}-m{point.micro_batch_size}" + (f"-{what}" if what else "")
 
@@ -519,19 +543,5 @@ class FrontierProgress:
         return self.context.trials()
 
 
-def says_nothing(trial: Trial) -> bool:
-    """True if the trial ended for another reason than its size."""
-    of_size = trial.state is TrialState.PRUNED and trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
-    return not (trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) or of_size)
-
-
 def _ended_without_a_rate(trial: Trial | None) -> bool:
     return trial is not None and trial.state.ended and trial.state is not TrialState.COMPLETE
-
-
-def rate_of(trial: Trial) -> float:
-    return trial.metric("tokens_per_second") or 0.0
-
-
-def peak_of(trial: Trial) -> float:
-    return trial.measured("peak_memory_bytes")

@@ -9,6 +9,7 @@ from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.mode import Mode
+from trainers.knobs import chunked_cross_entropy, fsdp
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Variant:
     value: Literal["chunked", "whole"]
 
     def of_mode(self, mode: Mode) -> Mode:
+        if self.value == "whole" and fsdp.NAME in mode.memory_knobs:
+            return mode  # which gathers its weights block by block
         return replace(mode, **{self.field: self.value})
 
     def of(self, point: OperatingPoint) -> OperatingPoint:
@@ -39,6 +42,7 @@ def variants(context: StageContext[Frontier]) -> list[Variant]:
     tried = []
     if not stage.compile and facts.num_blocks and context.config.parallel == "ddp":
         tried.append(ONE_GRAPH)
-    if not stage.cross_entropy and facts.chunked_cross_entropy:
+    asked = chunked_cross_entropy.NAME in (*(stage.memory_knobs or ()), *context.config.memory_knobs)
+    if not stage.cross_entropy and facts.chunked_cross_entropy and not asked:
         tried.append(CHUNKS)
     return tried

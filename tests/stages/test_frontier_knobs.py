@@ -1,0 +1,225 @@
+"""The frontier's memory knobs in worlds of known memory, speed and loss: what is tried, what may be chosen, what is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator.stages.findings import found_in
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.study.causes import Cause
+from orchestrator.study.facts import Facts
+from orchestrator.study.state import Conclusion
+from orchestrator.study.trial import Proposal
+from tests.support.known_stage import Known
+from tests.support.lane_player import study_of
+from trainers.before.peak_memory import Line, PeakMemory
+from trainers.config import TrialConfig
+
+MIB = 2**20
+LIMIT = 100
+CHUNKED, IN_BACKWARD, ROUNDED = "chunked_cross_entropy", "optimizer_in_backward", "bfloat16_weights"
+UNCLIPPED = {"lr": 1e-3, "reference_batch_size": 8, "max_gradient_norm": None}
+
+
+@dataclass
+class World:
+    """What a trial would measure. base, slope: MiB of each kind of checkpointing, and for every sample; rate: tokens/s of its best
+    size. knobs: of each, times the slope and times the rate; loss: what it adds to it."""
+
+    base: dict[str, float] = field(default_factory=lambda: {"none": 20.0, "full": 15.0})
+    slope: dict[str, float] = field(default_factory=lambda: {"none": 8.0, "full": 2.0})
+    rate: dict[str, float] = field(default_factory=lambda: {"none": 1000.0, "full": 600.0})
+    knobs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    loss: dict[str, float] = field(default_factory=dict)
+    loss_of_seed: Callable[[int], float] = lambda seed: 3.0 + 0.01 * seed
+
+    def peak(self, config: TrialConfig) -> float:
+        mode = str(config.activation_checkpointing)
+        saved = math.prod(self.knobs[name][0] for name in config.memory_knobs)
+        return self.base[mode] + saved * self.slope[mode] * config.micro_batch_size
+
+    def speed(self, config: TrialConfig) -> float:
+        cost, size = math.prod(self.knobs[name][1] for name in config.memory_knobs), config.micro_batch_size
+        return cost * self.rate[str(config.activation_checkpointing)] * size / (size + 20)
+
+    def end(self, known: Known, proposal: Proposal) -> None:
+        config, peak = proposal.config, self.peak(proposal.config)
+        if peak > LIMIT:
+            known.end(proposal.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
+            return
+        rate = self.speed(config)
+        loss = self.loss_of_seed(config.seed) + sum(self.loss.get(name, 0.0) for name in config.memory_knobs)
+        known.end(
+            proposal.id,
+            tokens_per_second=rate,
+            step_seconds=2 * config.micro_batch_size / rate,
+            peak_memory_bytes=peak * MIB,
+            val_loss=loss if config.evaluation_samples else None,
+        )
+
+
+def played(
+    world: World, facts: Facts | None = None, *, study: dict[str, Any] | None = None, **stage: Any
+) -> tuple[Known, Conclusion]:
+    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom."""
+    modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
+    known = Known(modes | stage, facts, sample_budget=100_000, memory_limit=f"{LIMIT}MiB", **(study or {}))
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        world.end(known, waiting[0])
+    return known, known.conclude()
+
+
+def findings_of(conclusion: Conclusion) -> FrontierFindings:
+    found = found_in(conclusion, FrontierFindings)
+    assert found is not None
+    return found
+
+
+def probes_with_knobs(known: Known) -> list[TrialConfig]:
+    trials = known.context.trials()
+    return [t.config for t in trials if t.config.memory_knobs and t.config.dynamic_micro_batch]
+
+
+def note_of(conclusion: Conclusion, words: str) -> str:
+    return next(note for note in conclusion.notes if words in note)
+
+
+def test_a_knob_that_lets_more_fit_is_chosen_and_held_against_accumulation() -> None:
+    known, conclusion = played(World(knobs={CHUNKED: (0.5, 0.98)}), memory_knobs=[CHUNKED])
+    findings = findings_of(conclusion)
+    assert findings.chosen.mode.memory_knobs == (CHUNKED,)
+    compared = next(one for one in findings.knobs if one.fastest.mode == findings.chosen.mode)
+    assert compared.accumulated is not None
+    assert compared.accumulated_tokens_per_second is not None
+    assert compared.accumulated.mode.memory_knobs == ()
+    assert compared.tokens_per_second > compared.accumulated_tokens_per_second
+    at_least = compared.accumulated.micro_batch_size * compared.accumulation_steps
+    assert at_least >= compared.fastest.micro_batch_size
+    accumulated = f"{compared.accumulated.micro_batch_size} x {compared.accumulation_steps} (full)"
+    said = note_of(conclusion, "; it is taken")
+    assert said.startswith(f"at equal memory (95 MiB), accumulation {accumulated} reaches ")
+    assert "cross-entropy in chunks" in said
+    verified = known.study.trials[findings.winner]
+    assert verified.config.memory_knobs == (CHUNKED,)
+
+
+def test_what_costs_more_than_it_lets_fit_is_not_chosen_and_its_figures_are_said() -> None:
+    known, conclusion = played(World(knobs={CHUNKED: (0.9, 0.5)}), memory_knobs=[CHUNKED])
+    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
+    # One with each checkpointing: no larger size that could fit would make up for the speed.
+    assert [config.activation_checkpointing for config in probes_with_knobs(known)] == ["full", "none"]
+    assert "cross-entropy in chunks" in note_of(conclusion, "at equal memory")
+
+
+def test_no_knob_is_tried_where_memory_is_not_what_binds() -> None:
+    roomy = World(slope={"none": 0.01, "full": 0.005}, knobs={CHUNKED: (0.5, 1.0)})
+    known, conclusion = played(roomy, memory_knobs=[CHUNKED])
+    assert probes_with_knobs(known) == []
+    assert "memory is not what limits the micro-batch" in note_of(conclusion, "were not tried")
+
+
+@pytest.mark.parametrize(("asked", "facts", "tried"), [
+    (None, None, False), (None, Facts(memory_knobs=(CHUNKED,)), True), ([], Facts(memory_knobs=(CHUNKED,)), False),
+])  # fmt: skip
+def test_unasked_only_what_changes_nothing_and_is_known_to_go_is_tried(
+    asked: list[str] | None, facts: Facts | None, tried: bool
+) -> None:
+    known, _ = played(World(knobs={CHUNKED: (0.5, 1.0)}), facts, **({} if asked is None else {"memory_knobs": asked}))
+    assert bool(probes_with_knobs(known)) is tried
+
+
+def test_the_probes_of_all_knobs_together_are_twelve_at_most_and_the_rest_is_named() -> None:
+    names = [CHUNKED, IN_BACKWARD, ROUNDED, "activation_offload", "optimizer_offload"]
+    world = World(knobs=dict.fromkeys(names, (0.7, 1.0)))
+    known, conclusion = played(
+        world, study={"optimizer": UNCLIPPED, "precision": "bfloat16"}, memory_knobs=names
+    )  # fmt: skip
+    assert len(probes_with_knobs(known)) == 12
+    assert "not probed: " in note_of(conclusion, "at most 12 probes are for knobs")
+
+
+def test_what_the_prediction_says_saves_nothing_is_not_probed() -> None:
+    world = World(knobs={CHUNKED: (0.99, 1.0)})
+    line = {kind: PeakMemory((Line(world.base[kind] * MIB, world.slope[kind] * MIB),)) for kind in world.base}
+    key = "{}{}, float32"
+    predicted = {key.format(kind, knob): line[kind] for kind in world.base for knob in ("", f"-{CHUNKED}")}
+    known, conclusion = played(world, Facts(predicted_memory=predicted), memory_knobs=[CHUNKED])
+    assert probes_with_knobs(known) == []
+    assert "cross-entropy in chunks with none" in note_of(conclusion, "predicted to save nothing")
+
+
+def test_a_step_in_the_backward_pass_is_compared_without_accumulation_and_not_gone_on_with() -> None:
+    world = World(knobs={IN_BACKWARD: (0.6, 1.0)})
+    known, conclusion = played(world, study={"optimizer": UNCLIPPED}, memory_knobs=[IN_BACKWARD])
+    probes = probes_with_knobs(known)
+    assert {config.gradient_accumulation_steps for config in probes} == {1}
+    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
+    assert note_of(conclusion, "inside the backward pass").endswith("later stages accumulate, so they go on without it")
+
+
+@pytest.mark.parametrize(("worse_by", "passes"), [(0.0, True), (0.019, True), (0.03, False)])
+def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: float, passes: bool) -> None:
+    """The seeds' losses are 3.00, 3.01 and 3.02."""
+    world = World(knobs={ROUNDED: (0.5, 1.0)}, loss={ROUNDED: worse_by})
+    known, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
+    findings = findings_of(conclusion)
+    assert (findings.chosen.mode.memory_knobs == (ROUNDED,)) is passes
+    quality = next(one.quality for one in findings.knobs if one.quality)
+    assert quality.tolerance == pytest.approx(0.02)
+    said = note_of(conclusion, "weights in bfloat16")
+    assert ("; it learns as well: " if passes else "; it is not taken, as it learns worse: ") in said
+    checks = [t.config for t in known.context.trials() if t.proposal.control]
+    assert len({(c.effective_batch_size, c.sample_budget) for c in checks}) == 1
+    assert [c.seed for c in checks if not c.memory_knobs][:3] == [0, 1, 2]
+
+
+def test_a_knob_that_changes_the_loss_and_is_slower_is_not_checked() -> None:
+    world = World(knobs={ROUNDED: (0.9, 0.5)})
+    known, _ = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
+    assert not any(trial.proposal.control for trial in known.context.trials())
+
+
+def test_where_nothing_fits_without_a_knob_what_fits_with_one_is_chosen() -> None:
+    world = World(base={"none": 60.0}, slope={"none": 50.0}, rate={"none": 1000.0}, knobs={CHUNKED: (0.2, 1.0)})
+    _, conclusion = played(world, memory_knobs=[CHUNKED])
+    assert conclusion.ok
+    assert findings_of(conclusion).chosen.mode.memory_knobs == (CHUNKED,)
+    assert "nothing fits without a knob" in note_of(conclusion, "at equal memory")
+
+
+def test_knobs_of_the_study_are_in_every_trial_and_not_tried_again() -> None:
+    world = World(knobs={CHUNKED: (0.5, 1.0)})
+    known, _ = played(world, Facts(memory_knobs=(CHUNKED,)), study={"memory_knobs": [CHUNKED]})
+    assert {trial.config.memory_knobs for trial in known.context.trials()} == {(CHUNKED,)}
+
+
+def test_the_same_journal_gives_the_same_proposals() -> None:
+    known, _ = played(World(knobs={CHUNKED: (0.5, 0.98)}), memory_knobs=[CHUNKED])
+    assert [p.id for p in known.propose()] == [*known.study.trials]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"memory_knobs": ["offload"]}, r"memory_knobs: 'offload' is no memory knob; choose among activation_offload, "),
+    (
+        {"memory_knobs": [IN_BACKWARD]},
+        r"memory_knobs has optimizer_in_backward: .* optimizer.max_gradient_norm is 1, .*; set it to null, or leave the knob out",
+    ),
+    (
+        {"stages": [{"type": "frontier", "memory_knobs": [ROUNDED]}]},
+        r"memory_knobs has bfloat16_weights: .* precision is float32; set precision: bfloat16",
+    ),
+    (
+        {"memory_knobs": ["optimizer_8bit"], "stages": [{"type": "frontier", "memory_knobs": [ROUNDED]}], "precision": "bfloat16"},
+        r"memory_knobs has optimizer_8bit for every trial, and the frontier's memory_knobs has bfloat16_weights; they exclude each "
+        "other: leave one of them out",
+    ),
+    ({"memory_knobs": ["optimizer_8bit", ROUNDED]}, r"bfloat16_weights and optimizer_8bit exclude each other; leave one"),
+])  # fmt: skip
+def test_a_wrong_knob_in_a_study_file_is_said_with_the_way_out(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study_of(**changes)
