@@ -64,17 +64,19 @@ class StochasticAdamW(Optimizer):
         state["step"] += 1
         state["exp_avg"].lerp_(gradient, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        of_mean, of_square = (1 - beta ** state["step"].item() for beta in group["betas"])
+        # The step is a scalar of the host's, which a device is handed without being waited for.
+        of_mean, of_square = (1 - beta ** state["step"] for beta in group["betas"])
         denominator = (state["exp_avg_sq"] / of_square).sqrt_().add_(group["eps"])
+        direction = torch.div(state["exp_avg"], denominator, out=denominator).div_(of_mean)
         weight = parameter.float() * (1 - group["lr"] * group["weight_decay"])
-        weight.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / of_mean)
+        weight.sub_(direction, alpha=group["lr"])
         parameter.copy_(rounded_stochastically(weight) if parameter.dtype == torch.bfloat16 else weight)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         state = self.state[parameter]
         if not state:
             moment = torch.zeros_like(parameter, dtype=torch.float32)
-            state.update(step=torch.zeros(()), exp_avg=moment, exp_avg_sq=moment.clone())  # the step is the host's
+            state.update(step=torch.zeros(()), exp_avg=moment, exp_avg_sq=moment.clone())
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
