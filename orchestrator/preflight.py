@@ -299,7 +299,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
 
     context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
-        prediction_key(mode): context.short_trial(context.split(2, 2), mode, steps=1)
+        prediction_key(mode): context.short_trial(context.split(2, 2 if mode.accumulates else 1), mode, steps=1)
         for mode in predicted_modes(context)
     }
     peaks = predict_in_own_process(list(trials.values()))

@@ -481,6 +481,57 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
     assert 2**20 < preflight.available_memory_bytes() < 0.9 * host_bytes
 
 
+KNOBS: list[tuple[dict[str, Any], str]] = [
+    ({"memory_knobs": ["offload"]}, "memory_knobs: 'offload' is no memory knob; choose among activation_offload"),
+    (
+        {"memory_knobs": ["activation_offload"]},
+        "memory_knobs has activation_offload: .*; leave it out, or train on a GPU",
+    ),
+    (
+        {"memory_knobs": ["bfloat16_weights", "optimizer_8bit"]},
+        "bfloat16_weights and optimizer_8bit exclude each other; leave one of them out of memory_knobs",
+    ),
+    (
+        {"memory_knobs": ["optimizer_in_backward"], "optimizer": {"max_gradient_norm": None}},
+        "optimizer_in_backward for every trial, and the stages of a study accumulate; give it to the frontier's memory_knobs",
+    ),
+    (
+        {"stages": [{"type": "frontier", "memory_knobs": ["optimizer_offload"]}]},
+        "memory_knobs has optimizer_offload: .*; leave it out, or train on a GPU",
+    ),
+]
+
+
+@pytest.mark.usefixtures("passing")
+@pytest.mark.parametrize(("changes", "said"), KNOBS)
+def test_a_wrong_memory_knob_is_exit_code_2_and_one_message(
+    changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = run(capsys, **changes)
+    assert code == 2
+    assert re.search(said, " ".join(printed.split()))
+
+
+def test_a_model_with_a_linear_head_is_known_to_go_with_chunks_and_others_are_not_tried() -> None:
+    def tried(target: str, **changes: Any) -> tuple[str, ...] | None:
+        model = {"target": target}
+        loss = {"type": "cross_entropy", "targets": "targets"}
+        config = parse_study(
+            {"name": "one", "model": model, "loss": loss, "data": {"target": "tests.support.tiny:data"}, **changes},
+            "one",
+        )
+        return preflight.check(config, compiles=False).memory_knobs
+
+    assert tried("tests.support.heads:Headed") == ("chunked_cross_entropy",)
+    assert tried("tests.support.heads:Capped") is None
+    assert tried("tests.support.heads:Headed", stages=[{"type": "train"}]) is None
+    asked = {"stages": [{"type": "frontier", "memory_knobs": ["chunked_cross_entropy"]}]}
+    with pytest.raises(
+        ValueError, match=r"no linear layer's own output.*; return what an nn.Linear returns, or leave it out"
+    ):
+        tried("tests.support.heads:Capped", **asked)
+
+
 @pytest.mark.slow
 def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     from trainers.before.prediction import predict

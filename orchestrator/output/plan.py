@@ -13,7 +13,7 @@ from orchestrator.config.trial import base_trial
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.frontier.propose import ACCUMULATED, modes
+from orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
@@ -173,10 +173,12 @@ def _memory_rows(context: StageContext[Frontier]) -> dict[str, TrialConfig]:
     """
     stage = context.stage
     rows = {}
-    for mode in modes(context):
+    for mode in [*modes(context), *modes_with_knobs(context)]:
         name = f"{replace(mode, compile=True)}{f' {mode.precision}' if len(stage.precision) > 1 else ''}"
         bound = " (<= none)" if isinstance(mode.activation_checkpointing, float) else ""
-        rows[name + bound] = context.short_trial(context.split(stage.smallest, ACCUMULATED), mode, steps=1)
+        rows[name + bound] = context.short_trial(
+            context.split(stage.smallest, ACCUMULATED if mode.accumulates else 1), mode, steps=1
+        )
     return rows
 
 

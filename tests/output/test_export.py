@@ -331,6 +331,15 @@ def test_an_export_says_where_float32_was_tf32(to: str) -> None:
     assert said in export(replace(recommendation(), allow_tf32=True), to)
 
 
+@pytest.mark.parametrize("to", ["hf", "nanogpt", "torchtitan", "lightning"])
+def test_an_export_names_the_memory_knobs_that_it_cannot_say(to: str) -> None:
+    text = export(replace(recommendation(), memory_knobs=("activation_offload", "optimizer_8bit")), to)
+    assert "fits with activations offloaded to the host (activation_offload), which is not said below" in text
+    assert "memory knob" not in export(recommendation(), to)
+    only = export(replace(recommendation(), memory_knobs=("optimizer_8bit",)), to)
+    assert "not said below" not in only  # the optimizer says it
+
+
 def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:
     never = with_optimizer(type="sgd", max_gradient_norm=None)
     text = export(replace(never, activation_checkpointing=0.5, precision="float16"), "torchtitan")

@@ -83,8 +83,14 @@ def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
     compared = modes(context)
     of_the_data = [mode for mode in compared if mode.seq_len is None]
     varied = [variant.of_mode(mode) for variant in variants(context) for mode in of_the_data]
+    return [*compared, *varied, *modes_with_knobs(context)]
+
+
+def modes_with_knobs(context: StageContext[Frontier]) -> list[Mode]:
+    """Return every mode with the knobs that may be tried in it, one by one and in pairs."""
+    of_the_data = [mode for mode in modes(context) if mode.seq_len is None]
     with_each = [with_knobs(context, mode, names) for names in together(context) for mode in of_the_data]
-    return [*compared, *varied, *filter(None, with_each)]
+    return [mode for mode in with_each if mode is not None]
 
 
 def prediction_key(mode: Mode) -> str:
