@@ -223,3 +223,24 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
 def test_a_wrong_knob_in_a_study_file_is_said_with_the_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         study_of(**changes)
+
+
+def test_a_pair_that_changes_the_loss_and_does_not_accumulate_is_compared_and_not_checked() -> None:
+    world = World(knobs={ROUNDED: (0.5, 1.0), IN_BACKWARD: (0.5, 1.0)})
+    study = {"precision": "bfloat16", "optimizer": UNCLIPPED}
+    known, conclusion = played(world, study=study, memory_knobs=[ROUNDED, IN_BACKWARD])
+    controls = [trial for trial in known.context.trials() if trial.proposal.control]
+    assert {trial.config.memory_knobs for trial in controls} == {(), (ROUNDED,)}
+    assert findings_of(conclusion).chosen.mode.memory_knobs == (ROUNDED,)
+
+
+def test_where_max_samples_leaves_no_room_for_the_check_the_knob_is_not_taken() -> None:
+    """160 steps of 64 samples are more than the stage may take in all."""
+    study = {"precision": "bfloat16", "optimizer": {"lr": 1e-3, "reference_batch_size": 64}}
+    known, conclusion = played(
+        World(knobs={ROUNDED: (0.5, 1.0)}), study=study, memory_knobs=[ROUNDED], max_samples=10_000
+    )
+    assert not any(trial.proposal.control for trial in known.context.trials())
+    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
+    assert "max_samples left no room to check the loss" in note_of(conclusion, "weights in bfloat16")
+    assert sum(trial.config.sample_budget for trial in known.context.trials()) <= 10_000

@@ -46,8 +46,8 @@ def with_chunks(module: nn.Module, config: TrialConfig, head_name: str | None, w
     return functools.partial(_in_chunks, config.loss, head)
 
 
-def _passed_on(hidden: Tensor) -> Tensor:
-    return hidden
+def _passed_on(input: Tensor) -> Tensor:
+    return input
 
 
 def _in_chunks(

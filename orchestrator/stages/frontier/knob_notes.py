@@ -9,7 +9,7 @@ from orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode, knobs_to_t
 from orchestrator.stages.frontier.measured import peak_of, rate_of
 from orchestrator.stages.frontier.propose import FrontierProgress
 from orchestrator.units import bytes_text
-from trainers.knobs import in_words
+from trainers.knobs import in_words, that_change_the_loss
 
 
 def knob_findings(known: FrontierProgress) -> tuple[KnobFindings, ...]:
@@ -75,6 +75,13 @@ def _what_follows(one: KnobFindings, findings: FrontierFindings) -> str:
         return f"; it is not taken, as it learns worse: {one.quality}"
     if one.quality:
         return f"; it learns as well: {one.quality}"
+    if that_change_the_loss(one.memory_knobs):
+        why = (
+            "max_samples left no room to check the loss"
+            if one.is_faster
+            else "it is not faster, so its loss was not checked"
+        )
+        return f"; it is not taken, as {why}"
     return "; it is taken" if findings.chosen.mode == one.fastest.mode else ""
 
 

@@ -20,9 +20,10 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import TIE
 from orchestrator.stages.frontier.findings import OperatingPoint, Quality
 from orchestrator.stages.frontier.measured import rate_of, says_nothing
-from orchestrator.stages.frontier.quality import quality_of, quality_trials
+from orchestrator.stages.frontier.quality import CHECKED_SHARE, quality_of, quality_samples, quality_trials
 from orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Proposal, Trial
 from trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
 
@@ -138,9 +139,9 @@ class KnobSearch:
                 break
         if not self.known.all_ended(proposals):
             return proposals
-        return proposals + [
-            trial for one in self.to_check for trial in quality_trials(self.context, one.mode, one.ground)
-        ]
+        checks = [trial for one in self.to_check for trial in quality_trials(self.context, one.mode, one.ground)]
+        once = {trial.id: trial for trial in checks}  # modes of one ground share the runs without a knob
+        return [*proposals, *once.values()]
 
     def sizes(self, one: KnobMode) -> tuple[list[int], bool]:
         """Return (the sizes to probe so far, whether no other will follow)."""
@@ -187,7 +188,7 @@ class KnobSearch:
         rates = {
             point.micro_batch_size: rate_of(trial)
             for point, trial in self.known.without_knobs().items()
-            if point.mode == ground
+            if point.mode == ground and rate_of(trial) > 0
         }
         if len(rates) < 2:
             return 1.0
@@ -207,13 +208,23 @@ class KnobSearch:
 
     @cached_property
     def to_check(self) -> list[KnobMode]:
-        """The modes whose loss must be looked at, since they change it and seem to be faster than any without knobs."""
-        return [
+        """The modes whose loss must be looked at, since they change it and would be chosen otherwise; as many as max_samples leaves
+        room for."""
+        wanted = [
             one
             for one in self.modes
-            if that_change_the_loss(one.names)
-            and max(map(rate_of, self.fitting(one).values()), default=0.0) > self.fastest_without()
+            if that_change_the_loss(one.names) and one.mode.accumulates and self.is_faster(one)
         ]
+        allowed, spent = max_samples(self.context), self.known.probed()
+        return [
+            one
+            for number, one in enumerate(wanted, start=1)
+            if allowed is None or spent + quality_samples(self.context, number) <= CHECKED_SHARE * allowed
+        ]
+
+    def is_faster(self, one: KnobMode) -> bool:
+        """True if a size with the knobs was faster than every size without."""
+        return max(map(rate_of, self.fitting(one).values()), default=0.0) > self.fastest_without()
 
     def quality(self, one: KnobMode) -> Quality | None:
         """Return what the quality check found; None while it has not ended, and of a mode that needs none."""

@@ -18,7 +18,7 @@ from orchestrator.stages.estimates.timing import (
     rounds_wanted,
 )
 from orchestrator.stages.frontier.findings import OperatingPoint
-from orchestrator.stages.frontier.knobs import KnobSearch, together, with_knobs
+from orchestrator.stages.frontier.knobs import KnobSearch, knobs_to_try, with_knobs
 from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.frontier.variants import Variant, variants
@@ -87,9 +87,9 @@ def predicted_modes(context: StageContext[Frontier]) -> list[Mode]:
 
 
 def modes_with_knobs(context: StageContext[Frontier]) -> list[Mode]:
-    """Return every mode with the knobs that may be tried in it, one by one and in pairs."""
+    """Return every mode with each of the knobs that may be tried in it. Pairs, of which there are many, are not predicted."""
     of_the_data = [mode for mode in modes(context) if mode.seq_len is None]
-    with_each = [with_knobs(context, mode, names) for names in together(context) for mode in of_the_data]
+    with_each = [with_knobs(context, mode, (name,)) for name in knobs_to_try(context) for mode in of_the_data]
     return [mode for mode in with_each if mode is not None]
 
 
@@ -138,7 +138,7 @@ class FrontierProgress:
         sizes, end = self.search(mode, unasked)
         if end is None or end.micro_batch_size is None:
             return sizes
-        spent = self._probed() + unasked
+        spent = self.probed() + unasked
         for size in ladder(self.stage.smallest, end.micro_batch_size):
             point = OperatingPoint(mode, size)
             if size in sizes or (self.probe_of(point) is None and self._left_out(point, spent)):
@@ -166,7 +166,7 @@ class FrontierProgress:
             point = OperatingPoint(mode, step.micro_batch_size)
             if self.probe_of(point) is None and self._must_wait(mode):
                 return sizes, None
-            if self.probe_of(point) is None and (why := self._left_out(point, self._probed() + unasked)):
+            if self.probe_of(point) is None and (why := self._left_out(point, self.probed() + unasked)):
                 fits = max((one.micro_batch_size for one in probes if one.fits), default=None)
                 evidence = f"{fits} fits; {step.micro_batch_size} was left out: {why}"
                 return sizes, SearchEnd(fits, evidence, is_largest=fits is not None)
@@ -193,9 +193,9 @@ class FrontierProgress:
 
     def over_budget(self, point: OperatingPoint) -> bool:
         """True if max_samples does not let a point with knobs be probed."""
-        return bool(self._left_out(point, self._probed()))
+        return bool(self._left_out(point, self.probed()))
 
-    def _probed(self) -> int:
+    def probed(self) -> int:
         """Return the samples of all probes that the journal has."""
         return sum(trial.config.sample_budget for trial in self.trials() if trial.config.dynamic_micro_batch)
 
@@ -353,7 +353,8 @@ class FrontierProgress:
         costs = [self._samples(point, TIMED_STEPS) for point in finalists]
         edges = set(self._edges_of(self.fitting())) - set(finalists) if self._trains() else set()
         verifications = max(costs) + sum(self._samples(point, TIMED_STEPS) for point in edges)
-        return allowed is None or self._probed() + verifications + num_rounds * sum(costs) <= allowed
+        checks = sum(trial.config.sample_budget for trial in self.trials() if trial.proposal.control)
+        return allowed is None or self.probed() + checks + verifications + num_rounds * sum(costs) <= allowed
 
     def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
         return self.study.trials.get(self.name(point, f"round{number}"))

@@ -20,6 +20,8 @@ STEPS = 40
 """Optimizer steps of each run."""
 SEEDS = 3
 """Runs without the knob."""
+CHECKED_SHARE = 0.75
+"""Probes and checks together may take this share of the samples that the stage may take; the rest is for timing and verification."""
 
 
 def quality_trials(context: StageContext[Frontier], mode: Mode, ground: Mode) -> list[Proposal]:
@@ -43,6 +45,11 @@ def split_of(context: StageContext[Frontier]) -> Split:
     smallest = context.stage.smallest
     steps = max(1, baseline_batch(context.config) // (smallest * context.config.world_size))
     return context.split(smallest, steps)
+
+
+def quality_samples(context: StageContext[Frontier], num_modes: int) -> int:
+    """Return the samples that the checks of so many modes take, whose runs without the knob are not shared at the worst."""
+    return num_modes * (SEEDS + 1) * STEPS * split_of(context).effective_batch_size
 
 
 def quality_of(context: StageContext[Frontier], mode: Mode, ground: Mode) -> Quality | None:

@@ -12,7 +12,7 @@ from tests.support.tiny import config, cpu_run
 from trainers.config import TrialConfig
 from trainers.knobs import KNOBS, excluding, knob, with_settings
 
-UNCLIPPED = {"optimizer": {"max_gradient_norm": None}}
+UNCLIPPED: dict[str, Any] = {"optimizer": {"max_gradient_norm": None}}
 
 
 def said(**changes: Any) -> str:

@@ -18,7 +18,7 @@ from trainers.report import Answer, Report
 
 CHUNKED = ["chunked_cross_entropy"]
 SPLIT = {"padded": True, "gradient_accumulation_steps": 2}
-HEADED = {
+HEADED: dict[str, Any] = {
     "model": {"target": "tests.support.heads:Headed"},
     "loss": {"type": "cross_entropy", "targets": "targets"},
 }
@@ -96,7 +96,7 @@ def test_the_prediction_sees_the_logits_go_and_so_does_the_process(tmp_path: Pat
 
 def with_many_logits(knobs: list[str]) -> TrialConfig:
     data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
-    short = {"micro_batch_size": 8, "sample_budget": 16, "evaluation_samples": 0, "statistics": False}
+    short: dict[str, Any] = {"micro_batch_size": 8, "sample_budget": 16, "evaluation_samples": 0, "statistics": False}
     return config(**HEADED | {"data": data}, **short, memory_knobs=knobs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trainers.loop import train
 from trainers.report import Answer
 from trainers.step.stochastic_rounding import StochasticAdamW, rounded_stochastically
 
-ROUNDED = {"memory_knobs": ["bfloat16_weights"], "precision": "bfloat16"}
+ROUNDED: dict[str, Any] = {"memory_knobs": ["bfloat16_weights"], "precision": "bfloat16"}
 
 
 @pytest.mark.parametrize("value", [1.001, -1.001, 0.3333333, 3e-5, -7777.7, 1e-40])
@@ -50,7 +51,7 @@ def test_of_float32_weights_it_is_torchs_adamw() -> None:
     torch.manual_seed(0)
     start, gradients = torch.randn(64), torch.randn(20, 64)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizers = StochasticAdamW([ours], **settings), torch.optim.AdamW([theirs], **settings)
     for gradient in gradients:
         for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -85,7 +86,7 @@ def test_it_learns_as_well_as_with_weights_in_float32() -> None:
     assert rounded < plain + max(0.05 * plain, 2 * abs(another - plain))
 
 
-def last_loss(**changes: object) -> float:
+def last_loss(**changes: Any) -> float:
     found = list[float]()
     run = cpu_run(config(sample_budget=2048, **changes))
     for _ in range(60):
