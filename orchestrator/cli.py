@@ -95,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
             )
+            command.add_argument(
+                "--retry-failed",
+                action="store_true",
+                help="try what failed again, though code and data are as they were",
+            )
         if verb is plan:
             command.add_argument(
                 "--no-memory",
@@ -198,7 +203,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     run_dir = _run_dir(arguments, config)
-    ending = run_study(config, run_dir, arguments.address, min_nodes=arguments.min_nodes, remeasure=arguments.fresh)
+    ending = run_study(
+        config,
+        run_dir,
+        arguments.address,
+        min_nodes=arguments.min_nodes,
+        remeasure=arguments.fresh,
+        retry_failed=arguments.retry_failed,
+    )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{_wrapped(printable(ending.message), stream)}", file=stream)

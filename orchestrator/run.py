@@ -21,6 +21,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observers
+from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.placement import LaneShape, lane_shape
@@ -35,12 +36,19 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
+from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
-from orchestrator.study.run_directory import as_it_began, discard_what_nobody_needs, open_run_directory
+from orchestrator.study.run_directory import (
+    as_it_began,
+    discard_what_nobody_needs,
+    open_run_directory,
+    put_former_try_by,
+)
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import TrialState
 from orchestrator.terminal import printable
+from orchestrator.units import counted
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
 from trainers.notices import Notice, heard_by
@@ -73,17 +81,24 @@ def run_study(
     *,
     min_nodes: int = 1,
     remeasure: bool = False,
+    retry_failed: bool = False,
     quiet: bool = False,
 ) -> Ending:
-    """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
+    """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
+
+    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
+    """
     config = as_it_began(config, run_dir)
     with open_run_directory(config, run_dir) as journal, all_are_ctrl_c():
+        again = _try_again(config, run_dir, journal, retry_failed=retry_failed)
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
         try:
             if address is not None:
                 refuse_unreachable_address(address)
             with Progress(config, journal.study, quiet) as progress:
+                if again:
+                    progress.say(again)
                 progress.say("reading the data, building the model and predicting its memory")
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
@@ -94,6 +109,22 @@ def run_study(
         except KeyboardInterrupt:
             return _stopped(130, STOPPED, config, run_dir, journal)
         return finish(config, run_dir, journal.study)
+
+
+def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
+    """Have what failed wait again, if what it was made of has changed or the user asks for it; return that in words."""
+    changed = changed_inputs(journal.study.facts.inputs, inputs_of(config))
+    if not (changed or retry_failed):
+        return ""
+    trials, why = tried_again(journal.study), why_again(changed)
+    events = events_of(journal.study, trials, why)
+    if not events:
+        return ""
+    for trial in trials:
+        put_former_try_by(run_dir, trial)
+    for event in events:
+        journal.append(event)
+    return f"{counted(len(trials), 'trial')} of an earlier try will run again: {why}; all else stands"
 
 
 def _how_to_go_on(error: Halted | StorageLost) -> str:
@@ -117,11 +148,13 @@ def _begin(
     if is_local:
         preflight.check_host(config)
     with heard_by(hear):
-        if journal.study.trials:
+        if journal.study.trials and not journal.study.begins_again:
             preflight.refuse_other_contents(journal.study.facts, preflight.check(config, compiles=compiles, say=say))
         else:  # until then what the study file names may have been mended
             facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
             journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
+    if (inputs := inputs_of(config)) != (journal.study.facts.inputs or {}):
+        journal.append(FactsRead(facts=Facts(inputs=inputs)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token))
     return token, [*journal.met, *notices]

@@ -22,6 +22,11 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}{said}{text[-half:]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 trial`, `3 trials` and the like."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def number_text(value: float) -> str:
     """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like."""
     size = abs(value)

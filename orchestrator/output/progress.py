@@ -155,9 +155,11 @@ def seconds_left(trials: Sequence[Trial]) -> float | None:
 
 
 def trial_line(trial: Trial, rate_unit: str) -> str:
-    """Return a trial's figures, or else its explanation; both if an earlier study has measured it."""
+    """Return a trial's figures, or else its explanation; both if an earlier study has measured it, or an earlier try
+    failed."""
     figures, explanation = trial_metrics(trial, trial.metrics, rate_unit), trial.explanation
-    return "; ".join(filter(None, [figures, explanation])) if trial.reused else explanation or figures
+    both = trial.reused or trial.earlier_tries
+    return "; ".join(filter(None, [figures, explanation])) if both else explanation or figures
 
 
 def trial_metrics(trial: Trial, metrics: Metrics, rate_unit: str) -> str:

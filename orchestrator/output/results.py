@@ -8,8 +8,8 @@ from pathlib import Path
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from orchestrator.stages import stage_of
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.state import Study
+from orchestrator.study.run_directory import logs_of
+from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import TrialState
 from trainers.files import quoted
 
@@ -26,18 +26,40 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     """Write report and recommendation from the journal, and say how the study stands."""
     recommendation = write_results(config, run_dir, study)
     failed = next((conclusion for conclusion in study.conclusions.values() if not conclusion.ok), None)
+    remedy = _remedy(run_dir, study)
     if failed is not None:
-        again = f"\n{quoted(run_dir)} keeps this as its result: once that is mended, run the study with another --dir"
-        return Ending(2 if failed.bad_input else 1, f"{failed.stage}: {failed.reason}{again}")
+        return Ending(
+            2 if failed.bad_input else 1, f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed)}"
+        )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     result = recommendation.verdict if recommendation else done or "the study has no result yet"
-    broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
-    if broken:
-        where = quoted(trial_directory(run_dir, broken[0].id))
-        what = f"{len(broken)} trial(s) failed; {broken[0].id}: {broken[0].explanation} (see {where})"
-        return Ending(1, f"{result}\n{what}")
+    if remedy:
+        return Ending(1, f"{result}\n{remedy}")
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)
     return Ending(1 if wants_one and recommendation is None else 0, result)
+
+
+def _remedy(run_dir: Path, study: Study) -> str:
+    """Return which trial failed of what, where its log is, and what to do about it; empty where none failed."""
+    broken = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
+    if not broken:
+        return ""
+    first, more = broken[0], f"{len(broken)} trials failed, the first of them " if len(broken) > 1 else ""
+    logs = logs_of(run_dir, first.id)
+    log = f" Its log: {quoted(logs[0])}." if logs else ""
+    return f"{more}{first.id}: {first.explanation}.{log} Mend it, and run the same command again: {_TRIED_AGAIN}"
+
+
+_TRIED_AGAIN = (
+    "what failed runs again once your code or data have changed (or at once, with --retry-failed), and all else stands"
+)
+
+
+def _without_a_failure(failed: Conclusion) -> str:
+    return (
+        f"No trial failed. Once your code or data have changed, the same command runs the stage {failed.stage} again (or at once, with "
+        "--retry-failed); a changed study file needs another --dir"
+    )
 
 
 def write_results(config: StudyConfig, run_dir: Path, study: Study) -> Recommendation | None:

@@ -163,6 +163,23 @@ class Ended(_Event):
     """The study that measured it, where this one did not."""
 
 
+class Retried(_Event):
+    """A trial that had ended is tried again, from its beginning: what it was made of has changed, or the user asked for it. How it
+    had ended stands in the line that says so."""
+
+    kind: Literal["retried"] = "retried"
+    id: str
+    reason: Prose
+
+
+class Reopened(_Event):
+    """A stage has no result any more, since trials of it are tried again, and neither have those after it. Their trials stand, and
+    count again once their stages ask for them."""
+
+    kind: Literal["reopened"] = "reopened"
+    stage: str
+
+
 class Noticed(_Event):
     """Something amiss was met and dealt with, such as a damaged file: the results stand."""
 
@@ -188,9 +205,11 @@ class Concluded(_Event):
 
 
 TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
-"""What happens to a trial after it was proposed."""
+"""What happens to a trial after it was proposed, until it ends."""
 
-Event = RunBegan | ClusterReady | FactsRead | StageBegan | Proposed | TrialEvent | Noticed | Concluded
+Event = (
+    RunBegan | ClusterReady | FactsRead | StageBegan | Reopened | Proposed | TrialEvent | Retried | Noticed | Concluded
+)
 
 parser: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

@@ -33,6 +33,8 @@ class Facts:
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
     contents: dict[str, str] | None = None
     """Digests of what the study file names and does not hold, by its key: the data, and the weights that runs begin with."""
+    inputs: dict[str, str] | None = None
+    """Digests of the files that the user's code and data are in, by their names, as the last driver found them."""
     memory_limit_bytes: int | None = None
     """What one rank may take of the host, where the study file names no limit."""
     device_peaks: dict[Precision, DevicePeak] | None = None

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from orchestrator.study.events import Event, TrialEvent, noticed, parser
+from orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
 from orchestrator.study.lines import Line, read_lines
 from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
@@ -143,7 +143,7 @@ def _apply_all(path: Path, study: Study) -> int:
 def _apply(line: Line, study: Study, path: Path) -> None:
     """Apply a line. Raises ValueError where it tells of a trial that the study does not have."""
     event = line.event
-    if isinstance(event, TrialEvent) and event.id not in study.trials:
+    if isinstance(event, TrialEvent | Retried) and event.id not in study.trials:
         raise ValueError(
             f"line {line.number} of {quoted(path)} tells of the trial '{event.id}', which no line before it proposes; "
             "restore the file from a copy"

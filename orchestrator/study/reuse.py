@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -26,9 +25,10 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
+from orchestrator.study.inputs import import_paths, packages_of, sources_of
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
-from trainers.criteria import TransformersLoss, import_path
+from trainers.criteria import TransformersLoss
 from trainers.files import make_private_directory, own_file, quoted
 from trainers.knobs import optimizer_8bit
 from trainers.lines import body_of, line_of
@@ -211,12 +211,7 @@ def _knobs_of(config: StudyConfig) -> tuple[str, ...]:
 def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration."""
     optimizer = config.optimizer
-    targets = [config.model.target, import_path(config.loss), config.data.target]
-    targets += [
-        path
-        for path in (optimizer.target, optimizer.param_groups)
-        if path and not path.startswith(("torch.", "torchao."))
-    ]
+    targets = [path for path in import_paths(config) if path and not path.startswith(("torch.", "torchao."))]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
     of_torchao = optimizer.type in ("adamw_8bit", "adamw_4bit") or optimizer.name.startswith("torchao.")
     of_torchao = of_torchao or optimizer_8bit.NAME in _knobs_of(config)
@@ -246,22 +241,12 @@ def _version(library: str) -> str | None:
         return None
 
 
-def source_digest(targets: list[str]) -> str:
+def source_digest(targets: Sequence[str | None]) -> str:
     """Return a digest of the source that these import paths lead to.
 
     It covers every module of their packages; for a module outside any package, every module beside it.
     """
-    packages = sorted({target.partition(":")[0].partition(".")[0] for target in targets if ":" in target})
     digest = hashlib.sha256()
-    for file in (file for package in packages for file in _sources(package)):
+    for file in (file for package in packages_of(targets) for file in sources_of(package)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _sources(package: str) -> list[Path]:
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        return []
-    files = (file for folder in found.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
-    beside = Path(found.origin).parent.glob("*.py") if not found.submodule_search_locations else ()
-    return sorted(file for file in (*files, *beside) if file.is_file())

@@ -145,3 +145,20 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
             is_kept = trial.state is TrialState.COMPLETE and trial.is_full_run
             if not is_kept and (directory / "checkpoints").exists():
                 shutil.rmtree(directory / "checkpoints")
+
+
+def logs_of(run_dir: Path, trial_id: str) -> list[Path]:
+    """Return what the ranks of a trial have left of its failure: a traceback, or the stack of a crash."""
+    return sorted(trial_directory(run_dir, trial_id).glob("[ec]r*-rank*.log"))
+
+
+def put_former_try_by(run_dir: Path, trial: Trial) -> None:
+    """Have an ended trial's directory ready for its next try: without what it would go on from, and with its logs under names that
+    say of which try they are."""
+    discard_what_nobody_needs(run_dir, [trial])
+    directory = trial_directory(run_dir, trial.id)
+    with own_file(directory):
+        for log in logs_of(run_dir, trial.id):
+            log.rename(directory / f"try{len(trial.earlier_tries) + 1}-{log.name}")
+        if (directory / "checkpoints").exists():
+            shutil.rmtree(directory / "checkpoints")

@@ -23,6 +23,8 @@ from orchestrator.study.events import (
     Paused,
     Promoted,
     Proposed,
+    Reopened,
+    Retried,
     RunBegan,
     StageBegan,
     Started,
@@ -69,6 +71,8 @@ class Study:
     """For each driver, by its token: the seconds from its command until the cluster was there."""
     notices: dict[str | None, list[Notice]] = field(default_factory=dict)
     """What trials met and dealt with, by their ids; what drivers met is under None."""
+    withdrawn: dict[str, Trial] = field(default_factory=dict)
+    """The trials of stages that are open again because one before them is, until their stages ask for them."""
     lane_seconds: float = field(default=0.0, init=False, compare=False)
     """How long all trials together have held their lanes, as far as the journal tells."""
     began: float | None = field(default=None, init=False, compare=False)
@@ -98,6 +102,12 @@ class Study:
     @property
     def startup_seconds(self) -> list[float]:
         return list(self.ready.values())
+
+    @property
+    def begins_again(self) -> bool:
+        """True if trials wait to be tried again, and nothing has been measured that they would be compared with."""
+        trials = self.trials.values()
+        return any(t.earlier_tries for t in trials) and not any(t.state.ended or t.history for t in trials)
 
     def is_over(self, stages: Iterable[str]) -> bool:
         """True if all of these stages are concluded, or one has failed: the stages after it would have nothing to go
@@ -157,6 +167,8 @@ class Study:
             case StageBegan():
                 if event.stage not in self.started:
                     self.started.append(event.stage)
+            case Reopened():
+                self._reopen(event.stage)
             case Noticed():
                 self._note(event)
             case Concluded():
@@ -164,12 +176,43 @@ class Study:
                 self.conclusions[event.stage] = Conclusion(**fields)
             case Proposed():
                 if event.id not in self.trials:
-                    self._file(event)
-                    self._put(Trial(self._sharing(event.proposal()), metrics={**event.expected}))
+                    self._propose(event)
+            case Retried():
+                trial = self.trials[event.id]
+                if trial.state.ended:
+                    self._put(_from_its_beginning(trial))
             case _:
                 trial = self.trials[event.id]
                 if not trial.state.ended:  # what has ended never changes again
                     self._put(changed(trial, event))
+
+    def _propose(self, event: Proposed) -> None:
+        """Add the trial that a stage wants: the one that it has wanted before, if that is the same run."""
+        self._file(event)
+        proposal, before = self._sharing(event.proposal()), self.withdrawn.pop(event.id, None)
+        if before is None or before.config != proposal.config:
+            self._put(Trial(proposal, metrics={**event.expected}))
+        else:
+            self.lane_seconds -= before.seconds  # it was counted when it ran
+            self._put(replace(before, proposal=proposal, metrics=before.metrics | event.expected))
+
+    def _reopen(self, stage: str) -> None:
+        """Take back what the stage, and those after it, concluded; withdraw the trials of those after it."""
+        later = self.started[self.started.index(stage) + 1 :]
+        self.started = [name for name in self.started if name not in later]
+        for name in (stage, *later):
+            self.conclusions.pop(name, None)
+        for trial in [trial for trial in self.trials.values() if trial.stage in later]:
+            self._withdraw(trial)
+
+    def _withdraw(self, trial: Trial) -> None:
+        self.withdrawn[trial.id] = self.trials.pop(trial.id)
+        ranked = self._ranked[trial.stage, trial.state]
+        del ranked[bisect_left(ranked, self._rank(trial))]
+        self._candidates[trial.stage][trial.candidate].remove(trial.id)
+        if not self._candidates[trial.stage][trial.candidate]:
+            del self._candidates[trial.stage][trial.candidate]
+        self._by_speed[trial.stage, trial.config.effective_batch_size][speed_kind(trial.config)].remove(trial.id)
 
     def _file(self, event: Proposed) -> None:
         """List a new trial under its candidate and its speed, neither of which ever changes."""
@@ -228,6 +271,12 @@ def _text_of(part: object) -> str:
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:
     """Return what decides a trial's speed: trials that share it differ by the machine's noise alone."""
     return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
+
+
+def _from_its_beginning(trial: Trial) -> Trial:
+    """Return an ended trial as it waits to be tried again; the time that it took is spent."""
+    tries = (*trial.earlier_tries, trial.how_it_ended)
+    return Trial(trial.proposal, metrics={**trial.proposal.expected}, earlier_tries=tries, seconds=trial.seconds)
 
 
 def changed(trial: Trial, event: TrialEvent) -> Trial:

@@ -101,6 +101,8 @@ class Trial:
     """The rungs it was let past."""
     history: tuple[Metrics, ...] = ()
     """The metrics of every evaluation."""
+    earlier_tries: tuple[str, ...] = ()
+    """How it ended before it was tried again, each time, for people."""
     interruptions: int = 0
     """How often its machine was taken away since its last evaluation."""
     seconds: float = 0.0
@@ -149,8 +151,19 @@ class Trial:
 
     @property
     def explanation(self) -> str:
-        """One line of the cause's code, the reason, and the study that measured it; empty if there is nothing to
-        say."""
+        """One line of the cause's code, the reason, the study that measured it, and how the try before this one ended; empty if
+        there is nothing to say."""
+        again = f"tried again; before it {self.earlier_tries[-1]}" if self.earlier_tries else ""
         reused = f"reused: measured on {self.reused.day} in {quoted(self.reused.run_dir)}" if self.reused else ""
-        reason = f"{self.cause.code}: {self.reason}" if self.cause else self.reason
-        return "; ".join(filter(None, [reason, reused]))
+        return "; ".join(filter(None, [self._reason, reused, again]))
+
+    @property
+    def how_it_ended(self) -> str:
+        """Its state, and why, in a line."""
+        if self.cause is not None and self.cause.code == self.state:
+            return self._reason
+        return f"{self.state}{self._reason and f' ({self._reason})'}"
+
+    @property
+    def _reason(self) -> str:
+        return f"{self.cause.code}: {self.reason}" if self.cause else self.reason

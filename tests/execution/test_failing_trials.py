@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from orchestrator.run import run_study
+from orchestrator.study.journal import replay
 from orchestrator.study.trial import Trial, TrialState
 from tests.support.processes import kernel_tells
-from tests.support.studies import grid
+from tests.support.studies import grid, tiny_study
 from tests.support.study_runs import Ran, run
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
@@ -39,7 +43,7 @@ def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) 
     assert failures.study.conclusions["grid"].ok
     assert failures.ending.exit_code == 1, "failures that are no results"
     assert failures.ending.message.startswith("Train with micro-batch ")
-    assert "4 trial(s) failed" in failures.ending.message
+    assert "4 trials failed, the first of them " in failures.ending.message
 
 
 def test_an_error_in_the_users_code_fails_its_trial_with_its_traceback(failures: Ran) -> None:
@@ -82,3 +86,21 @@ def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
     assert trial.explanation.startswith("failed: it said nothing for ")
     assert trial.reason.endswith(f"longer than kill.max_silent_seconds ({MAX_SILENT_SECONDS})")
     assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
+
+
+def test_what_failed_runs_again_when_the_user_asks_and_the_study_ends_well(tmp_path: Path) -> None:
+    kwargs = {"faults": {str(RAISES): ("raises", 1)}, "folder": str(tmp_path)}
+    model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
+    first = run(tmp_path, model=model, stages=grid(micro_batch_size=[RAISES, WELL]))
+    assert first.ending.exit_code == 1
+    assert first.ending.message.endswith("(or at once, with --retry-failed), and all else stands")
+    (trial,) = [trial for trial in first.study.trials.values() if trial.state is TrialState.FAILED]
+    config = tiny_study(**first.changes)
+    assert run_study(config, first.run_dir, quiet=True) == first.ending, "nothing has changed"
+    assert run_study(config, first.run_dir, quiet=True, retry_failed=True).exit_code == 0
+    study = replay(first.run_dir / "journal.jsonl", config.name)
+    assert study.trials[trial.id].state is TrialState.COMPLETE
+    assert study.trials[trial.id].explanation == "tried again; before it failed: ArithmeticError: my own mistake"
+    assert (first.run_dir / "trials" / trial.id / "try1-error-rank0.log").exists()
+    before, after = first.study.trials[with_size(first, WELL).id], study.trials[with_size(first, WELL).id]
+    assert after == before

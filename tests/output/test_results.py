@@ -56,7 +56,10 @@ def test_a_failed_stage_says_whether_the_input_was_at_fault(tmp_path: Path, bad_
     tell(study, Concluded(stage="train", ok=False, reason="nothing fits", bad_input=bad_input))
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == code
-    assert ending.message.startswith(f"train: nothing fits\n{tmp_path} keeps this as its result")
+    assert ending.message == (
+        "train: nothing fits\nNo trial failed. Once your code or data have changed, the same command runs the stage train again (or at "
+        "once, with --retry-failed); a changed study file needs another --dir"
+    )
 
 
 def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: Path) -> None:
@@ -65,5 +68,20 @@ def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: 
     end_trial(study, "train-m2", 1.0, {}, TrialState.FAILED, Cause.FAILED, "my own mistake")
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == 1
-    where = f"(see {tmp_path}/trials/train-m2)"
-    assert ending.message.endswith(f"1 trial(s) failed; train-m2: failed: my own mistake {where}")
+    assert ending.message.splitlines()[-1] == (
+        "train-m2: failed: my own mistake. Mend it, and run the same command again: what failed runs again once your code or data have "
+        "changed (or at once, with --retry-failed), and all else stands"
+    )
+
+
+def test_of_several_failures_the_first_is_named_with_its_log(tmp_path: Path) -> None:
+    config, study = training_study(with_winner=False)
+    for name in ("train-m2", "train-m4"):
+        add_trial(study, config, name)
+        end_trial(study, name, 1.0, {}, TrialState.FAILED, Cause.FAILED, "my own mistake")
+    log = tmp_path / "trials" / "train-m2" / "error-rank0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("Traceback")
+    last = finish(config, tmp_path, study).message.splitlines()[-1]
+    expected = f"2 trials failed, the first of them train-m2: failed: my own mistake. Its log: {log}. Mend it"
+    assert last.startswith(expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,14 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
 from orchestrator.study.events import proposed
-from orchestrator.study.run_directory import as_it_began, open_run_directory
-from orchestrator.study.trial import Proposal
+from orchestrator.study.run_directory import (
+    as_it_began,
+    logs_of,
+    open_run_directory,
+    put_former_try_by,
+    trial_directory,
+)
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from trainers.config import Compile
 
@@ -103,6 +110,7 @@ HALF_A_REPORT = """
 import sys
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from trainers.files import written_whole
 with written_whole(Path(sys.argv[1])) as file:
@@ -126,3 +134,19 @@ def test_what_a_killed_process_was_writing_stays_no_longer_than_until_the_next_r
     open_run_directory(study_of(), tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.jsonl", "report.html", "study.yaml"]
     assert (tmp_path / "report.html").read_text() == "<html></html>"
+
+
+def test_a_trial_is_tried_again_from_nothing_and_its_logs_say_which_try_they_are_of(tmp_path: Path) -> None:
+    wanted = Proposal("grid-m4k1", "grid", base_trial(study_of(), None), candidate="grid-m4k1")
+    trial = Trial(wanted, TrialState.FAILED)
+    directory = trial_directory(tmp_path, trial.id)
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "checkpoints" / "8-token.pt").touch()
+    for number in (1, 2):
+        (directory / "error-rank0.log").write_text(f"{number}")
+        (directory / "crash-rank1.log").write_text("")
+        put_former_try_by(tmp_path, replace(trial, earlier_tries=("failed",) * (number - 1)))
+    logs = {path.name for path in directory.iterdir()}
+    assert logs == {f"try{number}-{name}" for number in (1, 2) for name in ("crash-rank1.log", "error-rank0.log")}
+    assert (directory / "try1-error-rank0.log").read_text() == "1"
+    assert logs_of(tmp_path, trial.id) == []
