@@ -178,7 +178,8 @@ def _run_stages(driver: Driver, address: str | None) -> None:
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
-        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment) as lanes:
+        here = Path.cwd() if address is None else None
+        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment, here) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
             for stage in config.stages:

@@ -80,15 +80,16 @@ def open_lanes(
     say: Callable[[str], None],
     max_silent_seconds: float | None = None,
     environment: Mapping[str, str] = _NOTHING_MORE,
+    working_directory: Path | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
-    environment: of their processes, beside what these inherit."""
+    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: a folder of Ray's."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
     lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds)
     keepers = [
-        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment)
+        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment, working_directory)
         for index in range(shape.num_lanes)
     ]
     threads = [threading.Thread(target=keeper.keep_alive, daemon=True) for keeper in keepers]
@@ -146,6 +147,7 @@ class _LaneKeeper:
     lane: str
     say: Callable[[str], None]
     environment: Mapping[str, str]
+    working_directory: Path | None
 
     def keep_alive(self) -> None:
         """Run one Train run after another until the study is over, or the lane given up; in a thread of its own."""
@@ -198,7 +200,11 @@ class _LaneKeeper:
         shape = self.shape
         return LaneTrainer(
             serve,
-            train_loop_config={"dispatcher": self.dispatcher, "lane": self.lane},
+            train_loop_config={
+                "dispatcher": self.dispatcher,
+                "lane": self.lane,
+                "working_directory": self.working_directory,
+            },
             torch_config=LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=shape.world_size,

@@ -119,6 +119,10 @@ class Place:
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
     place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
+    if (
+        told["working_directory"] is not None
+    ):  # Train has changed to a folder of its own, where the user's relative paths lead nowhere
+        os.chdir(told["working_directory"])
     _exit_with_the_study(place)
     _freeze_what_is_imported()
     place.introduce()
