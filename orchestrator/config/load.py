@@ -1,29 +1,23 @@
-"""Turns a study file and `--set` into a checked StudyConfig, and says a fault in them in the user's words."""
+"""Turns a study file and `--set` into a checked StudyConfig."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
+from orchestrator.config.faults import fault_lines
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
 from orchestrator.config.regimes import OWN_WEIGHTS
-from orchestrator.config.sources import From, with_source
-from orchestrator.config.stages import Pruner, StageConfig
+from orchestrator.config.sources import with_source
 from orchestrator.config.trial import check_knobs_of
-from trainers.criteria import LossByType
 from trainers.files import own_file, quoted
-from trainers.strict import Strict
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""
-Place = tuple[int | str, ...]
-"""The place of something in a study file: the keys, list numbers and `type` words on the way to it."""
 
 MOST_VALUES = 1_000_000
 """Nine lines of references to references hold a billion values, which no memory does."""
@@ -86,7 +80,7 @@ def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) ->
     try:
         return parse_study(with_source(tree, say), source)
     except ValidationError as error:
-        faults = "\n".join(f"  {_fault({**item, 'loc': ('from', *item['loc'])})}" for item in error.errors())
+        faults = "\n".join(f"  {line}" for line in fault_lines(error.errors(), ("from",)))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
 
 
@@ -195,7 +189,7 @@ def parse_study(tree: object, source: str) -> StudyConfig:
     except RecursionError:
         raise ValueError(f"{source} is nested without end, or too deeply; write out what it refers to (&, *)") from None
     except ValidationError as error:
-        faults = "\n".join(f"  {_fault(item)}" for item in _own_faults(error.errors()))
+        faults = "\n".join(f"  {line}" for line in fault_lines(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
     check_knobs_of(config)
     return config
@@ -222,63 +216,3 @@ def _with_numbers(value: object) -> object:
         except ValueError:
             return value
     return value
-
-
-def _own_faults(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the faults, without lists that are called too short only because one of their members is at fault."""
-
-    def a_member_is_at_fault(place: Place) -> bool:
-        return any(item["loc"] != place and item["loc"][: len(place)] == place for item in items)
-
-    return [item for item in items if item["type"] != "too_short" or not a_member_is_at_fault(item["loc"])]
-
-
-def _fault(item: ErrorDetails) -> str:
-    """Return one line: where it is, what is wrong, and the remedy."""
-    where = ".".join(str(part) for part in item["loc"]) or "the file"
-    if item["type"] == "extra_forbidden":
-        return f"{where}: no such key; {_instead(str(item['loc'][-1]), _known_keys(item['loc']))}"
-    if item["type"] == "missing":
-        return f"{where}: is missing; add it"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return f"{where}: {message}" if item["loc"] else message
-    return f"{where}: {message} (it is {item['input']!r}); change it"
-
-
-def _instead(word: str, known: Sequence[str]) -> str:
-    """Return what could stand in the place of a key that does not exist."""
-    if not known:
-        return "remove it"
-    near = difflib.get_close_matches(word, known, n=1)
-    return (f"did you mean {near[0]}? The" if near else "the") + f" keys here are: {', '.join(known)}"
-
-
-def _known_keys(place: Place) -> list[str]:
-    """Return the keys that are possible where an unknown one was found."""
-    owner: type[Strict] | None = StudyConfig
-    if place[:1] == ("from",):
-        return list(From.model_fields)
-    for part in place[:-1]:
-        if isinstance(part, int):
-            continue
-        field = owner.model_fields.get(part) if owner else None
-        owner = _section_of(field.annotation) if field else _BY_TYPE.get(part, owner)
-    return list(owner.model_fields) if owner else []
-
-
-def _section_of(annotation: object) -> type[Strict] | None:
-    """Return the class of a key that has keys of its own, be it null or not."""
-    sections = [
-        one for one in (get_args(annotation) or (annotation,)) if isinstance(one, type) and issubclass(one, Strict)
-    ]
-    return sections[0] if len(sections) == 1 else None
-
-
-def _members_by_type(choice: object) -> dict[str, type[Strict]]:
-    """Return the members of a union of classes, by the word that each has under `type`."""
-    union, _ = get_args(choice)
-    return {member.model_fields["type"].default: member for member in get_args(union)}
-
-
-_BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner) | _members_by_type(LossByType)
