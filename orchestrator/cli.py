@@ -182,14 +182,20 @@ def plan(arguments: argparse.Namespace) -> int:
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.output.plan import print_plan
     from orchestrator.study.facts import Facts
+    from orchestrator.study.run_directory import as_it_began, refuse_other_study
+    from trainers.notices import heard_by
 
     import_from_here()
     config = _config(arguments)
+    run_dir = _run_dir(arguments, config)
+    refuse_other_study(config := as_it_began(config, run_dir), run_dir)
     facts = Facts()
     if not arguments.no_memory:
         preflight.check_host(config)
+        preflight.check_ranks(config)
         say = functools.partial(print, file=sys.stderr)
-        facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
+        with heard_by(lambda notice: say(printable(notice.text))):
+            facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
     print_plan(config, facts, predict_memory=not arguments.no_memory)
     return 0
 

@@ -20,7 +20,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, ending_text, exit_text, shortened
+from orchestrator.units import bytes_text, counted, ending_text, exit_text, shortened
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
 from trainers.counted import Counted
@@ -29,6 +29,7 @@ from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost, naming_the_disk, own_file, quoted
 from trainers.knobs import KNOBS, check_machine, knob
+from trainers.notices import NoticeKind, give_notice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +79,31 @@ def check(
     with _in_the_users_words(what):
         facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
         _check_limit(config, model)
+    _tell_of_an_unused_optimizer(config, model)
+    _tell_of_one_validation_sample(config, len(val_set))
     return facts
+
+
+def _tell_of_an_unused_optimizer(config: StudyConfig, model: nn.Module) -> None:
+    from trainers.sources.kinds import LIGHTNING, is_lightning_module, is_overridden
+
+    if is_lightning_module(model) and is_overridden(model, "configure_optimizers", LIGHTNING):
+        give_notice(
+            NoticeKind.UNUSED_OPTIMIZER,
+            f"model.target '{config.model.target}' is a LightningModule, and its configure_optimizers is not used: trials train with the "
+            f"study file's optimizer ({config.optimizer.name}). To train with the module's own, name a callable that returns the module "
+            "and its data in from: {lightning: package.module:callable}, in place of model, loss and data",
+        )
+
+
+def _tell_of_one_validation_sample(config: StudyConfig, num_there: int) -> None:
+    if min(num_there, config.evaluation_samples) == 1:
+        give_notice(
+            NoticeKind.ONE_VALIDATION_SAMPLE,
+            f"the validation loss is that of one sample (the validation set has {num_there}, and evaluation_samples is "
+            f"{config.evaluation_samples}), so it ranks batches and rates by chance; "
+            + ("add validation data" if num_there == 1 else "raise evaluation_samples"),
+        )
 
 
 def _longest_sample(config: StudyConfig, train_set: SampleSet) -> int | None:
@@ -354,7 +379,7 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
         )
     check_machine(trial.memory_knobs, "cuda" if _has_cuda() else "cpu")
     train_set, _ = load_data(trial.data)
-    check_size(config, len(train_set))
+    check_batch(trial.effective_batch_size, len(train_set))
     _longest_sample(config, train_set)
     build_model(trial.model, train_set)
     return counted_in(train_set, None)
@@ -400,6 +425,11 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
     equivalence = config.keys_of(Equivalence)
     if equivalence and equivalence.effective_batch_size:
         effective = max(effective, equivalence.effective_batch_size)
+    check_batch(effective, num_train_samples)
+
+
+def check_batch(effective: int, num_train_samples: int) -> None:
+    """Raise ValueError if the data is smaller than a step."""
     if num_train_samples < effective:
         raise ValueError(
             f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "
@@ -466,8 +496,24 @@ def check_host(config: StudyConfig) -> None:
             "" if of_group is None else f", of which its control group lets this process have {bytes_text(of_group)}"
         )
         raise ValueError(
-            f"memory_limit is {bytes_text(config.memory_limit)} for each of {num_ranks} rank(s), and this machine has "
+            f"memory_limit is {bytes_text(config.memory_limit)} for each of {counted(num_ranks, 'rank')}, and this machine has "
             f"{bytes_text(of_host)}{group}; lower memory_limit, or leave it out, and each rank has an equal share"
+        )
+
+
+def check_ranks(config: StudyConfig) -> None:
+    """Raise ValueError if this machine alone has too few GPUs or CPUs for the ranks of one lane, or of as many as the study asks
+    for. Ray, which `run` asks, counts the same once it has started."""
+    import torch
+
+    lanes, has_gpus = config.placement.lanes or 1, _has_cuda()
+    ranks = lanes * config.world_size
+    needed = ranks if has_gpus else ranks * (config.placement.cpus_per_rank or 1)
+    there, what = (torch.cuda.device_count(), "GPU") if has_gpus else (os.cpu_count() or 1, "CPU")
+    if needed > there:
+        raise ValueError(
+            f"world_size {config.world_size} on {counted(lanes, 'lane')} takes {counted(needed, what)}, and this machine has {there}; lower "
+            "world_size, placement.lanes or placement.cpus_per_rank, or run on a cluster (--address)"
         )
 
 

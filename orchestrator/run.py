@@ -141,8 +141,9 @@ def _begin(
     notices: list[Notice] = []
 
     def hear(notice: Notice) -> None:
-        notices.append(notice)
-        journal.append(noticed(notice))
+        if notice not in journal.study.notices.get(None, []):
+            notices.append(notice)
+            journal.append(noticed(notice))
 
     compiles = is_local and uses_compile(config)
     if is_local:

@@ -31,6 +31,7 @@ from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
 from trainers.before.first_pass import FirstPass
 from trainers.model.gpt import GPT
+from trainers.notices import Notice, NoticeKind, heard_by
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -71,6 +72,9 @@ class Uneven(list):
 def uneven(with_lengths=True):
     samples = [{"input_ids": torch.ones(n, dtype=torch.int64), "labels": torch.ones(n, dtype=torch.int64)} for n in Uneven.lengths]
     return (Uneven(samples) if with_lengths else samples), samples
+
+def one_to_validate():
+    return [torch.zeros(1)] * 64, [torch.zeros(1)]
 
 class Logits(nn.Module):
     def __init__(self, vocab_size):
@@ -138,9 +142,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"initial_weights": "no.pt"}, r"initial_weights: there is no file .*/no\.pt; check the path"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),
-    ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 rank\(s\), and this machine has .* GiB; lower"),
+    ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 ranks, and this machine has .* GiB; lower"),
     ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, mean, transformers, or your own"),
-    ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.mse.ignore_index: no such key; the keys here are: targets, type"),
+    ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.ignore_index: no such key; the keys here are: targets, type"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf, chat or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
@@ -206,6 +210,15 @@ def test_bad_input_is_exit_code_2_and_one_message(
     assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
 
 
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `batchscout plan` on the study that `run` has just written."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "study.yaml", *arguments])
+    assert isinstance(ended.value.code, int)
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
 @pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize("changes", [{"memory_limit": "900GiB"}, {"data": {"target": "mine:no_data"}}], ids=str)
 def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +226,92 @@ def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: 
     with pytest.raises(SystemExit) as ended:
         main(["plan", "study.yaml"])
     assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_plan_says_that_the_machine_is_too_small_and_that_the_directory_holds_another_study(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 4096}))
+    code, _, said = planned(capsys)
+    assert code == 2
+    assert re.search(
+        r"^batchscout: world_size 4096 on 1 lane takes 4,096 [CG]PUs, and this machine has \d+; lower world_size, ",
+        said,
+    )
+    with open_run_directory(parse_study(STUDY, "the test's study"), home / "runs/mine") as journal:
+        config = base_trial(parse_study(STUDY, "the test's study"), None)
+        journal.append(proposed(Proposal("grid-m4k1", "grid", config, candidate="grid-m4k1")))
+    before = files(home / "runs")
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"sample_budget": 64}))
+    code, _, said = planned(capsys)
+    assert code == 2
+    assert "runs/mine holds another study:\n" in said
+    assert "\n  sample_budget: 32768 there, 64 now\nchoose another --dir" in said
+    code, _, said = planned(capsys, "--dir", "train.txt")
+    assert (code, said) == (2, f"batchscout: {home}/train.txt is no directory; choose another --dir\n")
+    assert files(home / "runs") == before
+
+
+@pytest.mark.parametrize(("changes", "remedy"), [
+    ({}, r"has 1, and evaluation_samples is 256\), so it ranks .* by chance; add validation data$"),
+    ({"evaluation_samples": 1, "data": STUDY["data"]}, r"has \d+, and evaluation_samples is 1\), .*; raise evaluation_samples$"),
+])  # fmt: skip
+def test_a_validation_loss_of_one_sample_is_told(changes: dict[str, Any], remedy: str) -> None:
+    own = {"model": {"target": "mine:Model"}, "data": {"target": "mine:one_to_validate"}}
+    told: list[Notice] = []
+    with heard_by(told.append):
+        preflight.check(parse_study(STUDY | (changes or own), "the test's study"), compiles=False)
+    (notice,) = told
+    assert notice.kind is NoticeKind.ONE_VALIDATION_SAMPLE
+    assert re.search(f"^the validation loss is that of one sample .*{remedy}", notice.text)
+
+
+def test_the_optimizer_of_a_lightning_module_that_is_not_used_is_named(home: Path) -> None:
+    (home / "lit.py").write_text(LIGHTNING_MODULE)
+    told: list[Notice] = []
+    for target in ("lit:WithItsOwn", "lit:Without"):
+        study = STUDY | {"model": {"target": target}, "loss": "lit:loss"}
+        with heard_by(told.append):
+            preflight.check(parse_study(study, "the test's study"), compiles=False)
+    (notice,) = told
+    assert notice.kind is NoticeKind.UNUSED_OPTIMIZER
+    assert notice.text == (
+        "model.target 'lit:WithItsOwn' is a LightningModule, and its configure_optimizers is not used: trials train with the study "
+        "file's optimizer (adamw). To train with the module's own, name a callable that returns the module and its data in "
+        "from: {lightning: package.module:callable}, in place of model, loss and data"
+    )
+
+
+LIGHTNING_MODULE = """
+import lightning
+import torch
+
+class Without(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+class WithItsOwn(Without):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+def loss(module, batch):
+    return module.layer(batch).sum(), 1
+"""
+
+
+def test_a_batch_larger_than_the_data_is_no_trial_either(capsys: pytest.CaptureFixture[str]) -> None:
+    study = {
+        "model": {"target": "mine:Model"},
+        "data": {"target": "mine:three_samples"},
+        "stages": [{"type": "frontier"}],
+    }
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | study | {"batch": {"micro_batch_size": 4}, "compile": False}))
+    with pytest.raises(SystemExit) as ended:
+        main(["trial", "study.yaml"])
+    assert ended.value.code == 2
+    assert "has 3 samples, fewer than one effective batch (4); add data" in capsys.readouterr().err
 
 
 def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:

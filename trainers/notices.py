@@ -29,6 +29,10 @@ class NoticeKind(StrEnum):
     """Lines that a run has kept of its course, for the report, are not what was written."""
     REBUILT_DATA = "rebuilt_data"
     """Tokens in the data cache were not those that were written, and were made again."""
+    UNUSED_OPTIMIZER = "unused_optimizer"
+    """The model brings an optimizer that its trials are not trained with."""
+    ONE_VALIDATION_SAMPLE = "one_validation_sample"
+    """Losses are those of one sample."""
 
 
 @dataclass(frozen=True)

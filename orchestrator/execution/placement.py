@@ -11,6 +11,7 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution.ray_private import ACCELERATOR
+from orchestrator.units import counted
 
 MOST_CPUS_OF_A_GPU = 8
 
@@ -45,8 +46,8 @@ def lane_shape(config: StudyConfig) -> LaneShape:
     num_lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
     share = largest_share(_rooms(on_gpus=num_gpus > 0), num_lanes * world_size)
     shape = LaneShape(num_lanes, world_size, placement.cpus_per_rank or share, use_gpu=num_gpus > 0)
-    _refuse_too_few(shape, "GPUs", shape.num_ranks if shape.use_gpu else 0, num_gpus)
-    _refuse_too_few(shape, "CPUs", shape.num_ranks * shape.cpus_per_rank, num_cpus)
+    _refuse_too_few(shape, "GPU", shape.num_ranks if shape.use_gpu else 0, num_gpus)
+    _refuse_too_few(shape, "CPU", shape.num_ranks * shape.cpus_per_rank, num_cpus)
     return shape
 
 
@@ -58,7 +59,7 @@ def refuse_gpus_without_cuda(nodes: Iterable[Mapping[str, Any]]) -> None:
         refused = [kind for kind in kinds if _NO_CUDA.fullmatch(kind)]
         if resources.get("GPU") and refused:
             raise ValueError(
-                f"{node['NodeManagerHostname']} has {resources['GPU']:g} GPU(s) of type {refused[0]}, and trials run on those "
+                f"{node['NodeManagerHostname']} has {counted(round(resources['GPU']), 'GPU')} of type {refused[0]}, and trials run on those "
                 "of NVIDIA (CUDA) and AMD (ROCm) alone; to use its CPUs, start Ray there with `ray start --head --num-gpus 0` "
                 "and run with --address auto"
             )
@@ -94,6 +95,6 @@ def _rooms(*, on_gpus: bool) -> list[Room]:
 def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int) -> None:
     if num_needed > num_there:
         raise ValueError(
-            f"{shape.num_lanes} lane(s) of world_size {shape.world_size} need {num_needed} {what}, and the cluster has "
+            f"world_size {shape.world_size} on {counted(shape.num_lanes, 'lane')} takes {counted(num_needed, what)}, and the cluster has "
             f"{num_there}; lower world_size or placement.lanes, or add nodes"
         )

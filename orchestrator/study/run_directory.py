@@ -11,7 +11,7 @@ import yaml
 from orchestrator.config.keys import StudyConfig, StudyOptimizer
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.config.stages import Frontier, StageKeys
-from orchestrator.study.journal import Journal
+from orchestrator.study.journal import Journal, replay
 from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, make_private_directory, own_file, quoted, written_whole
 
@@ -25,12 +25,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     """
     path = run_dir / "study.yaml"
     with own_file(run_dir):
-        if run_dir.exists() and not run_dir.is_dir():
-            raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
-        if run_dir.exists() and not path.exists() and not all(map(_is_ours, run_dir.iterdir())):
-            raise ValueError(
-                f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it"
-            )
+        _refuse_other_files(run_dir)
         make_private_directory(run_dir)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
     try:
@@ -40,6 +35,22 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
         journal.close()
         raise
     return journal
+
+
+def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
+    """Raise ValueError where a study that has begun there is another one, or the directory holds other files; write nothing."""
+    path, journal = run_dir / "study.yaml", run_dir / "journal.jsonl"
+    with own_file(run_dir, "read"):
+        _refuse_other_files(run_dir)
+        if path.exists() and journal.exists() and replay(journal, config.name).trials:
+            _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
+
+
+def _refuse_other_files(run_dir: Path) -> None:
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
+    if run_dir.exists() and not (run_dir / "study.yaml").exists() and not all(map(_is_ours, run_dir.iterdir())):
+        raise ValueError(f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it")
 
 
 def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
@@ -96,12 +107,17 @@ def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
     if before == now:
         return
     if before is not None and has_begun:
-        raise ValueError(
-            f"{quoted(path.parent)} holds another study:\n{_difference(before, now)}\n"
-            "choose another --dir, or take the change back to go on with that study"
-        )
+        _refuse_difference(before, now, path.parent)
     with written_whole(path) as file:
         file.write(yaml.safe_dump(now, sort_keys=False).encode())
+
+
+def _refuse_difference(before: object, now: object, run_dir: Path) -> None:
+    if before != now:
+        raise ValueError(
+            f"{quoted(run_dir)} holds another study:\n{_difference(before, now)}\n"
+            "choose another --dir, or take the change back to go on with that study"
+        )
 
 
 def _stored(path: Path) -> object:

@@ -46,7 +46,7 @@ def node(kind: str, num_gpus: float, *, alive: bool = True) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["Intel-GPU-Max-1550", "M3-Max", "Apple-Silicon"])
 def test_a_gpu_that_cuda_does_not_drive_is_refused_by_its_name(kind: str) -> None:
     said = (
-        f"node-1 has 2 GPU(s) of type {kind}, and trials run on those of NVIDIA (CUDA) and AMD (ROCm) alone; to use its CPUs, "
+        f"node-1 has 2 GPUs of type {kind}, and trials run on those of NVIDIA (CUDA) and AMD (ROCm) alone; to use its CPUs, "
         "start Ray there with `ray start --head --num-gpus 0` and run with --address auto"
     )
     with pytest.raises(ValueError, match=re.escape(said)):

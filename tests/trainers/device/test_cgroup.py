@@ -172,7 +172,7 @@ def test_a_memory_limit_that_a_real_group_does_not_allow_is_refused(limited_grou
     fits, refused = done.stdout.splitlines()
     assert fits == "None"
     assert re.fullmatch(
-        r"memory_limit is 201 MiB for each of 1 rank\(s\), and this machine has .* GiB, of which its control group lets this "
+        r"memory_limit is 201 MiB for each of 1 rank, and this machine has .* GiB, of which its control group lets this "
         r"process have 200 MiB; lower memory_limit, or leave it out, and each rank has an equal share", refused
     )  # fmt: skip
 
