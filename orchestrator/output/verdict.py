@@ -204,6 +204,8 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
+    if slow := _slower_than_the_baseline(config, study, winner):
+        warnings.append(slow)
     trained = found(study, TrainFindings)
     if trained and trained.off_speed:
         off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in trained.off_speed.items())
@@ -220,6 +222,27 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
         )
     return warnings
+
+
+MUCH_SLOWER = 0.9
+"""Speeds that are closer than that differ by no more than timings of a quiet machine may."""
+
+
+def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that the recommended run is slower than the baseline, in numbers; empty where it is not."""
+    baseline = _baseline(study)
+    ours, theirs = (trial.metric("tokens_per_second") if trial else None for trial in (winner, baseline))
+    if not ours or not theirs or ours > MUCH_SLOWER * theirs:
+        return ""
+    counted = (
+        "a comparison at equal samples does not count that; objective: time does"
+        if config.objective == "samples"
+        else "the comparison at equal training time counts that"
+    )
+    return (
+        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} tokens/s), so "
+        f"the same samples take {theirs / ours:.2g} times as long; {counted}"
+    )
 
 
 def _busy_stages(study: Study) -> list[str]:
@@ -289,7 +312,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     if plain is not winner:
         return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
-    baseline = next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
+    baseline = _baseline(study)
     if baseline is None:
         return f"it {_ending(ours, target)}, the best of what was run"
     theirs, compared = _standing(study, baseline, target), _compared(study, winner)
@@ -359,6 +382,11 @@ def _cost(study: Study, target_loss: float | None) -> str:
     if findings.off_speed:
         return f" after the training time that was planned for each ({seconds_text(findings.seconds)})"
     return f" after the same training time ({seconds_text(findings.seconds)})"
+
+
+def _baseline(study: Study) -> Trial | None:
+    """Return the baseline's run; None where it has not completed."""
+    return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
 
 
 def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float | None) -> str:

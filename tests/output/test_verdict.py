@@ -33,6 +33,7 @@ class Run:
 
     batch: int
     curve: tuple[tuple[float, float], ...]
+    tokens_per_second: float | None = None
 
 
 SMALL, LARGE = Run(8, ((30, 4.0), (60, 3.5))), Run(32, ((30, 3.6), (60, 3.2)))
@@ -75,7 +76,7 @@ def add(study: Study, config: Any, trial_id: str, run: Run, role: str = "") -> N
             study,
             Evaluated(id=trial_id, metrics={"samples_seen": 500 * seconds, "train_seconds": seconds, "val_loss": loss}),
         )
-    end_trial(study, trial_id, run.curve[-1][0], {})
+    end_trial(study, trial_id, run.curve[-1][0], {"tokens_per_second": run.tokens_per_second})
 
 
 def reason(found: Recommendation) -> str:
@@ -324,6 +325,23 @@ def test_a_machine_that_was_busy_is_a_warning(slowed: tuple[str, ...], busy: boo
     told = f" Warning: the machine was busy, or its speed uneven, while speeds were timed ({stages}), and they say which batches "
     assert (told in found.verdict) == bool(stages)
     assert ("Warning" in found.verdict) == bool(stages)
+
+
+@pytest.mark.parametrize(("speed", "objective", "said"), [
+    (650.0, "time", "it trains at 0.65 x the baseline's speed (650 against 1k tokens/s), so the same samples take 1.5 times as long; "
+     "the comparison at equal training time counts that"),
+    (650.0, "samples", "take 1.5 times as long; a comparison at equal samples does not count that; objective: time does"),
+    (950.0, "time", None),
+    (2000.0, "samples", None),
+    (None, "time", None),
+])  # fmt: skip
+def test_a_batch_that_is_slower_than_the_baseline_is_not_recommended_without_a_word(
+    speed: float | None, objective: str, said: str | None
+) -> None:
+    runs = (replace(SMALL, tokens_per_second=1000.0), replace(LARGE, tokens_per_second=speed))
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97), runs=runs, objective=objective)
+    assert ("Warning: it trains at" in found.verdict) is (said is not None)
+    assert said is None or said in found.verdict
 
 
 def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:
