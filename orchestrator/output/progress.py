@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
+from orchestrator.output.panel import Panel
 from orchestrator.output.shown import Terminal, shown
+from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.units import bytes_text, rate_text, seconds_text
@@ -33,7 +34,11 @@ class Progress(Observer):
         """The last metrics heard of each trial that has not ended, journaled or not."""
         self._doing = ""
         self._began = time.monotonic()
-        self._live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=2, transient=True)
+        self._started_at: dict[str, float] = {}
+        """When each trial was started of which nothing was heard since."""
+        self._most_full_runs = 0
+        """The full runs that the study takes at most, as far as is known at the stage."""
+        self._live = Panel(self._console, self.panel)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -52,21 +57,29 @@ class Progress(Observer):
 
     def stage_began(self, stage: StageKeys) -> None:
         self._stage = stage
+        self._most_full_runs = num_full_runs(self._config, self._study)
         self.say(f"{stage.type}: {type(stage).__doc__}")
 
     def started(self, trial: Trial) -> None:
+        self._started_at[trial.id] = time.monotonic()
         self._event(trial)
 
     def progressed(self, trial: Trial, metrics: Metrics) -> None:
-        self._latest[trial.id] = metrics
+        self._heard(trial, metrics)
 
     def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        self._heard(trial, metrics)
+
+    def _heard(self, trial: Trial, metrics: Metrics) -> None:
+        self._started_at.pop(trial.id, None)
         self._latest[trial.id] = metrics
 
     def waits(self, trial: Trial) -> None:
+        self._started_at.pop(trial.id, None)
         self._event(trial)
 
     def ended(self, trial: Trial) -> None:
+        self._started_at.pop(trial.id, None)
         self._latest.pop(trial.id, None)
         self._event(trial)
 
@@ -115,14 +128,17 @@ class Progress(Observer):
         table = Table.grid(padding=(0, 2))
         for trial in trials:
             if trial.state is TrialState.RUNNING:
-                metrics = trial.metrics | self._latest.get(trial.id, {})
-                seen = metrics.get("samples_seen") or 0
-                table.add_row(
-                    trial.id,
-                    f"{seen:,.0f} of {trial.config.sample_budget:,} samples",
-                    trial_metrics(trial, metrics, self._unit),
-                )
+                table.add_row(trial.id, *self._how_far(trial))
         return table
+
+    def _how_far(self, trial: Trial) -> tuple[str, str]:
+        """Return how far a running trial is, and its figures."""
+        if (started_at := self._started_at.get(trial.id)) is not None:
+            doing = "builds and compiles its model" if trial.config.compile else "builds its model"
+            return f"{doing}, {seconds_text(time.monotonic() - started_at)} so far", ""
+        metrics = trial.metrics | self._latest.get(trial.id, {})
+        seen = metrics.get("samples_seen") or 0
+        return f"{seen:,.0f} of {trial.config.sample_budget:,} samples", trial_metrics(trial, metrics, self._unit)
 
     def _counts(self, trials: Sequence[Trial]) -> Text:
         counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
@@ -135,6 +151,9 @@ class Progress(Observer):
         left = seconds_left(trials)
         if left is not None:
             text.append(f", about {seconds_text(left)} left in this stage")
+        in_all = study_seconds_left(self._study, self._most_full_runs)
+        if in_all is not None:
+            text.append(f", at most {seconds_text(max(in_all, left or 0.0))} in all")
         return text
 
 
@@ -152,6 +171,15 @@ def seconds_left(trials: Sequence[Trial]) -> float | None:
     ended = [trial.seconds for trial in trials if trial.state.ended and trial.seconds]
     open_trials = sum(not trial.state.ended for trial in trials)
     return open_trials * sum(ended) / len(ended) if ended else None
+
+
+def study_seconds_left(study: Study, most_full_runs: int) -> float | None:
+    """Return the seconds that the full runs which the study may still take last, if they are like those that have ended; None until
+    one has."""
+    full = [trial for trial in study.trials.values() if trial.is_full_run]
+    known = [trial.seconds for trial in full if trial.state is TrialState.COMPLETE and trial.seconds]
+    left = most_full_runs - sum(trial.state.ended for trial in full)
+    return max(0, left) * sum(known) / len(known) if known else None
 
 
 def trial_line(trial: Trial, rate_unit: str) -> str:

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.output.panel import rows_broken_off
 from orchestrator.output.progress import Progress
+from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Evaluated, Paused, StageBegan, Started
 from orchestrator.study.state import Conclusion, Study
@@ -92,6 +94,39 @@ def test_the_panel_shows_how_far_a_running_trial_said_it_is(config: StudyConfig,
     assert "trials: 1 waiting, 1 running" in panel(progress)
 
 
+def test_a_trial_that_has_said_nothing_yet_is_shown_with_what_it_does_and_for_how_long(
+    config: StudyConfig, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, now = Progress(config, study), [100.0]
+    monkeypatch.setattr("orchestrator.output.progress.time.monotonic", lambda: now[0])
+    progress.stage_began(config.stages[0])
+    trial = study.trials["train-m1"]
+    progress.started(trial)
+    now[0] += 75
+    doing = "builds and compiles its model" if trial.config.compile else "builds its model"
+    assert f"train-m1  {doing}, 1 min 15 s so far" in panel(progress)
+    progress.progressed(trial, {"samples_seen": 8.0})
+    assert "so far, about" not in panel(progress)
+    assert "train-m1  8 of 1,024 samples" in panel(progress)
+
+
+def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: StudyConfig, study: Study) -> None:
+    progress = Progress(config, study)
+    progress.stage_began(config.stages[0])
+    assert "in all" not in panel(progress)
+    end_trial(study, "train-m1", 60.0, {"val_loss": 3.0})
+    runs = num_full_runs(config, study)
+    assert runs > 2
+    assert f", about 1 min 0 s left in this stage, at most {runs - 1} min 0 s in all" in panel(progress)
+
+
+@pytest.mark.parametrize(("widths", "columns", "rows"), [
+    ([10, 0, 80], 80, 0), ([10, 0, 80], 79, 1), ([10, 0, 80], 40, 1), ([81], 40, 2), ([], 1, 0),
+])  # fmt: skip
+def test_a_narrower_window_breaks_lines_into_rows(widths: list[int], columns: int, rows: int) -> None:
+    assert rows_broken_off(widths, columns) == rows
+
+
 def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyConfig, study: Study) -> None:
     progress = Progress(config, study, quiet=True)
     progress.stage_began(config.stages[0])
@@ -105,7 +140,9 @@ def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyCon
 
 SAYS = """
 import sys
+from orchestrator.output.panel import rows_broken_off
 from orchestrator.output.progress import Progress
+from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.state import Study
 from tests.support.lane_player import study_of
 with Progress(study_of(), Study("played")) as progress:
