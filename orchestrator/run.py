@@ -30,7 +30,7 @@ from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
-from orchestrator.output.tracking import open_tracker
+from orchestrator.output.tracking import open_tracker, track_verdict
 from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -108,7 +108,9 @@ def run_study(
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
             return _stopped(130, STOPPED, config, run_dir, journal)
-        return finish(config, run_dir, journal.study)
+        ending = finish(config, run_dir, journal.study)
+        track_verdict(config.tracking, config.name, run_dir, ending.message)
+        return ending
 
 
 def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
@@ -290,4 +292,4 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
 def _count(study: Study) -> str:
     ended = sum(trial.state.ended for trial in study.trials.values())
     paused = sum(trial.state is TrialState.PAUSED for trial in study.trials.values())
-    return f"{ended} trials ended, {paused} paused, {len(study.trials) - ended - paused} to go on with"
+    return f"{counted(ended, 'trial')} ended, {paused} paused, {len(study.trials) - ended - paused} to go on with"

@@ -3,16 +3,17 @@ die."""
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
 from orchestrator.study.trial import Metrics, Trial, TrialState
-from trainers.files import own_file
+from trainers.files import own_file, quoted
 
 if TYPE_CHECKING:
     from wandb import Run, Settings
@@ -25,6 +26,44 @@ def open_tracker(config: Tracking, study_name: str, run_dir: Path) -> Observer:
     if config.wandb == "online":
         require_login()
     return WandbTracker(config.wandb, config.project, study_name, run_dir)
+
+
+STUDY_RUN = "study"
+"""The run that holds what the study has found, beside those of its trials."""
+
+
+def track_verdict(config: Tracking, study_name: str, run_dir: Path, verdict: str) -> None:
+    """Put the verdict and the numbers of recommendation.json into the summary of a run of the study's own, if it is tracked."""
+    if config.wandb == "off":
+        return
+    import wandb
+
+    run = wandb.init(
+        project=config.project,
+        group=study_name,
+        name=STUDY_RUN,
+        id=run_id(study_name, STUDY_RUN, study_token(run_dir)),
+        job_type=STUDY_RUN,
+        dir=str(run_dir),
+        mode=config.wandb,
+        resume="allow",
+        reinit="create_new",
+        settings=_quiet(),
+    )
+    run.summary.update({"verdict": verdict} | _recommended(run_dir / "recommendation.json"))
+    run.finish()
+
+
+def how_to_sync(config: Tracking, run_dir: Path) -> str:
+    """Return the command that sends to W&B what was written offline; empty where there is nothing to send."""
+    return f"wandb sync {quoted(run_dir)}/wandb/offline-run-*" if config.wandb == "offline" else ""
+
+
+def _recommended(path: Path) -> dict[str, Any]:
+    """Return what a recommendation says in single values."""
+    with own_file(path, "read"):
+        tree = json.loads(path.read_text()) if path.exists() else {}
+    return {key: value for key, value in tree.items() if not isinstance(value, (dict, list)) and key != "verdict"}
 
 
 def require_login() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
-from orchestrator.output.tracking import open_tracker, run_id
+from orchestrator.output.tracking import how_to_sync, open_tracker, run_id, track_verdict
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from trainers.config import DataConfig, ModelConfig, TrialConfig
@@ -179,6 +179,30 @@ def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path: Path) -> None
         tracker.close()
         ids.add(read_run(tmp_path / name, "train-m2")[0][0].run_id)
     assert len(ids) == 2
+
+
+@pytest.mark.slow
+def test_the_verdict_is_a_run_of_its_own_beside_those_of_the_trials(tmp_path: Path) -> None:
+    recommendation = {
+        "micro_batch_size": 4,
+        "learning_rate": 1e-3,
+        "evidence": {"trial": "a"},
+        "ruled_out": [],
+        "verdict": "Train",
+    }
+    (tmp_path / "recommendation.json").write_text(json.dumps(recommendation))
+    track_verdict(Tracking(wandb="offline", project="tests"), "my-study", tmp_path, "Train with micro-batch 4")
+    ((run, rows, summary, code),) = read_run(tmp_path, "study")
+    assert (run.project, run.run_group, run.display_name, run.job_type) == ("tests", "my-study", "study", "study")
+    said = {key: value for key, value in summary.items() if key and not key.startswith("_")}
+    assert said == {"verdict": "Train with micro-batch 4", "micro_batch_size": 4, "learning_rate": 1e-3}
+    assert (rows, code) == ([], 0)
+
+
+def test_the_command_that_sends_an_offline_study_is_told(tmp_path: Path) -> None:
+    run_dir = tmp_path / "my study"
+    assert how_to_sync(Tracking(wandb="offline"), run_dir) == f"wandb sync '{run_dir}'/wandb/offline-run-*"
+    assert how_to_sync(Tracking(wandb="online"), run_dir) == how_to_sync(Tracking(), run_dir) == ""
 
 
 def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
