@@ -41,6 +41,7 @@ from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measured, Measurements
 from orchestrator.study.state import Conclusion, Halted, speed_kind
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from orchestrator.units import counted
 from trainers.notices import Notice
 
 # If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
@@ -49,6 +50,10 @@ ENOUGH_FAILURES = 3
 MAX_INTERRUPTIONS = 5
 # The cause of a trial's end, where the message gives none beside its outcome.
 _CAUSES = {"out_of_memory": Cause.OUT_OF_MEMORY, "failed": Cause.FAILED}
+
+
+def _all_of(num_trials: int) -> str:
+    return "the first trial" if num_trials == 1 else f"all of the first {num_trials} trials"
 
 
 class Director:
@@ -229,7 +234,8 @@ class Director:
         if self._spending.left() is None:
             return []
         stopped = sum(trial.cause is Cause.BUDGET for trial in self.context.trials())
-        cut = [f"{stopped} trials were stopped: {self._spending.reason}"] if stopped else []
+        verb = "was" if stopped == 1 else "were"
+        cut = [f"{counted(stopped, 'trial')} {verb} stopped: {self._spending.reason}"] if stopped else []
         return cut + [self._spending.left_out(one) for one in self._wanted()[:1]]
 
     def _affordable(self, wanted: list[Proposal]) -> list[Proposal]:
@@ -253,7 +259,7 @@ class Director:
 
     def _give_up(self) -> None:
         failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
-        what = f"all of the first {len(failed)} trials failed, so no more were started"
+        what = f"{_all_of(len(failed))} failed, so no more were started"
         self._impossible = f"{what}; {failed[-1].id}: {failed[-1].explanation}"
         self._stop_what_waits(Cause.STOPPED, what)
 

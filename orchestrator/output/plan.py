@@ -17,7 +17,7 @@ from orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, seconds_text
+from orchestrator.units import bytes_text, counted, seconds_text
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import TrialConfig
 
@@ -43,7 +43,7 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
     if memory:
         console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
-    console.print(shown(f"\nat most {full_runs} full runs of {_run_cost(config)}, beside the short probes"))
+    console.print(shown(f"\nat most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"))
     if config.budget:
         console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if probing := _probing(config, study, full_runs):
@@ -122,9 +122,7 @@ def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
         return None
     total, training = sum(known.values()), full_runs * config.sample_budget
     each = ", ".join(f"{stage} {samples:,}" for stage, samples in known.items())
-    return (
-        f"at most {total:,} samples of probes ({each}), {total / training:.0%} of the most that the full runs may take"
-    )
+    return f"at most {counted(total, 'sample')} of probes ({each}), {total / training:.0%} of the most that the full runs may take"
 
 
 def _memory(context: StageContext[Frontier]) -> Group:

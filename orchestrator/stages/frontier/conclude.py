@@ -20,7 +20,7 @@ from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import bytes_text, rate_text
+from orchestrator.units import bytes_text, counted, rate_text
 
 # The second largest size is at most this share of the largest: the search's last sizes lie too close to train
 # differently.
@@ -186,7 +186,7 @@ def _edge(known: FrontierProgress, mode: Mode) -> str:
     trials = [trial for size in sizes if (trial := known.probe_of(OperatingPoint(mode, size)))]
     if end is None:
         return f"{mode}: the search ended at {trials[-1].id}, which {trials[-1].state}: {trials[-1].explanation}"
-    return f"{mode}: micro-batch {end.evidence}{_why_no_larger(known, end, trials)} ({len(sizes)} probes)"
+    return f"{mode}: micro-batch {end.evidence}{_why_no_larger(known, end, trials)} ({counted(len(sizes), 'probe')})"
 
 
 def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial]) -> str:

@@ -25,14 +25,14 @@ from orchestrator.stages.train.lineup import lineup_of
 from orchestrator.stages.train.outlook import why_it_cannot_win
 from orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
 from orchestrator.stages.train.propose import propose
-from orchestrator.units import number_text
+from orchestrator.units import counted, number_text
 
 
 def describe(context: StageContext[Train]) -> list[str]:
     most = context.stage.max_runs
     if context.config.keys_of(Frontier):
-        return [f"every effective batch in its fastest form, at equal {_cost(context)}; {most} runs at most"]
-    return [_described(one) for one in lineup_of(context).candidates] + [f"{most} runs at most"]
+        return [f"every effective batch in its fastest form, at equal {_cost(context)}; {counted(most, 'run')} at most"]
+    return [_described(one) for one in lineup_of(context).candidates] + [f"{counted(most, 'run')} at most"]
 
 
 def _cost(context: StageContext[Train]) -> str:

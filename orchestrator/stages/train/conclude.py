@@ -21,7 +21,7 @@ from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import TrialState
-from orchestrator.units import seconds_text
+from orchestrator.units import counted, seconds_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
@@ -206,7 +206,7 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         f"{config.gradient_accumulation_steps}{role})"
     )
     runs, pruned = len({t.candidate for t in trials}), sum(t.state is TrialState.PRUNED for t in trials)
-    tried = f"{_counted(runs, 'run')}, {_counted(pruned, 'trial')} pruned"
+    tried = f"{counted(runs, 'run')}, {counted(pruned, 'trial')} pruned"
     ending = f"val loss {winner.val_loss:.3f} at learning rate {config.learning_rate:.3g}"
     if len(findings.batches) == 1:
         return f"{what}, the only batch, ends at {ending}; {tried}"
@@ -218,7 +218,3 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         f"{what} is the best at equal cost ({cost}) with probability {mine.p_best:.2f}: {ending}; "
         f"{batches} of {len(findings.batches)} batches were run, in {tried}"
     )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
