@@ -13,6 +13,13 @@ from orchestrator.output.progress import best_so_far, trial_metrics
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.output.time_split import time_split
+from orchestrator.stages.branch import BranchFindings
+from orchestrator.stages.findings import Choice, winner_of
+from orchestrator.stages.frontier.findings import FrontierFindings
+from orchestrator.stages.grid import GridFindings
+from orchestrator.stages.learning_rate import LearningRateFindings
+from orchestrator.stages.regularization import RegularizationFindings
+from orchestrator.stages.train import TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from orchestrator.terminal import printable
@@ -98,18 +105,39 @@ def _print_stage(console: Terminal, stage: str, study: Study) -> None:
     trials = study.of_stage(stage)
     if not trials:
         return
-    best = best_so_far(trials)
-    unit = study.facts.rate_unit
-    rows = [_row(trial, unit, is_best=best is not None and trial.id == best.id) for trial in trials]
+    marked, unit = _marked(stage, study), study.facts.rate_unit
+    rows = [_row(trial, unit, is_marked=trial.id == marked) for trial in trials]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     width = console.width
     for row, trial in zip(rows, trials, strict=True):  # without rich, which asks for the terminal's size at each line
         console.file.write(_line(row, widths, printable(trial.explanation), width) + "\n")
 
 
-def _row(trial: Trial, rate_unit: str, *, is_best: bool) -> tuple[str, str, str]:
+_CHOOSING: dict[str, type[Choice]] = {
+    kind.STAGE: kind
+    for kind in (
+        FrontierFindings,
+        TrainFindings,
+        LearningRateFindings,
+        GridFindings,
+        BranchFindings,
+        RegularizationFindings,
+    )
+}
+"""The findings of the stages that choose one of their trials."""
+
+
+def _marked(stage: str, study: Study) -> str | None:
+    """Return the id of the trial that has a star: the one that the stage chose and names, or the best so far."""
+    if stage in study.conclusions and stage in _CHOOSING:
+        return winner_of(study, _CHOOSING[stage])
+    best = best_so_far(study.of_stage(stage))
+    return best.id if best else None
+
+
+def _row(trial: Trial, rate_unit: str, *, is_marked: bool) -> tuple[str, str, str]:
     """Return the trial's id, state and figures."""
-    return f"{'*' if is_best else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics, rate_unit)
+    return f"{'*' if is_marked else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics, rate_unit)
 
 
 def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.results import finish
+from orchestrator.output.status import print_status
 from orchestrator.stages.equivalence import EquivalenceFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
@@ -40,6 +41,19 @@ def test_a_study_that_trains_and_recommends_nothing_is_no_success(tmp_path: Path
     ending = finish(config, tmp_path, study)
     assert (ending.exit_code, ending.message) == (1, "the study has no result yet")
     assert {path.name for path in tmp_path.iterdir()} == {"report.html"}
+
+
+def test_the_star_in_the_status_is_at_the_trial_that_the_stage_chose(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not at the lowest loss: two batches may be alike, and one of them be chosen for another reason."""
+    config, study = training_study(with_winner=False)
+    add_trial(study, config, "train-m2")
+    end_trial(study, "train-m2", 1.0, {"val_loss": 2.9})
+    for winner, starred in ((None, "train-m2"), ("train-m1", "train-m1")):
+        if winner is not None:
+            conclude(study, TrainFindings(winner, 3.0), f"{winner} is best")
+        print_status(config, study, is_driven=True)
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*")]
+        assert line.split()[1] == starred
 
 
 def test_a_study_that_trains_nothing_needs_no_recommendation(tmp_path: Path) -> None:
