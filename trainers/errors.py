@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 MOST_OF_A_LINE = 300
@@ -28,6 +30,42 @@ class SourceFault(ValueError):
     """An object that trains elsewhere cannot be made, or not be honoured. The message is in the user's words."""
 
 
+class Obstacle(StrEnum):
+    """What keeps a training step from being followed with tensors that have shapes and no values."""
+
+    READS_VALUES = "reads_values"
+    """It reads what is in a tensor: item(), a condition on it, a result as large as the values say."""
+    UNKNOWN_OPERATION = "unknown_operation"
+    """It calls an operation that has no kernel for shapes alone."""
+    RAISED = "raised"
+    """It raises, and may do so in this way only."""
+    ENDED = "ended"
+    """It ended the process that followed it."""
+
+
+@dataclass(frozen=True)
+class NotFollowed:
+    """Why a training step was not followed."""
+
+    obstacle: Obstacle
+    what: str
+    """The operation, what was raised, or how the process ended."""
+    where: str = ""
+    """The file and line in which that was; empty where they are not known."""
+
+    def __str__(self) -> str:
+        told = f"{self.what}{self.where and f', in {self.where}'}"
+        match self.obstacle:
+            case Obstacle.READS_VALUES:
+                return f"a training step of it reads what is in a tensor ({told}), and before it is run tensors have shapes alone"
+            case Obstacle.UNKNOWN_OPERATION:
+                return f"it calls an operation that torch knows no shapes for ({told}); torch.library.register_fake tells them"
+            case Obstacle.RAISED:
+                return f"a training step of it raises where tensors have shapes and no values ({told})"
+            case Obstacle.ENDED:
+                return f"the process that followed a training step of it ended ({told})"
+
+
 def users_frame(error: BaseException) -> tuple[str, int]:
     """Return the file and line of the user's code in which an error was raised, or from which; where none of that was running,
     those in which it was raised."""
@@ -41,6 +79,20 @@ _OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("trainers
 
 def _is_the_users(file: str) -> bool:
     return "site-packages" not in file and not file.startswith((*_OURS, "<frozen "))
+
+
+_MACHINERY = ("/torch/_", "/torch/utils/", "/torch/fx/", "/torch/autograd/", "/torch/distributed/")
+
+
+def place_in_library(error: BaseException) -> str:
+    """Return "FILE, line N" of the innermost code, a library's too, that is neither ours nor what torch dispatches its operations by;
+    empty where there is none."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*_OURS, "<")) and not any(part in frame.filename for part in _MACHINERY)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def raised_text(error: BaseException) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
@@ -20,6 +19,7 @@ from trainers.data.samples import SampleSet
 from trainers.errors import LossFault
 from trainers.model.losses import LossFunction, loss_function
 from trainers.model.models import build_model
+from trainers.model.shapes import shapes_alone
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
 SUM_OR_MEAN = 1.5
@@ -56,7 +56,7 @@ def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
     """
     sample, loss = fetch(train_set, [0]), loss_function(config.loss)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with shapes_alone():
             returned = loss(build_model(config.model, train_set), fake_batch(sample, 1))
     except LossFault:
         raise
@@ -66,7 +66,7 @@ def check_shapes(config: TrialConfig, train_set: SampleSet) -> None:
 
 
 def fake_batch(sample: Any, times: int) -> Any:
-    """Return a batch of `times` samples of this one's shape; called within a FakeTensorMode."""
+    """Return a batch of `times` samples of this one's shape; called where tensors have shapes alone (`shapes_alone`)."""
     if isinstance(sample, torch.Tensor):
         return torch.empty((times, *sample.shape[1:]), dtype=sample.dtype).zero_()
     if isinstance(sample, dict):

@@ -25,11 +25,11 @@ from trainers.config import TrialConfig
 from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet, load_data
-from trainers.errors import said_by
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import NoLossAndCount, check_loss, fake_batch
 from trainers.model.losses import LossFunction, loss_function
 from trainers.model.models import build_model
+from trainers.model.shapes import shapes_alone, why_not_followed
 
 # BatchNorm refuses a batch in which a channel has one value.
 COUNTED_SAMPLES = 2
@@ -107,7 +107,7 @@ def _count(make: Callable[[FakeTensorMode], nn.Module], config: TrialConfig, tra
     samples = {length: fetch(train_set, [index]) for length, index in _examples(train_set).items()}
     counts = _Counts()
     for length, sample in samples.items():
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with shapes_alone() as fake:
             module = make(fake)
             with _naming_the_cause():
                 counts[length] = _count_one(module, loss, sample)
@@ -122,18 +122,15 @@ def _naming_the_cause() -> Iterator[None]:
     except (NotCountable, NoLossAndCount):
         raise
     except Exception as error:
-        said = next(iter(said_by(error).splitlines()), "")
-        raise NotCountable(f"{type(error).__name__}: {said}") from error
+        raise NotCountable(str(why_not_followed(error))) from error
 
 
 def _count_one(module: nn.Module, loss: LossFunction, sample: Any) -> float:
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # Without oneDNN an LSTM is taken apart into products; with it, it is one operation that hides them.
-        with torch.backends.mkldnn.flags(enabled=False), counter, _RefusesUnknown(counter):
-            loss_sum, _ = check_loss(loss(module, fake_batch(sample, COUNTED_SAMPLES)))
-            loss_sum.backward()
+    # Without oneDNN an LSTM is taken apart into products; with it, it is one operation that hides them.
+    with torch.backends.mkldnn.flags(enabled=False), counter, _RefusesUnknown(counter):
+        loss_sum, _ = check_loss(loss(module, fake_batch(sample, COUNTED_SAMPLES)))
+        loss_sum.backward()
     return counter.get_total_flops() / COUNTED_SAMPLES
 
 

@@ -225,7 +225,10 @@ class CallsAnExtension(Tables):
 
 @pytest.mark.parametrize(
     ("model", "why"),
-    [("LooksAtValues", "DataDependentOutputException"), ("CallsAnExtension", "it calls batchscout_tests.squared")],
+    [
+        ("LooksAtValues", r"reads what is in a tensor \(item\(\), .*, in .*test_flops.py, line"),
+        ("CallsAnExtension", "it calls batchscout_tests.squared"),
+    ],
 )
 def test_a_model_that_cannot_be_counted_has_no_utilisation_and_the_reason_is_said_once(model: str, why: str) -> None:
     asked = trial(f"{__name__}:{model}")

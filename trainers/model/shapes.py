@@ -1,0 +1,68 @@
+"""Follows a model with torch's fake tensors, which have shapes and no values, and says why one cannot be followed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainers.errors import NotFollowed, Obstacle, place_in_library, raised_text
+
+_LOGGER = "torch._subclasses.fake_tensor"
+# What a user has written where torch calls this operation.
+_AS_WRITTEN = {
+    "aten._local_scalar_dense": "item(), or a condition on a tensor",
+    "aten.nonzero": "nonzero(), or a mask as an index",
+}
+
+
+@contextlib.contextmanager
+def shapes_alone() -> Iterator[FakeTensorMode]:
+    """Give tensors that are made in this block shapes and no values. What torch warns of and logs about them is not shown: whoever
+    follows a model says himself what he could not."""
+    log = logging.getLogger(_LOGGER)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            warnings.simplefilter("ignore")
+            yield mode
+    finally:
+        log.disabled = was_disabled
+
+
+def why_not_followed(error: Exception) -> NotFollowed:
+    """Return why fake tensors could not follow what raised this error."""
+    where = place_in_library(error)
+    match error:
+        case DataDependentOutputException() | DynamicOutputShapeException():
+            operation = _name(error.func)
+            return NotFollowed(Obstacle.READS_VALUES, _AS_WRITTEN.get(operation, operation), where)
+        case UnsupportedOperatorException():
+            return NotFollowed(Obstacle.UNKNOWN_OPERATION, _name(error.func), where)
+        case _:
+            return NotFollowed(Obstacle.RAISED, raised_text(error), where)
+
+
+def _name(operation: object) -> str:
+    """Return an operation's name without that of its overload."""
+    return str(getattr(operation, "overloadpacket", operation))
+
+
+class NumbersAreOne(TorchDispatchMode):
+    """Answers 1 to whoever reads a number that is not known: right where no number changes a shape, as in an optimizer's step."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            return 1.0 if args[0].is_floating_point() else 1
