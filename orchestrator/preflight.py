@@ -18,6 +18,7 @@ from orchestrator.config.trial import base_trial
 from orchestrator.signals import interrupt_has_come
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
+from orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, counted, ending_text, exit_text, shortened
@@ -310,17 +311,17 @@ def refuse_other_contents(before: Facts, now: Facts) -> None:
             )
 
 
-def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
+def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str], object] = lambda _: None) -> Facts:
     """Return the facts with the peak memory of the frontier's modes, which fake tensors predict in a process of its
     own.
 
-    Modes that fake tensors cannot follow are left out, and so are modes that model or data refuse: their probes will
-    tell.
+    say: what tells people of modes that fake tensors cannot follow. Modes that model or data refuse are left out: their probes
+    will tell.
     """
     stage = config.keys_of(Frontier)
     if stage is None:
         return facts
-    from trainers.before.prediction import predict_in_own_process
+    from trainers.before.prediction import NotPredictable, predict_in_own_process
 
     context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
@@ -329,7 +330,10 @@ def with_predicted_memory(config: StudyConfig, facts: Facts) -> Facts:
     }
     peaks = predict_in_own_process(list(trials.values()))
     known = {key: peak for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
-    return replace(facts, predicted_memory=known)
+    unknown = {key: found.why for key, found in zip(trials, peaks, strict=True) if isinstance(found, NotPredictable)}
+    for text in unpredicted_texts(unknown, len(trials)):
+        say(text)
+    return replace(facts, predicted_memory=known, unpredicted_memory=unknown or None)
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ def _begin(
             preflight.refuse_other_contents(journal.study.facts, preflight.check(config, compiles=compiles, say=say))
         else:  # until then what the study file names may have been mended
             facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
-            journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts)))
+            journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts, say)))
     if (inputs := inputs_of(config)) != (journal.study.facts.inputs or {}):
         journal.append(FactsRead(facts=Facts(inputs=inputs)))
     token = uuid.uuid4().hex[:8]

@@ -39,6 +39,8 @@ class Obstacle(StrEnum):
     """It calls an operation that has no kernel for shapes alone."""
     RAISED = "raised"
     """It raises, and may do so in this way only."""
+    ON_THE_HOST = "on_the_host"
+    """It leaves tensors in the memory of the host, where those that stand for the device's are, too."""
     ENDED = "ended"
     """It ended the process that followed it."""
 
@@ -62,6 +64,8 @@ class NotFollowed:
                 return f"it calls an operation that torch knows no shapes for ({told}); torch.library.register_fake tells them"
             case Obstacle.RAISED:
                 return f"a training step of it raises where tensors have shapes and no values ({told})"
+            case Obstacle.ON_THE_HOST:
+                return f"{told} keeps tensors on the host, and their bytes cannot be told from the device's"
             case Obstacle.ENDED:
                 return f"the process that followed a training step of it ended ({told})"
 

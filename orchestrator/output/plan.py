@@ -14,6 +14,7 @@ from orchestrator.output.shown import Terminal, shown
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs
+from orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
@@ -127,7 +128,7 @@ def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
 
 def _memory(context: StageContext[Frontier]) -> Group:
     """Return a table with one row for each mode, compiled or not, and below it why some modes are not predictable."""
-    from trainers.before.prediction import predict_in_own_process
+    from trainers.before.prediction import NotPredictable, predict_in_own_process
 
     stage = context.stage
     sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
@@ -141,8 +142,8 @@ def _memory(context: StageContext[Frontier]) -> Group:
     for name, found in predicted.items():
         known = isinstance(found, PeakMemory)
         table.add_row(name, *(_memory_cells(found, sizes, allowed, stage.largest) if known else ["not predictable"]))
-    reasons = [f"  {name}: {found}" for name, found in predicted.items() if not isinstance(found, PeakMemory)]
-    return Group(table, *map(shown, reasons))
+    unknown = {name: found.why for name, found in predicted.items() if isinstance(found, NotPredictable)}
+    return Group(table, *map(shown, unpredicted_texts(unknown, len(predicted))))
 
 
 def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:

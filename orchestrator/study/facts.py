@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import DevicePeak, Precision
 from trainers.counted import Counted, rate_unit
+from trainers.errors import NotFollowed
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Facts:
     """What the model takes of `dropout` and `label_smoothing`, as it is set."""
     predicted_memory: dict[str, PeakMemory] | None = None
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
+    unpredicted_memory: dict[str, NotFollowed] | None = None
+    """Why no memory is predicted, by the name of the mode that it was to be predicted for."""
     contents: dict[str, str] | None = None
     """Digests of what the study file names and does not hold, by its key: the data, and the weights that runs begin with."""
     inputs: dict[str, str] | None = None

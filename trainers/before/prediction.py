@@ -12,33 +12,33 @@ add.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import subprocess
 import sys
-import warnings
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.distributed.device_mesh import DeviceMesh
 
+from trainers.before.live_bytes import LiveBytes, no_collection
+from trainers.before.one_of_several import followed, ranks_of
 from trainers.before.peak_memory import Line, PeakMemory, peak_of
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
 from trainers.data.order import longest
 from trainers.data.samples import load_data
-from trainers.errors import said_by
+from trainers.errors import NotFollowed, Obstacle
 from trainers.knobs import activation_offload, optimizer_offload, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import fake_batch
 from trainers.model.knobs import head_if_wanted, with_knobs
 from trainers.model.losses import autocasting
-from trainers.model.models import build_model
+from trainers.model.models import build_model, switch_off_dropout
+from trainers.model.parallel import leaves_of
+from trainers.model.shapes import NumbersAreOne, shapes_alone, why_not_followed
 from trainers.noise.gradient_noise import MicroGradientNorms
 from trainers.noise.step_statistics import parameters_moved, sums_of_step
 from trainers.step.accumulation import accumulate_gradient
@@ -60,7 +60,11 @@ PROCESS_BYTES = 1 << 20
 
 
 class NotPredictable(Exception):
-    """Fake tensors cannot follow this configuration; the message says why."""
+    """Fake tensors cannot follow this configuration; the message says why, and so does `why`."""
+
+    def __init__(self, why: NotFollowed) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | NotPredictable | ValueError]:
@@ -81,7 +85,7 @@ def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | 
     if len(answers) == len(configs):
         return answers
     said = next(iter(done.stderr.strip().splitlines()[-1:]), "nothing said")
-    crashed = NotPredictable(f"the process that followed it ended with exit code {done.returncode}: {said}")
+    crashed = NotPredictable(NotFollowed(Obstacle.ENDED, f"exit code {done.returncode}: {said}"))
     return [*answers, crashed, *predict_in_own_process(configs[len(answers) + 1 :])]
 
 
@@ -89,7 +93,8 @@ def _read(answer: dict[str, Any]) -> PeakMemory | NotPredictable | ValueError:
     if "bad_input" in answer:
         return ValueError(answer["bad_input"])
     if "not_predictable" in answer:
-        return NotPredictable(answer["not_predictable"])
+        why = answer["not_predictable"]
+        return NotPredictable(NotFollowed(Obstacle(why["obstacle"]), why["what"], why["where"]))
     return PeakMemory(tuple(Line(*line) for line in answer["lines"]))
 
 
@@ -105,7 +110,7 @@ def _answer(config: TrialConfig) -> dict[str, Any]:
     try:
         return {"lines": [[line.base_bytes, line.bytes_per_sample] for line in predict(config).lines]}
     except NotPredictable as error:
-        return {"not_predictable": str(error)}
+        return {"not_predictable": asdict(error.why)}
     except ValueError as error:
         return {"bad_input": str(error)}
 
@@ -117,11 +122,8 @@ def predict(config: TrialConfig) -> PeakMemory:
     Raises ValueError for bad input, NotPredictable where fake tensors cannot follow.
     """
     config = with_settings(config)
-    for name in ON_THE_HOST:
-        if name in config.memory_knobs:
-            raise NotPredictable(f"{name} keeps tensors on the host, and their bytes cannot be told from the device's")
-    if config.parallel == "fsdp":
-        raise NotPredictable("parallel: fsdp gathers and frees its shards as it goes, which one process cannot follow")
+    if on_host := [name for name in ON_THE_HOST if name in config.memory_knobs]:
+        raise NotPredictable(NotFollowed(Obstacle.ON_THE_HOST, " and ".join(on_host)))
     train_set, _ = load_data(config.data)
     sample = fetch(train_set, longest(train_set, 1))
     try:
@@ -129,8 +131,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     except ValueError:
         raise
     except Exception as error:
-        said = next(iter(said_by(error).splitlines()), "")
-        raise NotPredictable(f"fake tensors cannot follow it ({type(error).__name__}: {said})") from error
+        raise NotPredictable(why_not_followed(error)) from error
     return peak_of(timelines).scaled(PROCESS_BYTES, 1.0)
 
 
@@ -141,37 +142,46 @@ def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:
 
 
 def live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
-    """Return the bytes of the tensors alive after each operation of a run's first two micro-batches."""
+    """Return the bytes of the tensors alive on one rank after each operation of a run's first two steps."""
     head_name = head_if_wanted(config, train_set)
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings(), _no_collection(), LiveBytes() as live:
-        warnings.simplefilter("ignore")
-        _two_micro_batches(config, train_set, sample, head_name)
+    with (
+        ranks_of(config) as mesh,
+        shapes_alone(),
+        no_collection(),
+        LiveBytes() as live,
+    ):
+        _two_steps(config, train_set, sample, mesh, head_name)
     return live.timeline
 
 
-def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any, head_name: str | None) -> None:
+def _two_steps(
+    config: TrialConfig, train_set: Any, sample: Any, mesh: DeviceMesh | None, head_name: str | None
+) -> None:
     """Allocate what `Run` allocates, from the same pieces.
 
-    The first micro-batch makes the optimizer's state, and during the second all is alive that ever is. The run's loss
-    scale and its counts are left out, as they are scalars.
+    The first step, of one micro-batch, makes the optimizer's state; during the second, of two where the run accumulates, all
+    is alive that ever is. The run's loss scale and its counts are left out, as they are scalars.
     """
-    module = build_model(config.model, train_set)
+    module = build_model(config.model, train_set).train()
+    if not config.dropout:
+        switch_off_dropout(module)
     loss = with_knobs(module, config, head_name)
     model = apply_to_blocks(module, config)
+    called = followed(model, config, mesh)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = build_optimizer(model, config)
     half_life = config.ema_half_life_samples
     average = WeightAverage(parameters, half_life) if half_life else None
-    norms = MicroGradientNorms(parameters) if config.statistics else None
+    norms = MicroGradientNorms(leaves_of(model), config.world_size) if config.statistics else None
     update = update_of(config, parameters, optimizer, torch.amp.GradScaler(enabled=False), nominal_targets=1)
     loss = update.watched(autocasting(loss, config, torch.device("cpu")))
     one = torch.ones(())
-    for _ in range(2):
-        if not _holds_its_gradient(config):
-            optimizer.zero_grad(set_to_none=True)
-        batches = [fake_batch(sample, config.micro_batch_size)]
-        accumulate_gradient(model, loss, batches, num_micro_batches=1, scale=one, norms=norms)
-        update.take(one)
+    for num_micro_batches in (1, _most_that_differ(config)):
+        optimizer.zero_grad(set_to_none=True)
+        batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
+        accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
+        with NumbersAreOne(), torch.compiler.set_stance("force_eager"):
+            update.take(one)
         if average is not None:
             average.update(config.effective_batch_size)
     moved = parameters_moved(optimizer) if config.statistics else []
@@ -179,47 +189,10 @@ def _two_micro_batches(config: TrialConfig, train_set: Any, sample: Any, head_na
         sums_of_step(optimizer, moved)
 
 
-def _holds_its_gradient(config: TrialConfig) -> bool:
-    """True if a gradient is alive beside the activations: from a step's second micro-batch on, and with DDP's buckets
-    always."""
-    return config.world_size > 1 or any(phase.gradient_accumulation_steps > 1 for phase in config.phases)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are made within it, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.timeline: list[float] = []
-        self._bytes_of: dict[int, int] = {}
-        self._now = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tree_map_only(torch.Tensor, self._see, result)
-        self.timeline.append(self._now)
-        return result
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._bytes_of:
-            self._bytes_of[storage._cdata] = storage.nbytes()
-            self._now += storage.nbytes()
-            weakref.finalize(storage, self._forget, storage._cdata)
-
-    def _forget(self, address: int) -> None:
-        self._now -= self._bytes_of.pop(address)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing tensors at a moment that differs from time to time."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _most_that_differ(config: TrialConfig) -> int:
+    """Return how many micro-batches of a step take memory unlike each other: from the second on, a gradient is alive beside the
+    activations."""
+    return min(2, max(phase.gradient_accumulation_steps for phase in config.phases))
 
 
 if __name__ == "__main__":

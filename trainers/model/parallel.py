@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -28,23 +28,26 @@ from trainers.model.models import num_batch_norms
 
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:
-    """Return the model that ranks call. FSDP2 shards blocks, then the rest, in place. DDP and FSDP2 average
-    gradients.
-
-    The rest (embedding, last norm, head) is gathered in float32: what the blocks add to would otherwise begin rounded, which it
-    does under no other mode.
-    """
+    """Return the model that ranks call. DDP and FSDP2 average gradients."""
     if config.parallel == "fsdp":
-        mesh = init_device_mesh(device.type, (config.world_size,))
-        for block in find_blocks(module, config.model.blocks):
-            fully_shard(block.module, mesh=mesh, mp_policy=_mixed_precision(block.module, config.precision))
-        fully_shard(module, mesh=mesh)
-        return module
+        return shard(module, config, init_device_mesh(device.type, (config.world_size,)))
     module.to(device)
     if config.world_size == 1:
         return module
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def shard(module: nn.Module, config: TrialConfig, mesh: DeviceMesh) -> nn.Module:
+    """Shard blocks, then the rest, in place (FSDP2), and return the model.
+
+    The rest (embedding, last norm, head) is gathered in float32: what the blocks add to would otherwise begin rounded, which it
+    does under no other mode.
+    """
+    for block in find_blocks(module, config.model.blocks):
+        fully_shard(block.module, mesh=mesh, mp_policy=_mixed_precision(block.module, config.precision))
+    fully_shard(module, mesh=mesh)
+    return module
 
 
 def _mixed_precision(block: nn.Module, precision: Precision) -> MixedPrecisionPolicy:

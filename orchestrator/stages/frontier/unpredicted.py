@@ -1,0 +1,24 @@
+"""What people are told where no memory could be predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainers.errors import NotFollowed
+
+WHAT_FOLLOWS = "so the search for the largest micro-batch goes by measured peaks alone, and takes a few more probes"
+
+
+def unpredicted_texts(found: Mapping[str, NotFollowed], num_modes: int) -> list[str]:
+    """Return a sentence for each reason, with its modes where these are not all of them. found: {mode: why}."""
+    modes_of: dict[NotFollowed, list[str]] = {}
+    for mode, why in found.items():
+        modes_of.setdefault(why, []).append(mode)
+    return [
+        f"memory cannot be predicted for this model{_in_modes(modes, num_modes)}: {why}; {WHAT_FOLLOWS}"
+        for why, modes in modes_of.items()
+    ]
+
+
+def _in_modes(modes: list[str], num_modes: int) -> str:
+    return "" if len(modes) == num_modes else f" in {len(modes)} of {num_modes} modes ({'; '.join(modes)})"
