@@ -21,7 +21,7 @@ from orchestrator.config.load import load_study, parse_study
 from orchestrator.config.trial import base_trial
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
-from orchestrator.study.events import FactsRead, RunBegan, proposed
+from orchestrator.study.events import FactsRead, RunBegan, parser, proposed
 from orchestrator.study.facts import Facts
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.run_directory import open_run_directory
@@ -30,6 +30,7 @@ from orchestrator.study.trial import Proposal
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
 from trainers.before.first_pass import FirstPass
+from trainers.errors import Obstacle
 from trainers.model.gpt import GPT
 from trainers.notices import Notice, NoticeKind, heard_by
 
@@ -657,3 +658,22 @@ def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     assert expected[0] == expected[1] < expected[2] == expected[3]
     whole, in_chunks = (predicted[f"{name}, float32"].lines[-1] for name in ("none", "none-chunked"))
     assert in_chunks.bytes_per_sample < whole.bytes_per_sample, "bytes for every sample"
+
+
+@pytest.mark.slow
+def test_why_nothing_is_predicted_is_said_once_and_kept_among_the_facts() -> None:
+    stage = {"type": "frontier", "activation_checkpointing": ["none", "full"]}
+    config = parse_study(STUDY | {"stages": [stage], "loss": "tests.support.studies:reading_a_value"}, "a study")
+    said: list[str] = []
+    facts = preflight.with_predicted_memory(config, Facts(chunked_cross_entropy=False), said.append)
+    assert facts.unpredicted_memory is not None
+    assert {key: why.obstacle for key, why in facts.unpredicted_memory.items()} == {
+        "none, float32": Obstacle.READS_VALUES,
+        "full, float32": Obstacle.READS_VALUES,
+    }
+    assert len(said) == 1
+    assert said[0].startswith(
+        "memory cannot be predicted for this model: a training step of it reads what is in a tensor"
+    )
+    event = FactsRead(facts=facts)
+    assert parser.validate_json(event.model_dump_json()) == event

@@ -85,17 +85,11 @@ def _is_the_users(file: str) -> bool:
     return "site-packages" not in file and not file.startswith((*_OURS, "<frozen "))
 
 
-_MACHINERY = ("/torch/_", "/torch/utils/", "/torch/fx/", "/torch/autograd/", "/torch/distributed/")
-
-
-def place_in_library(error: BaseException) -> str:
-    """Return "FILE, line N" of the innermost code, a library's too, that is neither ours nor what torch dispatches its operations by;
-    empty where there is none."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((*_OURS, "<")) and not any(part in frame.filename for part in _MACHINERY)
-    ]
+def innermost_line(error: BaseException, leave_out: str) -> str:
+    """Return "FILE, line N" of the innermost code, a library's too, that is neither ours nor below the directory `leave_out`; empty
+    where there is none."""
+    files = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in files if not frame.filename.startswith((*_OURS, leave_out, "<"))]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 

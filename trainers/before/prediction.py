@@ -1,5 +1,9 @@
 """Peak memory of a training step without taking it: fake tensors on the CPU, and their bytes counted.
 
+Several ranks are predicted as one of them. FSDP2 is torch's own, in a process group without peers: what it gathers,
+prefetches, keeps whole between exchanges and frees is followed as it does it, and an exchange's buffers are counted
+without those of the library that exchanges. DDP's buckets are followed in `trainers.before.one_of_several`.
+
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. Until
 `trainers.before.peak_memory.calibrated` has one measurement of it, the eager prediction is the estimate of a compiled
 mode. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is

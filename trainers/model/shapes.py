@@ -6,8 +6,10 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -16,8 +18,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainers.errors import NotFollowed, Obstacle, place_in_library, raised_text
+from trainers.errors import NotFollowed, Obstacle, innermost_line, raised_text
 
+_TORCH = str(Path(torch.__file__).parent)
 _LOGGER = "torch._subclasses.fake_tensor"
 # What a user has written where torch calls this operation.
 _AS_WRITTEN = {
@@ -42,7 +45,7 @@ def shapes_alone() -> Iterator[FakeTensorMode]:
 
 def why_not_followed(error: Exception) -> NotFollowed:
     """Return why fake tensors could not follow what raised this error."""
-    where = place_in_library(error)
+    where = innermost_line(error, leave_out=_TORCH)
     match error:
         case DataDependentOutputException() | DynamicOutputShapeException():
             operation = _name(error.func)
