@@ -1,63 +1,34 @@
-"""Predicted against measured peak memory, eager and compiled, in every activation checkpointing mode, of four models.
+"""Predicted against measured peak memory, eager and compiled, of models of many kinds, on one rank and on two.
 
-    python benchmarks/memory_prediction.py [--device cpu|cuda] [--quick]
+    python benchmarks/memory_prediction.py [--device cpu|cuda] [--quick] [--only NAME ...]
 
-Each model and mode is measured in a process of its own, one micro-batch size after the other as a lane does it; on a GPU the
-models are GPT-2's smallest and one more, and the peak is that of its tensors, as what the allocator reserves beside them is not
-predicted. A compiled mode is predicted as eager code, then corrected by its first measurement (`calibrated`, of the sizes after it).
+The models are in `memory_models.py`, with the modes in which each is measured: --quick takes the smallest, on one rank and in
+shards on two, without checkpointing. Each is measured in a process of its own (or one for each rank), a mode and a micro-batch size after the other
+as a lane does it; on a GPU the models are GPT-2's smallest and one more, and the peak is that of its tensors, as what the allocator
+reserves beside them is not predicted. A compiled mode is predicted as eager code, then corrected by its first measurement
+(`calibrated`, of the sizes after it).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from side_by_side import in_fresh_process, machine, options
+from memory_models import ON_A_CPU, ON_A_GPU, QUICK, Mode
+from side_by_side import in_fresh_process, join_two_ranks, machine, options
 
 if TYPE_CHECKING:
     from trainers.before.peak_memory import PeakMemory
 
-MODES: tuple[tuple[str | float, bool], ...] = (
-    ("none", False), ("selective", False), ("full", False),
-    ("none", True), ("selective", True), ("full", True), (0.5, True),
-)  # fmt: skip
-SIZES = (3, 8, 16)
+MODELS = {**ON_A_CPU, **ON_A_GPU}
+SIZES = (3, 12)
 STEPS = 2  # the optimizer's state is made in the first
-
-
-def gpt(num_layers: int, hidden_dim: int, seq_len: int, vocab_size: int) -> dict[str, Any]:
-    kwargs = {"num_layers": num_layers, "num_heads": 4, "hidden_dim": hidden_dim}
-    return {"model": {"target": "gpt", "kwargs": kwargs}, "data": text(seq_len, vocab_size)}
-
-
-def text(seq_len: int, vocab_size: int) -> dict[str, Any]:
-    kwargs = {"seq_len": seq_len, "tokenizer": {"train_bpe": vocab_size}, "max_text_bytes": 2_000_000}
-    return {"target": "python_stdlib", "kwargs": kwargs}
-
-
-LLAMA = {"num_hidden_layers": 4, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 4}
-GPT2_124M = {
-    "model": {"target": "gpt", "kwargs": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "vocab_size": 50_304}},
-    "data": {
-        "target": "python_stdlib",
-        "kwargs": {"seq_len": 1024, "tokenizer": "bytes", "max_text_bytes": 8_000_000},
-    },
-}
-MODELS = {
-    "gpt 0.8M": gpt(2, 128, 128, 2048),
-    "gpt 5M": gpt(4, 256, 192, 8192),
-    "gpt 14M": gpt(6, 384, 128, 8192),
-    "llama 2.6M": {
-        "model": {"target": "hf", "kwargs": {"model_type": "llama", "config": LLAMA}},
-        "data": text(192, 2048),
-    },
-    "gpt 124M": GPT2_124M,
-}
-ON = {"cpu": ("gpt 0.8M", "gpt 5M", "gpt 14M", "llama 2.6M"), "cuda": ("gpt 124M", "llama 2.6M")}
-"""The models for each kind of device. The first is that of --quick."""
 
 
 @dataclass(frozen=True)
@@ -83,46 +54,67 @@ class Compared:
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--one":
         return print(json.dumps(measured(**json.loads(sys.argv[2]))))
-    chosen = options(__doc__)
-    models = ON[chosen.device][:1] if chosen.quick else ON[chosen.device]
-    sizes = SIZES[:2] if chosen.quick else SIZES
-    found: list[Compared] = []
+    chosen = options(__doc__, parts=MODELS)
     print(machine())
-    print(f"{'':>24} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7} {'calibrated':>10}")
+    print(f"{'':>34} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7} {'calibrated':>10}")
     with tempfile.TemporaryDirectory() as folder:
-        for name in models:
-            found += compared(name, sizes, chosen.device, folder)
+        found = [one for name, modes in asked_for(chosen) for one in compared(name, modes, chosen.device, folder)]
     print(json.dumps(summary(found)))
 
 
-def compared(name: str, sizes: tuple[int, ...], device: str, folder: str) -> list[Compared]:
-    """Every mode of this model, all predicted in one process."""
+def asked_for(chosen: argparse.Namespace) -> list[tuple[str, Sequence[Mode]]]:
+    """Return (name, modes) of each model that is to be measured."""
+    on_device = ON_A_GPU if chosen.device == "cuda" else ON_A_CPU
+    if chosen.only:
+        return [(name, MODELS[name].modes) for name in chosen.only]
+    if chosen.quick:
+        return [
+            (name, [mode for mode in model.modes if mode[0] == "none"])
+            for name, model in on_device.items()
+            if name in QUICK
+        ]
+    return [(name, model.modes) for name, model in on_device.items()]
+
+
+def compared(name: str, modes: Sequence[Mode], device: str, folder: str) -> list[Compared]:
+    """Return this model's figures in each mode, all predicted in one process."""
     from trainers.before.peak_memory import PeakMemory
     from trainers.before.prediction import predict_in_own_process
 
+    predictions = predict_in_own_process([trial(name, *mode, SIZES[0], device) for mode in modes])
+    peaks = highest_of_ranks(name, modes, device, folder)
     found: list[Compared] = []
-    predictions = predict_in_own_process([trial(name, *mode, sizes[0], device) for mode in MODES])
-    for (mode, compiled), predicted in zip(MODES, predictions, strict=True):
+    for mode, predicted, of_sizes in zip(modes, predictions, peaks, strict=True):
         assert isinstance(predicted, PeakMemory), predicted
-        told = {"model": name, "mode": mode, "compiled": compiled, "sizes": sizes, "device": device}
-        rows = rows_of(told, predicted, in_fresh_process(__file__, told, folder))
-        for one in rows:
-            print_row(one)
-        found += rows
+        found += rows_of(name, mode, predicted, of_sizes)
+    for one in found:
+        print_row(one)
     return found
 
 
-def rows_of(told: dict[str, Any], predicted: PeakMemory, peaks: list[float]) -> list[Compared]:
+def highest_of_ranks(name: str, modes: Sequence[Mode], device: str, folder: str) -> list[list[float]]:
+    """Return the peaks at SIZES in each mode, of the rank that takes most."""
+    meet = tempfile.mkdtemp(dir=folder)
+    told = [
+        {"name": name, "modes": modes, "rank": rank, "meet": meet, "device": device}
+        for rank in range(MODELS[name].world_size)
+    ]
+    with ThreadPoolExecutor(len(told)) as threads:
+        of_ranks = list(threads.map(lambda one: in_fresh_process(__file__, one, folder), told))
+    return [[max(peaks) for peaks in zip(*of_mode, strict=True)] for of_mode in zip(*of_ranks, strict=True)]
+
+
+def rows_of(name: str, mode: Mode, predicted: PeakMemory, peaks: Sequence[float]) -> list[Compared]:
     from trainers.before.peak_memory import calibrated
 
-    first, *_ = told["sizes"]
+    first, *_ = SIZES
     corrected = calibrated(predicted, {first: peaks[0]})
     return [
         Compared(
-            told["model"], str(told["mode"]), told["compiled"], size, peak, predicted.bytes_at(size),
+            name, str(mode[0]), mode[1], size, peak, predicted.bytes_at(size),
             None if size == first else corrected.bytes_at(size),
         )
-        for size, peak in zip(told["sizes"], peaks, strict=True)
+        for size, peak in zip(SIZES, peaks, strict=True)
     ]  # fmt: skip
 
 
@@ -130,34 +122,36 @@ def trial(name: str, mode: str | float, compiled: bool, micro_batch_size: int, d
     from trainers.config import TrialConfig
 
     return TrialConfig.model_validate({
-        **MODELS[name],
+        **MODELS[name].trial,
         "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": 2, "activation_checkpointing": mode,
         "compile": compiled, "dynamic_micro_batch": True, "learning_rate": 1e-3, "sample_budget": 10**6,
         "precision": "bfloat16" if device == "cuda" else "float32",
     })  # fmt: skip
 
 
-def measured(model: str, mode: str | float, compiled: bool, sizes: list[int], device: str) -> list[float]:
-    """The peak of a short run at each size, as the trial would report it."""
+def measured(name: str, modes: list[Mode], rank: int, meet: str, device: str) -> list[list[float]]:
+    """The peaks of short runs in each mode and at each size, as a rank's trials would report them."""
+    if MODELS[name].world_size > 1:
+        join_two_ranks(rank, device, meet)
+    return [[peak(trial(name, *mode, size, device), device) for size in SIZES] for mode in modes]
+
+
+def peak(config: Any, device: str) -> float:
     import torch
 
     from trainers.before.compilation import warm_up
     from trainers.device.memory import give_back
     from trainers.run import Run
 
-    peaks = []
-    for size in sizes:
-        config = trial(model, mode, compiled, size, device)
-        warm_up(config, torch.device(device))
-        run = Run(config, torch.device(device))
-        for _ in range(STEPS):
-            run.step()
-        run.read()
-        found = run.metrics()
-        peaks.append(found.get("peak_allocated_bytes", found["peak_memory_bytes"]))
-        del run
-        give_back()
-    return peaks
+    warm_up(config, torch.device(device))
+    run = Run(config, torch.device(device))
+    for _ in range(STEPS):
+        run.step()
+    run.read()
+    found = run.metrics()
+    del run
+    give_back()
+    return found.get("peak_allocated_bytes", found["peak_memory_bytes"])
 
 
 def print_row(one: Compared) -> None:
@@ -165,22 +159,29 @@ def print_row(one: Compared) -> None:
     corrected = "" if one.calibrated_error is None else f"{one.calibrated_error:+.1%}"
     measured_mib, predicted_mib = one.measured_bytes / 2**20, one.predicted_bytes / 2**20
     print(
-        f"{name:>24} {one.micro_batch_size:>3} {measured_mib:>10.1f} {predicted_mib:>10.1f} {one.error:>+7.1%} {corrected:>10}",
+        f"{name:>34} {one.micro_batch_size:>3} {measured_mib:>10.1f} {predicted_mib:>10.1f} {one.error:>+7.1%} {corrected:>10}",
         flush=True,
     )
 
 
-def summary(found: list[Compared]) -> dict[str, float]:
-    """The worst errors; a memory budget's is apart, as it has no prediction of its own."""
+def summary(found: list[Compared]) -> dict[str, float | None]:
+    """Return the worst errors, None where nothing of the kind was measured. A memory budget's is apart, as it has no prediction of
+    its own."""
     budgets = [one for one in found if one.mode not in ("none", "selective", "full")]
     own = [one for one in found if one not in budgets]
+    several = [one for one in own if MODELS[one.model].world_size > 1]
     corrected = [abs(one.calibrated_error) for one in found if one.compiled and one.calibrated_error is not None]
     return {
-        "worst_eager_error": max(abs(one.error) for one in own if not one.compiled),
-        "worst_compiled_error": max(abs(one.error) for one in own if one.compiled),
-        "worst_memory_budget_error": max(abs(one.error) for one in budgets),
-        "worst_compiled_error_calibrated": max(corrected),
+        "worst_eager_error": worst(one.error for one in own if not one.compiled),
+        "worst_error_of_two_ranks": worst(one.error for one in several),
+        "worst_compiled_error": worst(one.error for one in own if one.compiled),
+        "worst_memory_budget_error": worst(one.error for one in budgets),
+        "worst_compiled_error_calibrated": worst(corrected),
     }
+
+
+def worst(errors: Iterable[float]) -> float | None:
+    return max(map(abs, errors), default=None)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "ray", "transformers", "accelerate", "lightning")
 TOOLS = (
     "ensemble",
+    "memory_models",
     "peer_searches",
     "record",
     "record_worlds",

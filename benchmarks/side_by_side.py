@@ -10,7 +10,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 # GPT-2's smallest shape (Radford et al. 2019), its vocabulary rounded up to a multiple of 128; the text is any text.
@@ -26,16 +26,21 @@ GPT2_124M: dict[str, Any] = {
 }
 
 
-def options(description: str | None, *, small: Mapping[str, Any] | None = None) -> argparse.Namespace:
+def options(
+    description: str | None, *, small: Mapping[str, Any] | None = None, parts: Iterable[str] = ()
+) -> argparse.Namespace:
     """Return the parsed --device and --quick. Unless --device is cuda, no GPU is visible.
 
-    A benchmark that passes `small`, its own model and data, gets --model too; `trial` is then `small` or GPT-2.
+    A benchmark that passes `small`, its own model and data, gets --model too; `trial` is then `small` or GPT-2. One that passes
+    the names of its parts gets --only.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it runs, not to quote it")
     if small is not None:
         parser.add_argument("--model", choices=("small", "gpt2-124m"), default="small")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=tuple(parts), metavar="NAME", help="these alone")
     chosen = parser.parse_args()
     if small is not None:
         chosen.trial = GPT2_124M if chosen.model == "gpt2-124m" else small

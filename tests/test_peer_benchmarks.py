@@ -24,7 +24,7 @@ PEERS = "accelerate", "lightning"
         ("frontier_search", PEERS, {"ours", "doubling and bisecting", "accelerate", "lightning power", "cases"}),
         ("step_throughput", PEERS, {"ratio", "ratio_whole", "ratio_all_statistics", "tokens_per_second"}),
         ("trial_overhead", (), {"ratio_1_rank", "ours_seconds", "naive_seconds", "recompile_seconds"}),
-        ("memory_prediction", (), {"worst_eager_error", "worst_compiled_error", "worst_compiled_error_calibrated"}),
+        ("memory_prediction", (), {"worst_eager_error", "worst_compiled_error", "worst_error_of_two_ranks"}),
     ],
 )
 def test_a_benchmark_against_peers_runs_to_its_last_line(
