@@ -167,7 +167,7 @@ class Turns:
             self._clock.read()
         elif self._steps == self._lead_in + self._window:
             self._clock.end_of_step()
-            rate = self._window / sum(self._clock.read())
+            rate = self._window / sum(taken.seconds for taken in self._clock.read())
             if self._gives_back:
                 give_back()
             self._driver.send(rate)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainers.before.first_pass import FirstPass, Part
-    from trainers.data.samples import SampleSet
+    from trainers.data.samples import Samples, SampleSet
 
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
@@ -63,14 +63,15 @@ def check(
     that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. Raises
     ValueError for bad input.
     """
-    from trainers.data.samples import load_data
+    from trainers.data.samples import first_of, load_data
     from trainers.model.losses import loss_function
 
     check_compiler(compiles)
     what = _data_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         train_set, val_set = load_data(config.data)
-        check_size(config, len(train_set))
+        check_size(config, train_set)
+        _check_stream(config, train_set)
         longest = _longest_sample(config, train_set)
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
@@ -81,7 +82,7 @@ def check(
         facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
         _check_limit(config, model)
     _tell_of_an_unused_optimizer(config, model)
-    _tell_of_one_validation_sample(config, len(val_set))
+    _tell_of_one_validation_sample(config, len(first_of(val_set, max(2, config.evaluation_samples))))
     return facts
 
 
@@ -107,7 +108,7 @@ def _tell_of_one_validation_sample(config: StudyConfig, num_there: int) -> None:
         )
 
 
-def _longest_sample(config: StudyConfig, train_set: SampleSet) -> int | None:
+def _longest_sample(config: StudyConfig, train_set: Samples) -> int | None:
     """Return the tokens of the longest training sample, where micro-batches are cut by tokens. Raises ValueError where the budget does not hold
     the micro-batch sizes that the study file asks for."""
     from trainers.data.micro_batches import check_tokens
@@ -128,7 +129,7 @@ def _sizes_asked_for(config: StudyConfig) -> list[int]:
     ]
 
 
-def _built(config: StudyConfig, train_set: SampleSet) -> nn.Module:
+def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
     """Build the model with the weights that runs are to begin with, to see that they are its own."""
     from trainers.model.models import build_model
 
@@ -138,23 +139,24 @@ def _built(config: StudyConfig, train_set: SampleSet) -> nn.Module:
 
 
 def _facts(
-    config: StudyConfig, train_set: SampleSet, val_set: SampleSet, model: nn.Module, targets_per_sample: float | None
+    config: StudyConfig, train_set: Samples, val_set: Samples, model: nn.Module, targets_per_sample: float | None
 ) -> Facts:
+    from trainers.data.samples import first_of, num_samples
     from trainers.data.targets import counted_in
     from trainers.model.blocks import find_blocks
     from trainers.model.models import num_batch_norms, regularizers
 
     num_blocks = len(find_blocks(model, config.model.blocks))
     return Facts(
-        num_train_samples=len(train_set),
-        num_val_samples=len(val_set),
+        num_train_samples=num_samples(train_set),
+        num_val_samples=num_samples(val_set),
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_batch_norms=num_batch_norms(model),
         num_blocks=num_blocks,
-        counted=counted_in(train_set, targets_per_sample),
+        counted=counted_in(first_of(train_set, 1), targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
-        memory_knobs=_knobs_to_try_unasked(config, train_set),
+        memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)),
         contents=_contents(base_trial(config, None), train_set, val_set),
     )
 
@@ -371,7 +373,7 @@ def _what_it_did(error: BaseException) -> str:
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
     """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
-    from trainers.data.samples import load_data
+    from trainers.data.samples import first_of, load_data
     from trainers.data.targets import counted_in
     from trainers.model.models import build_model
 
@@ -383,10 +385,11 @@ def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
         )
     check_machine(trial.memory_knobs, "cuda" if _has_cuda() else "cpu")
     train_set, _ = load_data(trial.data)
-    check_batch(trial.effective_batch_size, len(train_set))
+    check_batch(trial.effective_batch_size, train_set)
+    _check_stream(config, train_set)
     _longest_sample(config, train_set)
     build_model(trial.model, train_set)
-    return counted_in(train_set, None)
+    return counted_in(first_of(train_set, 1), None)
 
 
 def check_compiler(compiles: bool) -> None:
@@ -420,7 +423,7 @@ def _check_tritons_compiler() -> None:
         )
 
 
-def check_size(config: StudyConfig, num_train_samples: int) -> None:
+def check_size(config: StudyConfig, train_set: Samples) -> None:
     """Raise ValueError if the data is smaller than the study's smallest step, which must not see a sample twice."""
     effective = given_batch(config.batch, config.world_size).effective_batch_size
     frontier = config.keys_of(Frontier)
@@ -429,15 +432,40 @@ def check_size(config: StudyConfig, num_train_samples: int) -> None:
     equivalence = config.keys_of(Equivalence)
     if equivalence and equivalence.effective_batch_size:
         effective = max(effective, equivalence.effective_batch_size)
-    check_batch(effective, num_train_samples)
+    check_batch(effective, train_set)
 
 
-def check_batch(effective: int, num_train_samples: int) -> None:
-    """Raise ValueError if the data is smaller than a step."""
+def check_batch(effective: int, train_set: Samples) -> None:
+    """Raise ValueError if the data is smaller than a step. Of a stream so much is read."""
+    from trainers.data.samples import first_of
+
+    num_train_samples = len(first_of(train_set, effective))
     if num_train_samples < effective:
         raise ValueError(
             f"the training data has {num_train_samples} samples, fewer than one effective batch ({effective}); "
             "add data, shorten seq_len, or lower the batch"
+        )
+
+
+def _check_stream(config: StudyConfig, train_set: Samples) -> None:
+    """Raise ValueError where the longest samples of a stream would have to be known."""
+    from trainers.data.streams import Stream, sizes_of_first
+
+    if not isinstance(train_set, Stream):
+        return
+    if config.micro_batch is not None:
+        raise ValueError(
+            f"micro_batch cuts a step by the tokens of its samples, and {train_set.where} is a stream, which has no `lengths`; leave micro_batch "
+            "out, or return a map-style data set with `lengths`"
+        )
+    if config.keys_of(Frontier) is None:
+        return
+    sizes = sizes_of_first(train_set)
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{train_set.where} has samples of {min(sizes):,} and of {max(sizes):,} numbers among its first, and the frontier must measure the "
+            "longest, which a stream has no `lengths` to find; pad or pack them to one length in the stream, or return a map-style data set "
+            "with `lengths`"
         )
 
 

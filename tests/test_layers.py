@@ -44,7 +44,7 @@ PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "sources", 
 ROOMS_OF_TRAINERS = {
     **{leaf: set[str]() for leaf in sorted(LEAVES_OF_TRAINERS)},
     "sources": set[str](),
-    "data": {"sources"},
+    "data": {"device", "sources"},
     "device": set[str](),
     "model": {"data", "device", "sources"},
     "noise": {"device", "model"},

@@ -105,12 +105,16 @@ class DataConfig(Strict):
 
     target: str
     """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
-    with `kwargs` and returns (train, val), two map-style data sets. A set whose samples differ in length pads them
+    with `kwargs` and returns (train, val), two map-style data sets or streams (IterableDatasets). A set whose samples differ in length pads them
     as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and lists how long they are as `lengths`, so that the frontier
     measures the longest ones. One whose samples may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known
     to be of other samples."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
+    workers: NonNegativeInt | None = None
+    """The processes of each rank that fetch training batches ahead of it, as DataLoader's `num_workers`. Their memory is their own: it
+    counts neither in the rank's peak nor in `memory_limit`. 0: the rank fetches them itself. Of a stream, one process reads. null: as many
+    as the DataLoader has that the target returns, and none where it returns another set."""
     pad: Annotated[dict[str, int | float], BeforeValidator(_fillings)] = Field(default={})
     """For samples of uneven length: with what each member is filled up to the longest of a batch, by the key of a dictionary
     (`{input_ids: 0, labels: -100}`) or the place in a tuple (`{0: 0, 1: -100}`). What is not named is stacked. A set without `lengths` is
@@ -133,7 +137,8 @@ class DataConfig(Strict):
     @model_serializer(mode="wrap")
     def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write the keys that version 0.3.0 did not have where they say something: see TrialConfig's."""
-        return {key: value for key, value in serialise(self).items() if value or key not in ("pad", "pack")}
+        new = {"workers": None, "pad": {}, "pack": None}
+        return {key: value for key, value in serialise(self).items() if key not in new or value != new[key]}
 
 
 class OptimizerConfig(Strict):

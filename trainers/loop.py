@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from trainers.before.compilation import warm_up
@@ -26,17 +27,20 @@ def train(
     `trainers.checkpoints.checkpoint`. known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
-    with deterministic(config.deterministic), tensor_float_32(config.allow_tf32):
-        return _train(config, report, directory, token, known)
-
-
-def _train(config: TrialConfig, report: ReportFunction, directory: Path, token: str, known: Known | None) -> Answer:
     device = pick_device()
-    with notices_reported(report):
+    with deterministic(config.deterministic), tensor_float_32(config.allow_tf32), notices_reported(report):
         compile_seconds = warm_up(config, device)
         idle_bytes = memory.idle_bytes(device)
-        run = Run(config, device, compile_seconds)
-        unanswered = run.resume(directory, token, known)
+        with contextlib.closing(Run(config, device, compile_seconds)) as run:
+            return _train(run, report, directory, token, known, idle_bytes)
+
+
+def _train(
+    run: Run, report: ReportFunction, directory: Path, token: str, known: Known | None, idle_bytes: int
+) -> Answer:
+    """idle_bytes: what the process held before the run was built."""
+    config, device = run.config, run.device
+    unanswered = run.resume(directory, token, known)
     run.meter.peak.forget()  # while a checkpoint is loaded it is in memory twice, which is no part of training
     with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
         reporter = Reporter(run, report, directory, token)

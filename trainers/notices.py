@@ -33,6 +33,8 @@ class NoticeKind(StrEnum):
     """The model brings an optimizer that its trials are not trained with."""
     ONE_VALIDATION_SAMPLE = "one_validation_sample"
     """Losses are those of one sample."""
+    REPEATED_STREAM = "repeated_stream"
+    """A stream held fewer samples than the run takes, and began again."""
 
 
 @dataclass(frozen=True)

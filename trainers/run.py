@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from trainers.checkpoints.checkpoint import random_state, set_random_state
 from trainers.checkpoints.made_with import made_with
 from trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
 from trainers.config import DataConfig, Split, TrialConfig
-from trainers.data.batches import fetch, move_aside
+from trainers.data.draws import seed_of
+from trainers.data.feed import Ask, Feed
+from trainers.data.loaders import workers_of
 from trainers.data.micro_batches import StepPlan, micro_batches_of
-from trainers.data.order import LongestAlways, SampleOrder
-from trainers.data.samples import SampleSet, load_data
+from trainers.data.order import InOrder, LongestAlways, SampleOrder
+from trainers.data.samples import Samples, first_of, load_data, num_samples
+from trainers.data.streams import Place, Stream
 from trainers.knobs import check_machine, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import check_first_loss
@@ -40,9 +44,13 @@ from trainers.step.update import update_of
 from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
 
+SAMPLES_LOOKED_AT = 16
+"""So many of the first samples of a stream are kept at least, for what looks at a few."""
 # The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
 # after the first steps, as with the micro-gradients, of one interval in so many.
 STEPS_PER_INTERVAL = 10
+PLANS_KEPT = 64
+"""Steps whose plans are remembered: a step's is made when its first batch is fetched ahead, and looked at again when it is taken."""
 
 
 class Run:
@@ -62,20 +70,20 @@ class Run:
                 f"start {config.world_size} ranks or set world_size: {world_size}"
             )
         self.meter = Meter(config, device, compile_seconds)
-        self.train_set, self.val_set = open_data(config.data.model_dump_json())
-        self.order = (
-            LongestAlways(self.train_set, config.effective_batch_size)
-            if config.longest_samples
-            else SampleOrder(len(self.train_set), config.seed)
-        )
-        self.plans = micro_batches_of(config, self.train_set, self.order, self.rank)
+        self.train_set, self.val_set = open_data(config.data.model_copy(update={"workers": None}).model_dump_json())
+        self.first_samples = first_of(self.train_set, max(SAMPLES_LOOKED_AT, config.evaluation_samples))
+        self.order = order_of(config, self.train_set)
+        plans = micro_batches_of(config, self.train_set, self.order, self.rank)
+        self.plan_of_step = functools.lru_cache(PLANS_KEPT)(plans.of_step)
+        workers = workers_of(config.data.workers, self.train_set)
+        self.feed = Feed(self.train_set, self._asked_from, workers, device, config.seed)
         self.module = initial_module(config, self.train_set)
         self.frozen_digest = frozen_digest(self.module, config)
-        self.work = work_of(config, self.module, self.train_set)
+        self.work = work_of(config, self.module, self.first_samples)
         self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, device)
-        loss = with_knobs(self.module, config, head_if_wanted(config, self.train_set))
+        loss = with_knobs(self.module, config, head_if_wanted(config, self.first_samples))
         lengths = getattr(self.train_set, "lengths", None)
         self.model = distribute(
             apply_to_blocks(self.module, config, lengths_differ=lengths is not None), config, device
@@ -104,12 +112,12 @@ class Run:
         self.num_steps += 1
         self.samples_seen += split.effective_batch_size
         self.meter.begin_step(split.num_micro_batches)
-        plan = self.plans.of_step(first_sample, split)
+        plan = self.plan_of_step(first_sample, split)
         self._begin_norms(plan)
         self.optimizer.zero_grad(set_to_none=True)
         learning_rate = learning_rate_of_step(config, first_sample)
         set_learning_rate(self.optimizer, learning_rate)
-        loss_sum, num_targets = over_all_ranks(*self._accumulate(plan))
+        loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, plan))
         gradient_norm = self.update.take(self.nominal_targets * config.world_size / num_targets)
         if self.average is not None:
             self.average.update(split.effective_batch_size)
@@ -144,17 +152,36 @@ class Run:
         ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
         self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
 
-    def _accumulate(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, first_sample: int, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Put the gradient of a step into .grad, scaled and not yet divided; return this rank's (loss_sum,
         num_targets)."""
         return accumulate_gradient(
             self.model,
             self.loss_function,
-            (move_aside(fetch(self.train_set, indices), self.device) for indices in plan.micro_batches),
+            self._micro_batches(first_sample, plan),
             num_micro_batches=len(plan.micro_batches),
             scale=self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets,
             norms=self.norms,
         )
+
+    def _micro_batches(self, first_sample: int, plan: StepPlan) -> Iterator[Any]:
+        for turn in range(len(plan.micro_batches)):
+            with self.meter.clock.waiting():
+                batch = self.feed.batch(first_sample, turn)
+            yield batch
+
+    def _asked_from(self, first_sample: int) -> Iterator[Ask]:
+        """Yield what this rank takes from the step on that begins at this sample: up to the budget, or without an end where the step lies
+        behind it."""
+        begin, budget = first_sample, self.config.sample_budget
+        while first_sample < budget or begin >= budget:
+            split = self.config.split_in(self.config.phase_at(first_sample))
+            next_step = first_sample + split.effective_batch_size
+            micro_batches = self.plan_of_step(first_sample, split).micro_batches
+            for turn, indices in enumerate(micro_batches):
+                seed = seed_of(self.config.seed, first_sample, turn, self.rank)
+                yield Ask(indices, first_sample, next_step, turn, turn == len(micro_batches) - 1, seed)
+            first_sample = next_step
 
     def _next_split(self) -> Split:
         return self.config.split_in(self.config.phase_at(self.samples_seen))
@@ -167,8 +194,10 @@ class Run:
         """Bring the steps since the last read to the host, and return them. The last gradient is let go."""
         unread, self._unread = self._unread, []
         steps = [
-            Step(number, samples_seen, loss, norm, learning_rate)
-            for (number, samples_seen, learning_rate), (loss, norm) in zip(unread, self.meter.read(), strict=True)
+            Step(number, samples_seen, loss, norm, learning_rate, data_wait)
+            for (number, samples_seen, learning_rate), (loss, norm, data_wait) in zip(
+                unread, self.meter.read(), strict=True
+            )
         ]
         if steps and steps[0].number == 1:
             check_first_loss(steps[0].loss)
@@ -189,7 +218,14 @@ class Run:
         }
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
-        return place | self.meter.metrics(self.module, len(self.train_set), self.work)
+        if isinstance(self.train_set, Stream):
+            place["stream_passes"] = self.feed.passes
+        place["data_workers"] = self.feed.workers.number
+        return place | self.meter.metrics(self.module, num_samples(self.train_set), self.work)
+
+    def close(self) -> None:
+        """End the processes that fetch its data."""
+        self.feed.close()
 
     def state(self, report: dict[str, Any] | None) -> dict[str, Any]:
         """Return all that a bitwise continuation needs, and the report that is about to be made. Every rank calls
@@ -206,6 +242,7 @@ class Run:
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
             "random": of_every_rank(random_state(self.device)),
+            **({"stream": self.feed.place.to_plain()} if self.feed.place else {}),
         }
 
     def resume(self, directory: Path, token: str = "local", known: Known | None = None) -> dict[str, Any] | None:
@@ -235,6 +272,8 @@ class Run:
         self.num_steps = state["num_steps"]
         # Earlier checkpoints do not have it: all their steps were of one size.
         self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
+        if state.get("stream"):
+            self.feed.go_on_from(Place(**state["stream"]))
         load_state(self.module, self.optimizer, state)
         for group, own in zip(self._groups, settings, strict=False):
             group.update(own)
@@ -258,8 +297,17 @@ class Run:
         return weights_of(module)
 
 
+def order_of(config: TrialConfig, train_set: Samples) -> SampleOrder | LongestAlways | InOrder:
+    """Return which samples steps take. A stream does not tell lengths, so it has none that are the longest."""
+    if isinstance(train_set, Stream):
+        return InOrder()
+    if config.longest_samples:
+        return LongestAlways(train_set, config.effective_batch_size)
+    return SampleOrder(len(train_set), config.seed)
+
+
 @functools.lru_cache(maxsize=1)
-def open_data(config: str) -> tuple[SampleSet, SampleSet]:
+def open_data(config: str) -> tuple[Samples, Samples]:
     """Open the data, and keep it open for the next trial: to find and check the files is most of what a short trial
     costs."""
     return load_data(DataConfig.model_validate_json(config))

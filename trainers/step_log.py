@@ -1,7 +1,7 @@
 """`steps.jsonl` in a run's directory: every step of the run, so that spikes and plateaus can be drawn. Loads no torch.
 
 A line is a JSON object for steps that follow each other: the number of the first, and a list for each figure, to the
-seven digits that float32 carries; null is a figure that was not finite. Its last key is its checksum. Lines are only
+seven digits that float32 carries or fewer; null is a figure that was not finite. Its last key is its checksum. Lines are only
 ever appended. A run that goes
 on from a checkpoint takes some steps again, so a line is the last word on its first step and on all that come after
 it.
@@ -22,8 +22,11 @@ from trainers import lines
 from trainers.files import own_file
 
 FILE_NAME = "steps.jsonl"
-FIGURES = ("loss", "gradient_norm", "learning_rate")
+NUM_DIGITS = {"loss": 7, "gradient_norm": 7, "learning_rate": 7, "data_wait": 2}
+"""The significant digits of each figure; a share of a time is not known to more."""
+FIGURES = tuple(NUM_DIGITS)
 _KEYS = {"first_step", "samples_seen", *FIGURES}
+_FIRST_KEYS = _KEYS - {"data_wait"}
 _FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})[,}]')
 _FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})[,\]]')
 
@@ -45,17 +48,19 @@ class Step:
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
+    data_wait: float = math.nan
+    """The share of its time that it waited for data; not a number where an earlier version has not measured it."""
 
 
 def line_of(steps: Sequence[Step]) -> str:
     """Return the line for steps that follow each other; there is at least one."""
     line: dict[str, Any] = {"first_step": steps[0].number, "samples_seen": [step.samples_seen for step in steps]}
-    line |= {name: [_short(getattr(step, name)) for step in steps] for name in FIGURES}
+    line |= {name: [_short(getattr(step, name), NUM_DIGITS[name]) for step in steps] for name in FIGURES}
     return lines.line_of(json.dumps(line).encode()).decode()
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+def _short(value: float, num_digits: int) -> float | None:
+    return float(f"{value:.{num_digits}g}") if math.isfinite(value) else None
 
 
 def append(path: Path, new_lines: Iterable[str]) -> None:
@@ -112,9 +117,10 @@ def _steps_of(line: bytes) -> list[Step]:
     body = lines.body_unless_changed(line)
     try:
         told = json.loads(body or b"")
-        if told.keys() != _KEYS:  # what was a checksum may be a changed key
+        if told.keys() not in (_KEYS, _FIRST_KEYS):  # what was a checksum may be a changed key
             return []
-        columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in FIGURES), strict=True)
+        figures = [name for name in FIGURES if name in told]
+        columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in figures), strict=True)
         return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
     except (ValueError, TypeError, AttributeError):  # a line without a checksum may fail anywhere
         return []

@@ -41,7 +41,7 @@ def _warmed_up(small: TrialConfig, device: torch.device) -> float:
 
 def _try_out(small: TrialConfig, device: torch.device) -> None:
     run = Run(small, device)
-    check_sum(run.module, run.loss_function, run.train_set, run.device)
+    check_sum(run.module, run.loss_function, run.first_samples, run.device)
     run.step()
     del run
     give_back()
@@ -54,7 +54,7 @@ _CODE_FIELDS = (
 
 
 def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:
-    """Return the smallest trials of which one step each compiles all that the whole run needs.
+    """Return the smallest trials of which one step each compiles all that the whole run needs. They fetch their samples themselves.
 
     The compiler treats a micro-batch of 1 apart from all other sizes, and where they are cut by tokens both occur; eager code is the same for
     every size.
@@ -63,5 +63,6 @@ def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:
     sizes = [min(config.micro_batch_size, 2) if any_size else config.micro_batch_size]
     if config.compile and config.micro_batch is not None and not config.longest_samples:
         sizes = [2, 1]
-    changes = {"micro_batch": None, "gradient_accumulation_steps": 1}
+    data = config.data.model_copy(update={"workers": 0})
+    changes = {"micro_batch": None, "gradient_accumulation_steps": 1, "data": data}
     return [config.model_copy(update={"micro_batch_size": size, **changes}) for size in sizes]

@@ -33,7 +33,7 @@ from trainers.before.peak_memory import Line, PeakMemory, peak_of
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
 from trainers.data.order import longest
-from trainers.data.samples import load_data
+from trainers.data.samples import first_of, load_data
 from trainers.errors import NotFollowed, Obstacle
 from trainers.knobs import activation_offload, optimizer_offload, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
@@ -128,7 +128,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     config = with_settings(config)
     if on_host := [name for name in ON_THE_HOST if name in config.memory_knobs]:
         raise NotPredictable(NotFollowed(Obstacle.ON_THE_HOST, " and ".join(on_host)))
-    train_set, _ = load_data(config.data)
+    train_set = first_of(load_data(config.data)[0], 1)
     sample = fetch(train_set, longest(train_set, 1))
     try:
         timelines = {size: live_bytes(_as_traced(config, size), train_set, sample) for size in TRACED_SIZES}

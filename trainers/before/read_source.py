@@ -16,10 +16,11 @@ from trainers.before.source import Library, Source
 from trainers.config import call_target, resolve
 from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch
-from trainers.data.samples import SampleSet, loaded
+from trainers.data.samples import SampleSet, first_of, loaded
 from trainers.errors import LossFault, raised_text, users_frame
 from trainers.model.contract import NotAddingUp, not_adding_up
 from trainers.model.losses import loss_function
+from trainers.run import SAMPLES_LOOKED_AT
 from trainers.sources.adapted import loaders_of, module_of, settings_of
 from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from trainers.sources.of_transformers import OfTrainer
@@ -60,6 +61,7 @@ def read(source: Source) -> Settings:
     assert loaders is not None
     settings = settings_of(made, loaders[0])
     train_set, _ = loaded(loaders, source.target)
+    train_set = first_of(train_set, SAMPLES_LOOKED_AT)
     loss = _loss(module, train_set, source.num_targets)
     place = {"target": source.target, "kwargs": dict(source.kwargs)}
     shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}

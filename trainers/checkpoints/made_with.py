@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from trainers.config import TrialConfig
 from trainers.criteria import import_path
 from trainers.data.cache import hash_of_file
+from trainers.data.samples import Samples, num_samples
 
 MadeWith = Mapping[str, Any]
 """Plain values, a part of what a checkpoint holds: those of `made_with`."""
 
 
-def made_with(config: TrialConfig, train_set: Any, val_set: Any, frozen: str | None = None) -> dict[str, Any]:
+def made_with(config: TrialConfig, train_set: Samples, val_set: Samples, frozen: str | None = None) -> dict[str, Any]:
     """Return what a checkpoint must have in common with the run that goes on from it.
 
     frozen: a digest of the weights that are not trained, which are in no checkpoint; None where all are trained.
@@ -26,7 +27,7 @@ def made_with(config: TrialConfig, train_set: Any, val_set: Any, frozen: str | N
     return {
         **made_with_before_0_3(config),
         "configuration": config.model_dump(mode="json"),
-        "data": [len(train_set), len(val_set), getattr(train_set, "content_hash", None)],
+        "data": [*map(num_samples, (train_set, val_set)), getattr(train_set, "content_hash", None)],
         "code": {module: source_digest(module) for module in _modules_of_the_user(config)},
         **({} if frozen is None else {"frozen": frozen}),
     }
@@ -106,7 +107,7 @@ _FREE: Any = dict.fromkeys(
         "dynamic_micro_batch", "memory_limit_bytes", "device_peaks", "keep_checkpoints", "kept_checkpoints",
     ),
     True,
-) | {"ramp": {"__all__": {"gradient_accumulation_steps"}}}  # fmt: skip
+) | {"ramp": {"__all__": {"gradient_accumulation_steps"}}, "data": {"workers"}}  # fmt: skip
 """The fields of a configuration in which a run may differ from its checkpoint. The effective batches, which some of them
 make together, may not."""
 

@@ -22,12 +22,32 @@ MOST_IN_FLIGHT = 4
 """So many batches are copied ahead of the one that a GPU computes on."""
 
 
-def fetch(dataset: SampleSet, indices: Sequence[int]) -> Any:
-    """Return the batch of these samples, as the set's own `collate_fn` makes it, or stacked."""
-    many = getattr(dataset, "__getitems__", None)
-    samples = many(list(indices)) if many else [dataset[index] for index in indices]
+def fetch(dataset: SampleSet, indices: Sequence[int], begins: Callable[[list[int]], object] = lambda _: None) -> Any:
+    """Return the batch of these samples, as the set's own `collate_fn` makes it, or stacked.
+
+    begins: is told at which samples it is: one by one, or all where they are read or put together at once.
+    """
+    samples = _read(dataset, list(indices), begins)
+    begins(list(indices))
+    return collated(dataset, samples)
+
+
+def collated(dataset: object, samples: list[Any]) -> Any:
+    """Return these samples of the set as one batch."""
     own = getattr(dataset, "collate_fn", default_collate)
     return collate(samples) if own is default_collate else own(samples)
+
+
+def _read(dataset: SampleSet, indices: list[int], begins: Callable[[list[int]], object]) -> list[Any]:
+    many = getattr(dataset, "__getitems__", None)
+    if many:
+        begins(indices)
+        return many(indices)
+    samples = []
+    for index in indices:
+        begins([index])
+        samples.append(dataset[index])
+    return samples
 
 
 def collate(samples: list[Any]) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainers.data.streams import Stream, is_stream
+from trainers.data.workers import Workers
+
 KEPT = ("seq_len", "vocab_size", "content_hash")
 """What a set may tell of itself."""
 IN_ANY_ORDER = (
@@ -22,7 +25,9 @@ class Loaded:
     def __init__(self, loader: Any, where: str) -> None:
         """where: the loader, in words. Raises ValueError where the samples could not be taken in the study's order."""
         _refuse_what_cannot_be_honoured(loader, where)
-        self.samples, self.collate_fn = loader.dataset, loader.collate_fn
+        self.samples, self.collate_fn, self.loader = loader.dataset, loader.collate_fn, loader
+        if hasattr(self.samples, "__getitems__"):
+            self.__getitems__ = self.samples.__getitems__
         for name in KEPT:
             if hasattr(self.samples, name):
                 setattr(self, name, getattr(self.samples, name))
@@ -38,22 +43,40 @@ class Loaded:
     def __getitem__(self, index: int) -> Any:
         return self.samples[index]
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        many = getattr(self.samples, "__getitems__", None)
-        return many(indices) if many else [self.samples[index] for index in indices]
-
 
 def _refuse_what_cannot_be_honoured(loader: Any, where: str) -> None:
-    if not (hasattr(loader.dataset, "__len__") and hasattr(loader.dataset, "__getitem__")):
-        raise ValueError(
-            f"{where} reads a {type(loader.dataset).__name__}, a stream; give it a map-style data set, with __len__ and __getitem__"
-        )
     sampler = type(loader.sampler).__name__
     if sampler not in IN_ANY_ORDER:
         raise ValueError(
             f"{where} chooses its samples by a {sampler}, and every batch of a study must see the same samples in the same order; let "
             "the data set hold the samples as often as they are to come, and leave the sampler out"
         )
+
+
+def read_by(loader: Any, where: str) -> Loaded | Stream:
+    """Return what a DataLoader reads, with how it batches it."""
+    samples = loader.dataset
+    if type(samples).__name__ == "IterableDatasetShard":  # accelerate's, of which each rank takes a part
+        samples = samples.dataset
+    return Stream(samples, where, loader) if is_stream(samples) else Loaded(loader, where)
+
+
+def workers_of(asked: int | None, samples: Any) -> Workers:
+    """Return the workers that fetch a run's samples: as many as the study file asks for, or else as many as the DataLoader has that
+    they come from. asked: `data.workers`."""
+    loader = getattr(samples, "loader", None)
+    number = asked if asked is not None else (loader.num_workers if loader is not None else 0)
+    if isinstance(samples, Stream):
+        number = min(number, 1)  # the study file may not ask for more, see `samples.load_data`
+    if loader is None:
+        return Workers(number)
+    return Workers(
+        number,
+        loader.prefetch_factor or 2,
+        loader.worker_init_fn,
+        loader.multiprocessing_context or "fork",
+        loader.timeout,
+    )
 
 
 def lengths_told(samples: Any) -> Sequence[int] | None:

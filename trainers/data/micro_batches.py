@@ -10,7 +10,8 @@ import numpy as np
 
 from trainers.config import MicroBatch, Split, TrialConfig
 from trainers.data.order import micro_batch_numbers, permuted
-from trainers.data.samples import SampleSet
+from trainers.data.samples import Samples, SampleSet
+from trainers.data.streams import Stream
 from trainers.data.token_budget import cut
 
 
@@ -47,13 +48,14 @@ class MicroBatches(Protocol):
     def of_step(self, first_sample: int, split: Split) -> StepPlan: ...
 
 
-def micro_batches_of(config: TrialConfig, train_set: SampleSet, order: Order, rank: int) -> MicroBatches:
+def micro_batches_of(config: TrialConfig, train_set: Samples, order: Order, rank: int) -> MicroBatches:
     """Return the plans of a run. Raises ValueError where samples are to be cut by tokens that cannot be.
 
     A run that takes the longest samples alone cuts them by count: that is the fullest micro-batch that the budget allows.
     """
     if config.micro_batch is None:
         return BySamples(order, rank, config.sample_permutation)
+    assert not isinstance(train_set, Stream), "it was refused"
     lengths = check_tokens(config.micro_batch, config.micro_batch_size, train_set)
     if config.longest_samples:
         return BySamples(order, rank, config.sample_permutation)

@@ -42,6 +42,14 @@ def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
+class InOrder:
+    """Takes the samples of a stream as they come: their numbers are all there is to know them by."""
+
+    def indices(self, numbers: Iterable[int]) -> list[int]:
+        """Return the sample numbers."""
+        return list(numbers)
+
+
 class LongestAlways:
     """Takes the longest samples in every step. The first step has no optimizer state yet, so it is not the one to
     fit."""

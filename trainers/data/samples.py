@@ -1,4 +1,4 @@
-"""`load_data` opens the two sets that `data.target` names; `SampleSet` is what such a set must offer."""
+"""`load_data` opens the two sets that `data.target` names; `SampleSet` is what such a set must offer, unless it is a stream."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader
 
 from trainers.config import DataConfig, call_target, resolve
 from trainers.data.chat import chat
-from trainers.data.loaders import Loaded
+from trainers.data.loaders import read_by
 from trainers.data.packed_rows import Packed
 from trainers.data.padding import Padded
+from trainers.data.streams import Stream, is_stream
 from trainers.data.text import hf, python_stdlib, text
 from trainers.sources.adapted import loaders_of
 
@@ -24,18 +25,41 @@ class SampleSet(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def load_data(config: DataConfig) -> tuple[SampleSet, SampleSet]:
+Samples = SampleSet | Stream
+
+
+def load_data(config: DataConfig) -> tuple[Samples, Samples]:
     """Return the (train, val) sets that `data.target` names; neither is empty."""
     train, val = loaded(call_target("data", _target(config.target), config.kwargs), config.target)
+    if isinstance(train, Stream) and config.workers is not None and config.workers > 1:
+        raise ValueError(
+            f"data.workers is {config.workers}, and {train.where} is a stream, whose samples have one order: one process reads them; set "
+            "data.workers: 1"
+        )
     return _as_told(train, "train", config), _as_told(val, "val", config)
 
 
-def _as_told(samples: SampleSet, name: str, config: DataConfig) -> SampleSet:
-    """Return the set as `pad` and `pack` say."""
+def _as_told(samples: Samples, name: str, config: DataConfig) -> Samples:
+    """Return the set as `pad` and `pack` say. Raises ValueError for a stream."""
     if not config.pad:
         return samples
+    if isinstance(samples, Stream):
+        raise ValueError(
+            f"data.pad pads samples to the longest of a batch, and {samples.where} is a stream, of whose samples nobody knows the longest; pad or "
+            "pack them to one length in the stream, or return a map-style data set"
+        )
     padded = Padded(samples, config.pad, f"the {name} set of data.target '{config.target}'")
     return padded if config.pack is None else Packed(padded, config.pack)
+
+
+def first_of(samples: Samples, count: int) -> SampleSet:
+    """Return a set that begins with the first `count` samples: the set itself, or what a stream begins with."""
+    return samples.first(count) if isinstance(samples, Stream) else samples
+
+
+def num_samples(samples: Samples) -> int | None:
+    """Return how many samples there are; None of a stream, which does not say."""
+    return None if isinstance(samples, Stream) else len(samples)
 
 
 def _target(name: str) -> Callable[..., Any]:
@@ -52,26 +76,27 @@ def _target(name: str) -> Callable[..., Any]:
     return found
 
 
-def loaded(found: Any, target: str) -> tuple[SampleSet, SampleSet]:
+def loaded(found: Any, target: str) -> tuple[Samples, Samples]:
     """Return the (train, val) sets in what `target` returned. Raises ValueError where there are none."""
     found = loaders_of(found) or found
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise ValueError(f"data.target '{target}' returned a {type(found).__name__}; return a pair (train, val)")
-    found = [
-        Loaded(samples, f"the {name} DataLoader of data.target '{target}'")
-        if isinstance(samples, DataLoader)
-        else samples
-        for name, samples in zip(("train", "val"), found, strict=True)
-    ]
-    for name, samples in zip(("train", "val"), found, strict=True):
-        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-            raise ValueError(
-                f"data.target '{target}' returned a {type(samples).__name__} as its {name} set; "
-                "return a map-style data set, with __len__ and __getitem__"
-            )
-    train, val = found
-    if not (len(train) and len(val)):
-        raise ValueError(
-            f"data.target '{target}' returned {len(train)} train and {len(val)} val samples; each needs at least one"
-        )
+    train, val = (_set_in(one, name, target) for name, one in zip(("train", "val"), found, strict=True))
+    sizes = [len(first_of(samples, 1)) for samples in (train, val)]
+    if not all(sizes):
+        told = " and ".join(f"{size} {name}" for size, name in zip(sizes, ("train", "val"), strict=True))
+        raise ValueError(f"data.target '{target}' returned {told} samples; each needs at least one")
     return train, val
+
+
+def _set_in(one: Any, name: str, target: str) -> Samples:
+    if isinstance(one, DataLoader):
+        return read_by(one, f"the {name} DataLoader of data.target '{target}'")
+    if is_stream(one):
+        return Stream(one, f"the {name} stream of data.target '{target}'")
+    if not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
+        raise ValueError(
+            f"data.target '{target}' returned a {type(one).__name__} as its {name} set; return a map-style data set, with __len__ and "
+            "__getitem__, or a stream, with __iter__"
+        )
+    return one

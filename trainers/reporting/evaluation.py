@@ -12,7 +12,7 @@ import torch
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
 from trainers.data.order import longest
-from trainers.data.samples import SampleSet
+from trainers.data.samples import SampleSet, first_of
 from trainers.data.targets import counted_in
 from trainers.model.parallel import reshard
 from trainers.run import Run
@@ -22,16 +22,17 @@ from trainers.step.accumulation import over_all_ranks
 def evaluate(run: Run) -> dict[str, float]:
     """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples; no perplexity where these are no text."""
     config = run.config
-    num_samples = min(config.evaluation_samples, len(run.val_set))
-    indices = longest(run.val_set, num_samples) if config.longest_samples else range(num_samples)
-    loss_sum, num_targets = _loss_and_targets(run, run.val_set, indices)
+    val_set = first_of(run.val_set, config.evaluation_samples)
+    num_samples = min(config.evaluation_samples, len(val_set))
+    indices = longest(val_set, num_samples) if config.longest_samples else range(num_samples)
+    loss_sum, num_targets = _loss_and_targets(run, val_set, indices)
     if not num_targets:
         raise ValueError(
             f"none of the {num_samples} validation samples has a target: every label is masked; leave such samples out, or "
             "raise evaluation_samples"
         )
     val_loss = loss_sum / num_targets
-    if counted_in(run.val_set, num_targets / num_samples) != "tokens":
+    if counted_in(val_set, num_targets / num_samples) != "tokens":
         return {"val_loss": val_loss}
     return {"val_loss": val_loss, "perplexity": math.exp(val_loss) if val_loss < 700 else math.inf}
 
@@ -44,8 +45,8 @@ def generalisation(run: Run, val_loss: float) -> dict[str, float]:
     what is hard about these is no difference between their gaps; the gap itself holds how much harder the validation
     samples are. A run that takes every sample once has met them longest ago, so its gap is at its narrowest.
     """
-    num_samples = min(run.config.evaluation_samples, run.samples_seen, len(run.train_set))
-    loss_sum, num_targets = _loss_and_targets(run, run.train_set, run.order.indices(range(num_samples)))
+    num_samples = min(run.config.evaluation_samples, run.samples_seen, len(run.first_samples))
+    loss_sum, num_targets = _loss_and_targets(run, run.first_samples, run.order.indices(range(num_samples)))
     if not num_targets:
         return {}
     train_loss = loss_sum / num_targets

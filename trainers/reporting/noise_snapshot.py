@@ -26,6 +26,8 @@ from trainers.checkpoints.checkpoint import random_state, set_random_state
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch, move
 from trainers.data.order import permutation
+from trainers.data.samples import SampleSet
+from trainers.data.streams import Stream
 from trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
 from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
 from trainers.noise.step_statistics import adam_snr_of, next_update, sum_and_square
@@ -81,12 +83,15 @@ def _windows_per_round(config: TrialConfig) -> int:
 
 
 def take_snapshot(run: Run) -> NoiseSnapshot | None:
-    """Measure the gradient noise at the run's weights; None where the run is too short for it. All ranks call this."""
+    """Measure the gradient noise at the run's weights; None where the run is too short for it, or takes a stream, of which no other
+    samples can be drawn. All ranks call this."""
+    if isinstance(run.train_set, Stream):
+        return None
     windows = windows_of(run.config, run.samples_seen, len(run.train_set))
     if windows is None:
         return None
     with _standing_still(run):
-        return _snapshot(run, windows.size, _measure(run, windows))
+        return _snapshot(run, windows.size, _measure(run, run.train_set, windows))
 
 
 @contextlib.contextmanager
@@ -113,12 +118,12 @@ class _Sum(NamedTuple):
     weight_square: float
 
 
-def _measure(run: Run, windows: Windows) -> list[list[_Sum]]:
+def _measure(run: Run, train_set: SampleSet, windows: Windows) -> list[list[_Sum]]:
     """Return each window's sums, the smallest first: as many windows as bound the noise scale, or as there may be."""
-    order = permutation(len(run.train_set), run.config.seed, -run.samples_seen)  # a pass that no run trains on
+    order = permutation(len(train_set), run.config.seed, -run.samples_seen)  # a pass that no run trains on
     found: list[list[_Sum]] = []
     for done, until in itertools.pairwise([0, *windows.looks()]):
-        figures = torch.stack([_window(run, order, number, windows.size) for number in range(done, until)])
+        figures = torch.stack([_window(run, train_set, order, number, windows.size) for number in range(done, until)])
         found += [_readable(window) for window in _of_all_ranks(run, figures).tolist()]
         if _estimate(run, found, windows.size).noise_scale_high is not None:
             break
@@ -138,7 +143,7 @@ def _of_all_ranks(run: Run, figures: Tensor) -> Tensor:
     return torch.cat(gathered)
 
 
-def _window(run: Run, order: Tensor, number: int, size: int) -> Tensor:
+def _window(run: Run, train_set: SampleSet, order: Tensor, number: int, size: int) -> Tensor:
     """Return a row of figures for the sum of the first 1, 2, 4, ... of this rank's next micro-batches."""
     assert run.norms is not None
     scale = run.scaler.scale(torch.ones((), device=run.device)) / run.nominal_targets
@@ -151,7 +156,7 @@ def _window(run: Run, order: Tensor, number: int, size: int) -> Tensor:
         _, more_targets = accumulate_gradient(
             run.module,
             run.loss_function,
-            (_batch(run, order, number * size + place) for place in range(done, until)),
+            (_batch(run, train_set, order, number * size + place) for place in range(done, until)),
             num_micro_batches=until - done,
             scale=scale,
             norms=run.norms,
@@ -163,11 +168,11 @@ def _window(run: Run, order: Tensor, number: int, size: int) -> Tensor:
     return torch.stack(rows)
 
 
-def _batch(run: Run, order: Tensor, turn: int) -> Any:
+def _batch(run: Run, train_set: SampleSet, order: Tensor, turn: int) -> Any:
     """Return this rank's micro-batch of that turn."""
     size = run.config.micro_batch_size
     first = (turn * run.config.world_size + run.rank) * size
-    return move(fetch(run.train_set, order[first : first + size].tolist()), run.device)
+    return move(fetch(train_set, order[first : first + size].tolist()), run.device)
 
 
 def _figures(run: Run, scale: Tensor, squares: Tensor, num_targets: Tensor) -> Tensor:

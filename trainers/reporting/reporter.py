@@ -161,8 +161,8 @@ class Reporter:
         run = self._run
         if not run.config.check_parts:
             return {}
-        indices = run.order.indices(range(min(SAMPLES_TAKEN_APART, len(run.train_set))))
-        found = loss_of_parts(run.module, run.loss_function, run.train_set, indices, run.device)
+        indices = run.order.indices(range(min(SAMPLES_TAKEN_APART, len(run.first_samples))))
+        found = loss_of_parts(run.module, run.loss_function, run.first_samples, indices, run.device)
         reshard(run.module)
         return found
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trainers.errors import LossFault
 from trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
 from trainers.sources.optimizers import groups_of, optimizer_keys
-from trainers.sources.settings import Settings
+from trainers.sources.settings import Settings, num_samples_of
 from trainers.sources.takes_batch import TakesBatch
 
 CHANGE_TRAINING = (
@@ -136,7 +136,7 @@ def settings(found: tuple[Any, ...], train_loader: Any) -> Settings:
     if trainer is not None:
         told += _of_trainer(trainer, keys)
         batch *= trainer.accumulate_grad_batches
-        run_samples = _run_samples(trainer, len(train_loader.dataset), batch)
+        run_samples = _run_samples(trainer, num_samples_of(train_loader.dataset), batch)
     keys["optimizer"]["reference_batch_size"] = batch
     return Settings(keys, tuple(told), run_samples)
 
@@ -214,9 +214,11 @@ def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
     return told
 
 
-def _run_samples(trainer: Any, num_samples: int, batch: int) -> int | None:
-    """Return the samples of the run that the Trainer is set to; None where it has no end. batch: the effective one."""
+def _run_samples(trainer: Any, num_samples: int | None, batch: int) -> int | None:
+    """Return the samples of the run that the Trainer is set to; None where it has no end, or none that is known. batch: the effective
+    one. num_samples: of a pass; None of a stream."""
     by_steps = trainer.max_steps * batch if trainer.max_steps > 0 else math.inf
-    by_epochs = trainer.max_epochs * num_samples if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
+    has_passes = trainer.max_epochs and trainer.max_epochs > 0 and num_samples is not None
+    by_epochs = trainer.max_epochs * num_samples if has_passes else math.inf
     samples = min(by_steps, by_epochs)
     return int(samples) if math.isfinite(samples) else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainers.sources.kinds import is_overridden, library_of
 from trainers.sources.optimizers import groups_of, optimizer_keys
-from trainers.sources.settings import Settings
+from trainers.sources.settings import Settings, num_samples_of
 from trainers.sources.takes_batch import TakesBatch
 
 LIBRARIES = ("transformers", "trl")
@@ -107,8 +107,9 @@ def settings(trainer: Any) -> Settings:
     """Return what the arguments and the optimizer of a Trainer say."""
     args = trainer.args
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    num_samples = len(trainer.train_dataset)
-    run_samples = args.max_steps * batch if args.max_steps > 0 else int(args.num_train_epochs * num_samples)
+    num_samples = num_samples_of(trainer.train_dataset)
+    by_passes = None if num_samples is None else int(args.num_train_epochs * num_samples)
+    run_samples = args.max_steps * batch if args.max_steps > 0 else by_passes
     clip = {"max_gradient_norm": float(args.max_grad_norm) or None, "reference_batch_size": batch}
     keys: dict[str, Any] = {
         "optimizer": optimizer_keys(trainer.create_optimizer()) | clip,

@@ -20,3 +20,8 @@ class Settings:
     """What people should know, one sentence each."""
     run_samples: int | None = None
     """The samples of the run that it is set to; None where that has no end."""
+
+
+def num_samples_of(samples: Any) -> int | None:
+    """Return how many samples a set has; None of a stream."""
+    return len(samples) if hasattr(samples, "__len__") else None

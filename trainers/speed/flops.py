@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
 from trainers.data.order import longest
-from trainers.data.samples import SampleSet, load_data
+from trainers.data.samples import SampleSet, first_of, load_data
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import NoLossAndCount, check_loss, fake_batch
 from trainers.model.losses import LossFunction, loss_function
@@ -97,7 +97,7 @@ def flops_per_sample(config: TrialConfig) -> float:
 
     Raises NotCountable.
     """
-    train_set, _ = load_data(config.data)
+    train_set = first_of(load_data(config.data)[0], 1)
     counts = _count(lambda _: build_model(config.model, train_set), config, train_set)
     return counts.mean(_lengths_taken(config, train_set))
 

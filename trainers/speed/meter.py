@@ -102,30 +102,34 @@ class Meter:
         if self._steps_to_time == 0:  # those that follow are timed
             self.peak.forget_retries()
 
-    def read(self) -> list[tuple[float, float]]:
-        """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm) of each."""
-        seconds = self.clock.read()
+    def read(self) -> list[tuple[float, float, float]]:
+        """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm, the share of its time that it
+        waited for data) of each."""
+        times = self.clock.read()
         self._retries = self.peak.retries()  # before an evaluation, whose tensors have other sizes, makes more of them
         self.noise.read()
         steps = torch.stack(self._unread).tolist() if self._unread else []
         self._unread = []
-        for (loss_sum, num_targets, gradient_norm), step_seconds in zip(steps, seconds, strict=True):
+        for (loss_sum, num_targets, gradient_norm), taken in zip(steps, times, strict=True):
             self._loss_sum += loss_sum
             self._num_targets += num_targets
-            self.pace.add(step_seconds, num_targets)
+            self.pace.add(taken.seconds, num_targets, taken.data_seconds)
             self._gradient_norm = gradient_norm
         if not all(num_targets for _, num_targets, _ in steps):
             raise ValueError(
                 f"one of the last {len(steps)} steps had no targets: every label of its "
                 f"{self._effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
             )
-        return [(loss_sum / num_targets, gradient_norm) for loss_sum, num_targets, gradient_norm in steps]
+        return [
+            (loss_sum / num_targets, gradient_norm, taken.data_seconds / taken.seconds)
+            for (loss_sum, num_targets, gradient_norm), taken in zip(steps, times, strict=True)
+        ]
 
     def observe(self, found: dict[str, float]) -> None:
         """Take in figures of the last step alone; they stand until there are newer ones."""
         self._observed |= found
 
-    def metrics(self, module: nn.Module, num_train_samples: int, work: Work | None) -> dict[str, float]:
+    def metrics(self, module: nn.Module, num_train_samples: int | None, work: Work | None) -> dict[str, float]:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
         if self._num_targets:
             self._loss = self._loss_sum / self._num_targets
@@ -153,15 +157,18 @@ class Meter:
             "compile_seconds": self._compile_seconds,
         }
 
-    def _rates(self, num_train_samples: int, work: Work | None) -> dict[str, float]:
+    def _rates(self, num_train_samples: int | None, work: Work | None) -> dict[str, float]:
         step_seconds, tokens_per_second = self.pace.median_step_seconds(), self.pace.median_rate()
         if step_seconds is None or tokens_per_second is None:
             return {}
         samples_per_second = self._effective_batch_size / step_seconds
+        data_wait = self.pace.data_wait()
+        assert data_wait is not None, "it is told of the same steps"
         return {
             "step_seconds": step_seconds,
-            "epoch_seconds": num_train_samples / samples_per_second,
+            **({"epoch_seconds": num_train_samples / samples_per_second} if num_train_samples else {}),
             "tokens_per_second": tokens_per_second,
+            "data_wait": data_wait,
             **throughput.utilisation(work, self._device_peak, samples_per_second / self.config.world_size),
         }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -19,16 +22,25 @@ NUM_WARMUP_STEPS = 3
 RECENT_STEPS = 1000
 
 
+class StepTime(NamedTuple):
+    """How long a step took."""
+
+    seconds: float
+    data_seconds: float
+    """Of these, the seconds in which the device had to wait for data."""
+
+
 class StepClock:
-    """Measures how long steps take, and what else the machine did meanwhile. On CUDA it uses events, which are read
-    once per interval after one synchronisation."""
+    """Measures how long steps take, how long they wait for data, and what else the machine did meanwhile. On CUDA it uses events, which
+    are read once per interval after one synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.begin_load()
-        self._unread: list[float] = []
+        self._unread: list[StepTime] = []
         self._marks: list[torch.cuda.Event] = []
-        self._last = 0.0
+        self._waits: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[]]  # of each step, the last still open
+        self._last = self._waited = 0.0
 
     def begin_load(self) -> None:
         """Tell from here on what else the machine does."""
@@ -40,25 +52,42 @@ class StepClock:
         """Begin a run of back-to-back steps; what lies before it (evaluation, saving, waiting) is not timed."""
         self.load.start()
         if self.device.type == "cuda":
-            self._marks = [self._mark()]
+            self._marks, self._waits = [self._mark()], [[]]
         else:
-            self._last = time.perf_counter()
+            self._last, self._waited = time.perf_counter(), 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count this block, in which a step waits for a batch. On a GPU: from the end of its earlier work to the batch's arrival, so
+        nothing where the host is ahead."""
+        if self.device.type == "cuda":
+            begin = self._mark()
+            yield
+            self._waits[-1].append((begin, self._mark()))
+            return
+        begin_seconds = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begin_seconds
 
     def end_of_step(self) -> None:
         if self.device.type == "cuda":
             self._marks.append(self._mark())
+            self._waits.append([])
             return
         now = time.perf_counter()
-        self._unread.append(now - self._last)
-        self._last = now
+        self._unread.append(StepTime(now - self._last, self._waited))
+        self._last, self._waited = now, 0.0
 
-    def read(self) -> list[float]:
-        """Return the seconds of every step since the last read, and start again from here."""
+    def read(self) -> list[StepTime]:
+        """Return the times of every step since the last read, and start again from here."""
         if self.device.type == "cuda":
             self.load.look()  # while the GPU is still at work
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
-            self._unread = [before.elapsed_time(after) / 1000 for before, after in pairs]
+            self._unread = [
+                StepTime(_seconds(*pair), sum(_seconds(*wait) for wait in waits))
+                for pair, waits in zip(pairs, self._waits, strict=False)
+            ]
         else:
             self.load.look()
         self.load.stop()
@@ -73,6 +102,10 @@ class StepClock:
         return event
 
 
+def _seconds(before: torch.cuda.Event, after: torch.cuda.Event) -> float:
+    return before.elapsed_time(after) / 1000
+
+
 class Pace:
     """How long this process's steps take, and how much they get done. Medians are over the last RECENT_STEPS."""
 
@@ -80,14 +113,16 @@ class Pace:
         self._all_seconds = 0.0
         self._num_warm_up = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+        self._recent_waits: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def add(self, seconds: float, amount: float) -> None:
-        """Take in a step that took so many seconds and got so much done."""
+    def add(self, seconds: float, amount: float, data_seconds: float = 0.0) -> None:
+        """Take in a step that took so many seconds and got so much done. data_seconds: how long of it was spent waiting for data."""
         self._all_seconds += seconds
         if self._num_warm_up < NUM_WARMUP_STEPS:
             self._num_warm_up += 1
         else:
             self._recent.append((seconds, amount))
+            self._recent_waits.append(data_seconds)
 
     def total_seconds(self) -> float:
         """Return the seconds of all steps."""
@@ -96,6 +131,11 @@ class Pace:
     def timed_seconds(self) -> float:
         """Return the seconds of the steps that medians are taken over."""
         return sum(seconds for seconds, _ in self._recent)
+
+    def data_wait(self) -> float | None:
+        """Return the share of their time that the same steps waited for data. It is that of their sum: workers hand over several batches
+        at once, and a median would see none of the pauses between."""
+        return sum(self._recent_waits) / self.timed_seconds() if self._recent else None
 
     def median_step_seconds(self) -> float | None:
         """Return the median, or None until there is a step beyond the warm-up."""

@@ -664,7 +664,7 @@ def test_an_exception_of_the_users_set_comes_through_unchanged() -> None:
         (f"{__name__}:NOT_CALLABLE", {}, "is a int; name a callable that returns \\(train, val\\)"),
         (f"{__name__}:own", {"find": 1}, "data.kwargs do not fit: .*'find'; it takes: found"),
         (f"{__name__}:own", {"found": "one"}, "returned a Squares; return a pair \\(train, val\\)"),
-        (f"{__name__}:own", {"found": "stream"}, "returned a Stream as its val set; return a map-style data set"),
+        (f"{__name__}:own", {"found": "stream"}, "returned 5 train and 0 val samples; each needs at least one"),
         (f"{__name__}:own", {"found": "empty"}, "returned 0 train and 2 val samples; each needs at least one"),
     ],
 )

@@ -102,7 +102,7 @@ def two_ranks() -> dict[str, Any]:
             run, targets = cpu_run(by_tokens(*shape, world_size=2, parallel=parallel)), []
             if parallel == "ddp":
                 run.module.register_forward_pre_hook(lambda module, args, to=targets: to.append(args[0]["targets"]))
-            plan = run.plans.of_step(0, run.config.split)
+            plan = run.plan_of_step(0, run.config.split)
             found["gradients"][parallel, shape] = gradient_of_step(run)
             found["targets"][shape] = sum(int((one != -100).sum()) for one in targets) or found["targets"].get(shape)
             found["samples"][shape] = [index for indices in plan.micro_batches for index in indices]

@@ -326,9 +326,11 @@ def test_a_snapshot_takes_no_training_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(throughput.time, "perf_counter", clock)
     monkeypatch.setattr(reporter, "take_snapshot", hours)
     reports: list[Report] = []
-    train(config(**SHORT, noise_snapshots=(200, 400)), reports.append, tmp_path)
+    trial = config(**SHORT, noise_snapshots=(200, 400))
+    train(trial, reports.append, tmp_path)
     assert now[0] > 20_000.0
-    assert reports[-1].metrics["train_seconds"] == reports[-1].samples_seen / 4, "a second a step"
+    readings = 1 + 2 * trial.gradient_accumulation_steps  # at the end of a step, and around each batch
+    assert reports[-1].metrics["train_seconds"] == readings * reports[-1].samples_seen / trial.effective_batch_size
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

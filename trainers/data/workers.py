@@ -1,0 +1,108 @@
+"""Data workers: processes that fetch batches ahead of the run. What they are started with, and what is said when one fails.
+
+They are torch's DataLoader's. A worker is forked, so it has the data set without a copy of it. Its memory is its own: it counts neither
+in the rank's peak nor in its limit, which the kernel holds each process to by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.errors import raised_text, users_frame
+
+_PR_SET_PDEATHSIG = 1
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How batches are fetched; what a DataLoader of the user's says beside its number of workers is kept."""
+
+    number: int = 0
+    """0: the run's own process fetches them, when it needs them."""
+    prefetch_factor: int = 2
+    """The batches that each worker is ahead."""
+    init: Callable[[int], Any] | None = None
+    """Called in each worker when it begins, with its number."""
+    context: Any = "fork"
+    """How they are started."""
+    timeout: float = 0
+    """The seconds after which a batch that has not come is an error; 0: never."""
+
+
+class WorkerFault(Exception):
+    """A data worker could not do its work. The message is in the user's words. Never taken for the run's own want of memory, whatever it
+    quotes: a smaller batch would not help."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the user's code raised in a worker, as it is sent to the run: the exception itself might not survive the way."""
+
+    said: str
+    trace: str
+
+
+def failure_of(error: BaseException, indices: Sequence[int]) -> Failure:
+    """indices: the samples at which it was raised."""
+    file, line = users_frame(error)
+    said = f"{named(indices)} raised {raised_text(error)} (in {file}, line {line})"
+    return Failure(said, "".join(traceback.format_exception(error)))
+
+
+def raised_in_a_worker(failure: Failure) -> WorkerFault:
+    return WorkerFault(
+        f"{failure.said}, in a data worker; mend it, or debug it in the run's own process with data.workers: 0\n\n{failure.trace}"
+    )
+
+
+def named(indices: Sequence[int]) -> str:
+    if len(indices) == 1:
+        return f"sample {indices[0]}"
+    more = "" if len(indices) <= MOST_NAMED else f" and {len(indices) - MOST_NAMED} more"
+    return f"the batch of samples {', '.join(map(str, indices[:MOST_NAMED]))}{more}"
+
+
+def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFault:
+    """exit_code: as `subprocess` has it. ran_out: true if the kernel has ended a process of this host or group for want of memory since
+    the workers began."""
+    if exit_code >= 0:
+        how = f"exited with status {exit_code}: code of the data set ended its process"
+        return WorkerFault(f"a data worker {how}; mend it, or debug it with data.workers: 0")
+    known = {number.value: number.name for number in signal.Signals}
+    how = f"a data worker was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+    if exit_code == -signal.SIGBUS:
+        return WorkerFault(
+            f"{how}: /dev/shm is full, through which workers hand over their batches; give it more room (docker run --shm-size=8g), or lower "
+            f"data.workers (now {num_workers})"
+        )
+    if exit_code == -signal.SIGKILL and ran_out:
+        return WorkerFault(
+            f"{how}: the host's memory had run out, of which each worker takes its own, beside what the rank is held to; lower data.workers "
+            f"(now {num_workers}), or let a sample need less"
+        )
+    return WorkerFault(f"{how}; see what ended it, or debug it with data.workers: 0")
+
+
+def begin_worker(number: int, *, init: Callable[[int], Any] | None, parent: int) -> None:
+    """Make this process a worker that ends with the run, and is not held to the rank's memory limit."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before that
+        os._exit(1)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    if init is not None:
+        init(number)
+
+
+def beginning(workers: Workers) -> Callable[[int], None]:
+    """Return what each of these workers, which are this process's, begins with."""
+    return functools.partial(begin_worker, init=workers.init, parent=os.getpid())
