@@ -15,6 +15,7 @@ from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
 from orchestrator.output.panel import Panel
 from orchestrator.output.shown import Terminal, shown
+from orchestrator.stages.input_bound import INPUT_BOUND
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
@@ -200,10 +201,16 @@ def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:
     """Return the metrics that people look at first; the training loss only where there is no validation loss. rate_unit: that of
     `tokens_per_second`."""
     known = {key: value for key, value in metrics.items() if value is not None}
-    parts = [text(known[key]) for key, text in _in_a_line(rate_unit).items() if key in known]
+    texts = _in_a_line(rate_unit).items()
+    parts = [said for key, text in texts if key in known and (said := text(known[key]))]
     if "val_loss" not in known and "loss" in known:
         parts.insert(0, f"loss {known['loss']:.3f}")
     return ", ".join(parts)
+
+
+def _waiting(share: float) -> str:
+    """Return the share of its time that a run waits for data; nothing where it hardly does."""
+    return f"{share:.0%} waiting for data" if share >= INPUT_BOUND / 2 else ""
 
 
 def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
@@ -211,6 +218,7 @@ def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
         "val_loss": "val loss {:.3f}".format,
         "generalisation_gap": "gap {:+.3f}".format,
         "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
+        "data_wait": _waiting,
         "peak_memory_bytes": bytes_text,
         "rho": "rho {:.1e}".format,
     }

@@ -13,6 +13,7 @@ from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.horizons import HorizonsFindings
+from orchestrator.stages.input_bound import input_bound
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.throughput import ThroughputFindings
@@ -213,6 +214,8 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
             "was planned; the probability counts with what it would have been"
         )
+    if waits := input_bound([winner]):
+        warnings.append(f"the recommended run is {waits}")
     if overfitting := overfitting_of(winner):
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, winner.config.sample_budget

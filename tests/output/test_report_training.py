@@ -49,6 +49,16 @@ def test_the_recommended_run_and_the_baseline_are_shown_from_their_own_files(stu
     assert cells[2] == ["400", "2", "8", "0.25", "0.04", "1.5", "1e-05", "0.0002", "0.2", "-", "0.003"]
 
 
+def test_how_long_each_step_waited_for_data_is_drawn() -> None:
+    some = [replace(step, data_wait=0.3) for step in steps(4)]
+    figures = step_figures([RunCurves("baseline", some, [])])
+    assert [figure.y.label for figure in figures][-1] == "share of the step waiting for data"
+    assert [mark.y for mark in figures[-1].series[0].marks] == [0.3] * 4
+    assert figures[-1].caption == (
+        "From 10% on the run is input-bound: more data.workers would make it faster, and another batch would not."
+    )
+
+
 def test_what_is_damaged_is_said_above_the_figures_and_ends_no_report(study: Study, tmp_path: Path) -> None:
     """Though it be all that the run has kept."""
     baseline = next(trial.id for trial in study.trials.values() if trial.protected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -369,8 +370,30 @@ def test_finetuning_on_few_samples_is_told_with_how_often_each_is_met(num_sample
     assert "Warning" not in of_a_curve(((1024, 3.0, 3.0),), num_samples).verdict, "pre-training says it in its notes"
 
 
+@pytest.mark.parametrize(
+    ("waited", "remedy"),
+    [
+        ({"data_wait": 0.34, "data_workers": 2.0}, "raise data.workers (now 2), not the batch"),
+        (
+            {"data_wait": 0.34, "data_workers": 1.0, "stream_passes": 0.0},
+            "make the stream cheaper to read, which one process does, or return a map-style data set, and raise data.workers, not the batch",
+        ),
+        ({"data_wait": 0.09, "data_workers": 2.0}, None),
+    ],
+)
+def test_a_run_that_waited_for_data_is_told_with_the_remedy(waited: dict[str, float], remedy: str | None) -> None:
+    found = of_a_curve(((1024, 3.0, 3.0),), waited=waited).verdict
+    if remedy is None:
+        assert "Warning" not in found
+    else:
+        assert f" Warning: the recommended run is input-bound: 34% of each step waits for data; {remedy}." in found
+
+
 def of_a_curve(
-    curve: tuple[tuple[int, float, float], ...], num_samples: int = 32_768, **changes: Any
+    curve: tuple[tuple[int, float, float], ...],
+    num_samples: int = 32_768,
+    waited: Mapping[str, float] | None = None,
+    **changes: Any,
 ) -> Recommendation:
     """curve: (samples, validation loss, training loss) at each evaluation."""
     config = example_config(stages=[{"type": "train"}], **changes)
@@ -382,7 +405,7 @@ def of_a_curve(
             study,
             Evaluated(id="train-m8k1", metrics={"samples_seen": samples, "val_loss": val_loss, "loss": loss}, rungs={}),
         )
-    end_trial(study, "train-m8k1", 1.0, {})
+    end_trial(study, "train-m8k1", 1.0, dict(waited or {}))
     conclude(study, TrainFindings("train-m8k1", curve[-1][1]), "")
     found = recommend(config, study)
     assert found is not None

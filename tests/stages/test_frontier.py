@@ -50,6 +50,8 @@ class World:
     slowed: Callable[[Proposal], bool] = lambda proposal: False
     others: Callable[[Proposal], float] = lambda proposal: 0.0
     """What other processes take of the CPUs."""
+    waits: Callable[[Proposal], float] = lambda proposal: 0.0
+    """The share of a step's time that it waits for data."""
     more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
     chunked: tuple[float, float] = (0.5, 1.0)
     """Of cross-entropy in chunks: times the rate, times the memory."""
@@ -93,6 +95,8 @@ class World:
             peak_memory_bytes=peak * MIB,
             gpu_slowed=float(self.slowed(proposal)),
             other_cpu_share=self.others(proposal),
+            data_wait=self.waits(proposal),
+            data_workers=2.0,
             device_memory_bytes=self.device_memory_bytes,
         )
 
@@ -206,6 +210,33 @@ def test_a_point_beside_whose_every_timing_something_else_was_at_work_is_marked(
     known, _ = played(World(others=lambda proposal: 0.6 if proposal.id in (smallest, finalist) else 0.0))
     marked = {str(one.point) for one in known.found(FrontierFindings).measured if one.disturbed}
     assert marked == {"none-m1"}
+
+
+def test_a_rate_that_the_data_bounds_is_told_as_the_datas_and_not_as_the_devices() -> None:
+    """Above micro-batch 8 data come no faster, so that more memory does not pay: for want of workers."""
+
+    def waits(proposal: Proposal) -> float:
+        return 1 - 8 / proposal.config.micro_batch_size if proposal.config.micro_batch_size > 8 else 0.0
+
+    known, found = played(World(waits=waits))
+    chosen = known.found(FrontierFindings).chosen
+    assert chosen.input_bound is not None
+    share = 1 - 8 / chosen.micro_batch_size
+    assert chosen.input_bound.data_wait == pytest.approx(share)
+    most = chosen.tokens_per_second / (1 - share)
+    assert (
+        f"input-bound: {share:.0%} of each step waits for data; raise data.workers (now 2), not the batch: without the wait it would "
+        f"reach up to {most:,.0f} tokens/s"
+    ) in found.reason
+    notes = "".join(found.notes)
+    assert "of each step waits for data: that is the data's doing, and says nothing of the device" in notes
+    assert "their order is that of the data, and another one with more data.workers" in notes
+
+
+def test_a_frontier_that_does_not_wait_for_data_says_nothing_of_them() -> None:
+    known, found = played(World(waits=lambda proposal: 0.09))
+    assert known.found(FrontierFindings).chosen.input_bound is None
+    assert "data.workers" not in found.reason + "".join(found.notes)
 
 
 def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said() -> None:

@@ -92,6 +92,25 @@ def rounds_of(known: Known) -> int:
     return max(trial.proposal.round or 0 for trial in known.study.trials.values())
 
 
+def test_batches_that_wait_for_data_are_told_with_the_remedy() -> None:
+    known = Known({"type": "throughput", "max_samples": 10**9}, None, sample_budget=10**6, more_stages=[TRAIN])
+    known.concluded(frontier(1, 2, 4))
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        rate = min(100.0, samples_per_second(waiting[0].config.micro_batch_size, "none"))
+        seconds = waiting[0].config.effective_batch_size / rate
+        waits = {"data_wait": 0.4, "data_workers": 1.0}
+        known.end(
+            waiting[0].id, tokens_per_second=128 * rate, step_seconds=seconds, **signal(waiting[0].config), **waits
+        )
+    found = known.conclude()
+    assert found.reason.endswith(
+        "input-bound: 40% of each step waits for data; raise data.workers (now 1), not the batch"
+    )
+    bound = known.found(ThroughputFindings).input_bound
+    assert bound is not None
+    assert bound.data_wait == 0.4
+
+
 # Which batches
 
 

@@ -99,7 +99,7 @@ class Feed:
         self.place = found.place or self.place
         if isinstance(self._samples, Stream) and found.passes > self.passes:
             where = self._samples.where
-            text = f"{where} came to its end within the first {found.step:,} samples, or the step after them, and began again"
+            text = f"{where} came to its end in the step that began at {found.step:,} samples, and began again"
             give_notice(NoticeKind.REPEATED_STREAM, text)
         self.passes = max(self.passes, found.passes)
 
@@ -165,6 +165,8 @@ class _Streamed(IterableDataset[Delivered]):
             yield _of_stream(reader, ask)
 
     def __iter__(self) -> Iterator[Delivered]:
+        # Streams that share themselves out among workers (those of the library datasets do) see that there is nobody to share with.
+        torch.utils.data._utils.worker._worker_info = None  # pyright: ignore[reportAttributeAccessIssue]
         reader: StreamReader | None = None
         for ask in self._asked:
             try:

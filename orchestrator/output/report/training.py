@@ -12,6 +12,7 @@ from orchestrator.output.plots import element
 from orchestrator.output.report.figures import figure_element
 from orchestrator.output.report.tables import html_table, number_cell
 from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series
+from orchestrator.stages.input_bound import INPUT_BOUND
 from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
@@ -86,13 +87,19 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
     norms = [
         Series(one.name, _thinned(one.steps, [s.gradient_norm for s in one.steps]), i) for i, one in enumerate(kept)
     ]
+    waits = [Series(one.name, _thinned(one.steps, [s.data_wait for s in one.steps]), i) for i, one in enumerate(kept)]
     samples = Axis("samples seen", zero=True)
-    return [
+    figures = [
         Figure(
             "step_losses", samples, Axis("training loss"), tuple(losses), "The loss of every step, before its update."
         ),
         Figure("gradient_norms", samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
     ]
+    if any(one.marks for one in waits):  # earlier versions have not measured it
+        share = Axis("share of the step waiting for data", zero=True)
+        told = f"From {INPUT_BOUND:.0%} on the run is input-bound: more data.workers would make it faster, and another batch would not."
+        figures.append(Figure("data_wait", samples, share, tuple(waits), told))
+    return figures
 
 
 def _thinned(steps: Sequence[Step], values: Sequence[float]) -> tuple[Mark, ...]:

@@ -17,6 +17,7 @@ from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from orchestrator.stages.frontier.propose import FrontierProgress, modes
 from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.frontier.variants import Variant, variants
+from orchestrator.stages.input_bound import input_bound
 from orchestrator.stages.mode import Mode
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
@@ -36,7 +37,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     findings = _findings(known, chosen)
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
     unit = context.study.facts.rate_unit
-    notes += _on_verifications(known) + _on_the_front(findings, unit) + _on_variants(known, chosen)
+    notes += _on_verifications(known) + _on_the_front(findings, unit) + _on_the_data(findings) + _on_variants(known, chosen)
     notes += on_knobs(known, findings)
     notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)
@@ -56,6 +57,9 @@ def _sentence(findings: FrontierFindings, rate_unit: str) -> str:
     said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
     if largest.micro_batch_size != chosen.micro_batch_size:
         said.append(f"the largest that fits, {_describe(largest.point)}, reaches {largest.tokens_per_second:,.0f}")
+    if (bound := chosen.input_bound) is not None:
+        most = bound.without_wait(chosen.tokens_per_second)
+        said.append(f"{bound}: without the wait it would reach up to {most:,.0f} tokens/s")
     return "; ".join(said)
 
 
@@ -109,6 +113,7 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
             max(map(peak_of, done)),
             _samples_per_second(decisive),
             disturbed=all(known.context.disturbance(trial) for trial in decisive),
+            input_bound=input_bound(decisive),
         )
     return found
 
@@ -208,9 +213,30 @@ def _on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]:
     if point is None:
         return []
     top = findings.front[-1]
+    waits = _waits_behind(findings, point)
+    while_ = f", where {waits}: that is the data's doing, and says nothing of the device" if waits else ""
     return [
         f"more memory stops paying at {point.name}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
-        f"most {rate_unit} at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory"
+        f"most {rate_unit} at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory{while_}"
+    ]
+
+
+def _waits_behind(findings: FrontierFindings, point: Point) -> str:
+    """Return how points of the front wait for data that take more memory than this one; nothing where they hardly do."""
+    measured = {str(one.point): one for one in findings.measured}
+    behind = [measured[one.name] for one in findings.front if one.peak_memory_bytes > point.peak_memory_bytes]
+    shares = [one.input_bound.data_wait for one in behind if one.input_bound]
+    return f"up to {max(shares):.0%} of each step waits for data" if shares else ""
+
+
+def _on_the_data(findings: FrontierFindings) -> list[str]:
+    """Return which sizes are as fast as their data come, if the chosen one is not the only one, or not one of them."""
+    bound = sorted({one.micro_batch_size for one in findings.measured if one.input_bound})
+    if not bound or bound == [findings.chosen.micro_batch_size]:
+        return []
+    listed = ", ".join(map(str, bound))
+    return [
+        f"input-bound at micro-batch {listed}: their order is that of the data, and another one with more data.workers"
     ]
 
 

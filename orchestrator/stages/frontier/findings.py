@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from orchestrator.stages.estimates.timing import Order, Ratio
 from orchestrator.stages.frontier.pareto import Point
+from orchestrator.stages.input_bound import InputBound
 from orchestrator.stages.mode import Mode
 
 
@@ -33,6 +34,8 @@ class MeasuredPoint:
     """Over all ranks; None in the findings of earlier versions."""
     disturbed: bool = False
     """True if something else was at work whenever it was timed: it is faster than that, nobody knows by how much."""
+    input_bound: InputBound | None = None
+    """How its steps waited for data; None where they hardly did."""
 
     @property
     def point(self) -> OperatingPoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
@@ -13,6 +14,7 @@ from orchestrator.stages.estimates.ranking import goodput
 from orchestrator.stages.estimates.timing import Ratio, Timings, held_against
 from orchestrator.stages.findings import concluded
 from orchestrator.stages.forms import Form, Rate, rate_of
+from orchestrator.stages.input_bound import input_bound
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.throughput.propose import ThroughputProgress
 from orchestrator.study.state import Conclusion
@@ -34,8 +36,12 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
         rate_of(form, timed.rate(form), timed.interval(form), len(timed.rounds), timed.deviation())
         for form in forms.values()
     ]
-    findings = _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed)))
+    waits = input_bound(trial for trial in context.trials() if trial.config.split == fastest.split)
+    findings = replace(
+        _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed))), input_bound=waits
+    )
     said = [_fastest(fastest, timed), *_others(context, timed, others), _noise(scale, findings)]
+    said += [str(waits)] if waits else []
     return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from orchestrator.stages.chosen import RankBatch
 from orchestrator.stages.forms import Rate
+from orchestrator.stages.input_bound import InputBound
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,5 @@ class ThroughputFindings:
     """The least and the most that a goodput can be within the intervals of noise scale and rate."""
     busy: bool = False
     """True if something else had the machine while the batches were timed."""
+    input_bound: InputBound | None = None
+    """How the steps of the fastest batch waited for data; None where they hardly did."""
