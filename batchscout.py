@@ -42,7 +42,7 @@ def find(
     """Run a study, or go on with it, and return it. The same call again goes on from its run directory.
 
     model: a callable that makes an nn.Module, so that each seed has weights of its own, or a module, with whose weights every run
-    begins. train, val: map-style data sets, or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
+    begins. train, val: map-style data sets, streams or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
     (loss_sum, num_targets); None where the module returns these. lightning: instead of these four, a callable that returns
     (LightningModule, LightningDataModule), or with a Trainer as a third. transformers: likewise, one that returns a Trainer.
     run_dir: where the study lives; runs/<the script's name> if it is None. stages: their names, or keys; all five if it is None.
