@@ -102,7 +102,8 @@ def _parts(value: Any) -> list[str | bytes]:
     if isinstance(value, nn.Module):
         weights = [(name, tensor.detach().cpu().numpy().tobytes()) for name, tensor in value.state_dict().items()]
         return [text_of(type(value)), *(part for pair in weights for part in pair)]
-    if hasattr(value, "__len__"):
+    is_set = hasattr(value, "__iter__") or hasattr(value, "__len__")
+    if is_set and not isinstance(value, type):  # a stream has no length
         told = getattr(value, "content_hash", None) or getattr(value, "_fingerprint", "")
-        return [type(value).__qualname__, str(len(value)), str(told)]
+        return [type(value).__qualname__, str(len(value) if hasattr(value, "__len__") else ""), str(told)]
     return [text_of(value)]

