@@ -129,7 +129,7 @@ def test_no_knob_is_tried_where_memory_is_not_what_binds() -> None:
 def test_unasked_only_what_changes_nothing_and_is_known_to_go_is_tried(
     asked: list[str] | None, facts: Facts | None, tried: bool
 ) -> None:
-    known, _ = played(World(knobs={CHUNKED: (0.5, 1.0)}), facts, **({} if asked is None else {"memory_knobs": asked}))
+    known, _ = played(World(knobs={CHUNKED: (0.5, 1.0)}), facts, memory_knobs=asked)
     assert bool(probes_with_knobs(known)) is tried
 
 
