@@ -63,7 +63,7 @@ def passed_by(does: str, seconds: float = 60.0, **changes: Any) -> FirstPass:
 @pytest.mark.parametrize(
     ("does", "expected"),
     [
-        ("nothing wrong", FirstPass("passed", "pass")),
+        ("nothing wrong", FirstPass("passed", "pass", targets_per_sample=1.0)),
         ("exit", FirstPass("ended", "pass", "a user's code may print", 3)),
         ("take all memory", FirstPass("too_large", "pass")),
     ],
@@ -110,7 +110,7 @@ def test_a_mean_over_something_else_is_refused_with_both_numbers() -> None:
         found.said,
     )
     right = trial.model_copy(update={"loss": MeanLoss(targets="targets")})
-    assert first_pass(right, 60.0) == FirstPass("passed", "pass")
+    assert first_pass(right, 60.0) == FirstPass("passed", "pass", targets_per_sample=5.5)
 
 
 def test_data_that_do_not_load_end_it() -> None:
