@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainers.before.live_bytes import LiveBytes, no_collection
 from trainers.before.one_of_several import followed, ranks_of
+from trainers.before.one_sequence import one_sequence_each
 from trainers.before.peak_memory import Line, PeakMemory, peak_of
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
@@ -183,7 +184,8 @@ def _two_steps(
     for num_micro_batches in (1, _most_that_differ(config)):
         optimizer.zero_grad(set_to_none=True)
         batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
-        accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
+        with one_sequence_each(sample):
+            accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
         with NumbersAreOne(), torch.compiler.set_stance("force_eager"):
             update.take(one)
         if average is not None:

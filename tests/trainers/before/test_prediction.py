@@ -219,3 +219,18 @@ def test_bad_input_stays_bad_input_in_the_users_words() -> None:
     assert isinstance(refused, ValueError)
     assert "hidden_dim (10) is not a multiple of num_heads (3)" in str(refused)
     assert predicted == predict(config())
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_has_no_mask_for_sequences_that_are_not_packed() -> None:
+    """It would make one of length x length where it cannot read the positions."""
+    kwargs = {
+        "model_type": "llama",
+        "config": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2},
+    }
+    trial = config(model={"target": "hf", "kwargs": kwargs}, micro_batch_size=1)
+    peaks = []
+    for seq_len in (512, 1024):
+        train_set, _ = data(seq_len=seq_len, vocab_size=24, num_train=1, num_val=1)
+        peaks.append(max(live_bytes(trial, train_set, fetch(train_set, [0]))))
+    assert peaks[1] < 2 * peaks[0]
