@@ -23,7 +23,11 @@ PEERS = "accelerate", "lightning"
     [
         ("frontier_search", PEERS, {"ours", "doubling and bisecting", "accelerate", "lightning power", "cases"}),
         ("step_throughput", PEERS, {"ratio", "ratio_whole", "ratio_all_statistics", "tokens_per_second"}),
-        ("input_pipeline", ("lightning",), {"ours, 2 workers, throttled", "by hand, 0 workers", "lightning, 2 workers"}),
+        (
+            "input_pipeline",
+            ("lightning",),
+            {"ours, 2 workers, throttled", "by hand, 0 workers", "lightning, 2 workers"},
+        ),
         ("trial_overhead", (), {"ratio_1_rank", "ours_seconds", "naive_seconds", "recompile_seconds"}),
         ("memory_prediction", (), {"worst_eager_error", "worst_compiled_error", "worst_error_of_two_ranks"}),
     ],

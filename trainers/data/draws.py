@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ def draw_from(seed: int) -> None:
     random.seed(seed)
 
 
+_numpy_random: Any = np.random  # its stubs do not know of the two functions that are used here
 _APART = np.random.MT19937()
 """What numpy draws from meanwhile: to copy the state of its own takes longer than to read a small batch."""
 
@@ -30,13 +32,13 @@ _APART = np.random.MT19937()
 @contextlib.contextmanager
 def drawing_apart() -> Iterator[None]:
     """Leave the generators as they were before this block: the run draws its dropout from torch's."""
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_bit_generator(), random.getstate()
-    np.random.set_bit_generator(_APART)
+    of_torch, of_numpy, of_python = torch.get_rng_state(), _numpy_random.get_bit_generator(), random.getstate()
+    _numpy_random.set_bit_generator(_APART)
     try:
         yield
     finally:
         torch.set_rng_state(of_torch)
-        np.random.set_bit_generator(of_numpy)
+        _numpy_random.set_bit_generator(of_numpy)
         random.setstate(of_python)
 
 

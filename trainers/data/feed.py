@@ -258,5 +258,5 @@ class _Asked(Sampler[Ask]):
         return self._asked
 
 
-def _as_it_is(delivered: Delivered) -> Delivered:
+def _as_it_is(delivered: Any) -> Any:
     return delivered
