@@ -65,7 +65,8 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
         case "missing":
             return f"{at}is missing; add it"
         case "union_tag_not_found":
-            return f"{at}has no type; add one of {', '.join(_words(first))}"
+            choice = Pruner if place[-1] == "pruner" else StageConfig
+            return f"{at}has no type; add one of {', '.join(_members_by_type(choice))}"
         case "value_error":
             return f"{at}{message}"
         case _:
@@ -137,12 +138,9 @@ def _counted(item: ErrorDetails) -> str:
 def _words(item: ErrorDetails) -> list[str]:
     """Return the words that may stand at a place, if it takes words."""
     context: dict[str, Any] = item.get("ctx", {})
-    said = str(context.get("expected") or context.get("expected_tags") or _TYPES_OF_STAGES)
-    return [word.strip().strip("'") for word in said.replace(" or ", ", ").split(",")] if _takes_words(item) else []
-
-
-def _takes_words(item: ErrorDetails) -> bool:
-    return item["type"] in ("literal_error", "union_tag_invalid", "union_tag_not_found")
+    said = str(context.get("expected") or context.get("expected_tags"))
+    takes_words = item["type"] in ("literal_error", "union_tag_invalid")
+    return [word.strip().strip("'") for word in said.replace(" or ", ", ").split(",")] if takes_words else []
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -202,4 +200,3 @@ def _members_by_type(choice: object) -> dict[str, type[Strict]]:
 
 
 _BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner) | _members_by_type(LossByType)
-_TYPES_OF_STAGES = ", ".join(_members_by_type(StageConfig))

@@ -18,7 +18,7 @@ class Panel:
         self._console, self._render = console, render
         self._widths: list[int] = []
         """Of the lines that the terminal shows."""
-        self._live = Live(get_renderable=self._drawn, console=console, refresh_per_second=2, transient=True)
+        self._live = Live(get_renderable=self.drawn, console=console, refresh_per_second=2, transient=True)
 
     def start(self) -> None:
         self._live.start()
@@ -26,7 +26,7 @@ class Panel:
     def stop(self) -> None:
         self._live.stop()
 
-    def _drawn(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
         """Return what is drawn now, after removing what rich does not know to be there."""
         self._console.control(_erase_above(rows_broken_off(self._widths, self._console.width)))
         drawn = self._render()

@@ -125,6 +125,26 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
         assert [one for one in said if words in one.replace("validation", "").replace("invalid", "")] == []
 
 
+@pytest.mark.parametrize(("override", "words"), [
+    ("stages=[{smallest: 1}]", "stages.0: has no type; add one of frontier, throughput, equivalence, train, learning_rate, "),
+    ("stages.train.pruner={}", "stages.train.pruner: has no type; add one of none, asha"),
+    ("stages.train.pruner={type: hyperband}", "stages.train.pruner: it is of the type 'hyperband', and takes none or asha; change it"),
+    ("stages.frontier.activation_checkpointing=[fulll]", "it is 'fulll', and takes none, selective or full or a number; did you mean full?"),
+    ("optimizer.betas=[0.9]", "optimizer.betas.1: the list ends before it; add it"),
+    ("optimizer.betas=[0.9, 1, 2]", "optimizer.betas: it is [0.9, 1, 2], and takes at most 2 members; change it"),
+    ("optimizer.warmup=soon", "optimizer.warmup: it is 'soon', and takes auto or short or a whole number; change it"),
+    ("seeds=5", "seeds: it is 5, and takes a list; write [5]"),
+    ("data=3", "data: it is 3, and takes keys of its own; write them below it, or in braces"),
+    ("optimizer.lr=.inf", "optimizer.lr: it is inf, and takes a finite number; change it"),
+    ("deterministic=maybe", "deterministic: it is 'maybe', and takes true or false; change it"),
+    ("sample_budget=", "sample_budget: it is null, and takes a whole number; give it a value, or leave the key out"),
+    ("model.target=7", "model.target: it is 7, and takes text; change it"),
+])  # fmt: skip
+def test_a_fault_says_what_stands_there_and_what_may_and_the_remedy(tmp_path: Path, override: str, words: str) -> None:
+    (line,) = refusal(tmp_path, "", override).splitlines()[1:]
+    assert words in line
+
+
 @pytest.mark.parametrize(("override", "place"), [
     ("stages.frontier.larges=3", "stages.frontier.larges"),
     ("stages.train.pruner={type: asha, min_sample: 1}", "stages.train.pruner.min_sample"),

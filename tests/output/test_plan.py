@@ -54,3 +54,10 @@ def test_micro_batches_that_are_cut_by_tokens_are_told(capsys: pytest.CaptureFix
 
 def test_a_study_that_trains_nothing_has_no_share_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
     assert "probes (" not in planned(capsys, [{"type": "frontier"}])
+
+
+def test_what_the_frontier_tries_at_its_fastest_point_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = Facts(num_blocks=2, chunked_cross_entropy=True)
+    print_plan(study_of(stages=[{"type": "frontier"}]), facts, predict_memory=False)
+    assert "  at the fastest point, also: the model as one graph, cross-entropy in chunks\n" in capsys.readouterr().out
+    assert "at the fastest point" not in planned(capsys, [{"type": "frontier"}]), "of a model that has neither"

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.output.panel import rows_broken_off
+from orchestrator.output.panel import Panel, rows_broken_off
 from orchestrator.output.progress import Progress
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.causes import Cause
@@ -127,6 +128,24 @@ def test_a_narrower_window_breaks_lines_into_rows(widths: list[int], columns: in
     assert rows_broken_off(widths, columns) == rows
 
 
+def test_the_rows_that_a_narrower_window_has_made_are_removed_before_the_panel_is_drawn_anew() -> None:
+    """In tmux, rich alone left them standing above the panel."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=20)
+    shown = Panel(console, lambda: Text("x" * 90 + "\nshort"))
+    console.print(shown.drawn())
+    console.print(shown.drawn())
+    assert isinstance(console.file, io.StringIO)
+    assert UP not in console.file.getvalue(), "the window is as it was"
+    console.width = 40
+    console.print(shown.drawn())
+    assert console.file.getvalue().count(UP) == 2, "90 columns are three rows of 40"
+    console.print(shown.drawn())
+    assert console.file.getvalue().count(UP) == 2, "rich has drawn rows of 40 since, and knows of them"
+
+
+UP = "\x1b[1A"
+
+
 def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyConfig, study: Study) -> None:
     progress = Progress(config, study, quiet=True)
     progress.stage_began(config.stages[0])
@@ -140,7 +159,7 @@ def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyCon
 
 SAYS = """
 import sys
-from orchestrator.output.panel import rows_broken_off
+from orchestrator.output.panel import Panel, rows_broken_off
 from orchestrator.output.progress import Progress
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.state import Study

@@ -15,6 +15,7 @@ from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
 from orchestrator.stages.frontier.propose import modes, propose
+from orchestrator.stages.frontier.variants import variants
 from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
 from trainers.knobs import in_words, that_change_the_loss
@@ -26,6 +27,7 @@ def describe(context: StageContext[Frontier]) -> list[str]:
         *on_blocks(context),
         *_knobs(context),
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
+        *_tried_beside(context),
         f"{context.stage.finalists} finalists in {context.stage.rounds} rounds; then, in a fresh process each, {_verified(context)}",
     ]
 
@@ -38,6 +40,11 @@ def _knobs(context: StageContext[Frontier]) -> list[str]:
     checked = that_change_the_loss(names)
     runs = f"; a check of the loss in short runs before {in_words(checked)} may be chosen" if checked else ""
     return [f"memory knobs, where memory binds, in at most {MOST_PROBES} probes: {in_words(names)}{runs}"]
+
+
+def _tried_beside(context: StageContext[Frontier]) -> list[str]:
+    names = ", ".join(variant.name for variant in variants(context))
+    return [f"at the fastest point, also: {names}"] if names else []
 
 
 def _verified(context: StageContext[Frontier]) -> str:
