@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, data, gradient_of_step, in_fresh_process, relative_error
 from trainers.before.prediction import predict
 from trainers.checkpoints.made_with import differences, made_with
@@ -57,6 +58,19 @@ def first_step(**fields: Any) -> tuple[torch.Tensor, float]:
     """(the gradient of the first step, its loss)"""
     run = cpu_run(config(**fields))
     return gradient_of_step(run), run.read()[0].loss
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    """The loss takes the head's weights after DDP's forward, and their gradient meets all the same."""
+    expected, loss = first_step(**SPLIT, **HEADED, micro_batch_size=4)
+    for found, same in on_two_ranks(first_step_of_two_ranks, tmp_path):
+        assert relative_error(found, expected) < 1e-5
+        assert same == pytest.approx(loss, rel=1e-6)
+
+
+def first_step_of_two_ranks() -> tuple[torch.Tensor, float]:
+    return first_step(**SPLIT, **HEADED, micro_batch_size=2, world_size=2, memory_knobs=CHUNKED)
 
 
 def test_a_target_that_does_not_count_may_be_any_number() -> None:
