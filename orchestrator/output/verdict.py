@@ -183,7 +183,7 @@ def _in_tokens(winner: Trial) -> str:
     if tokens is None or count is None or padding is None:
         return ""
     ranks = "" if winner.config.world_size == 1 else " over all ranks"
-    return f"; a step had {tokens:,.0f} tokens in {count:.1f} micro-batches{ranks} on average, {padding:.0%} of them padding"
+    return f"; a step had {tokens:,.0f} tokens on average, in {count:.1f} micro-batches{ranks} of which {padding:.0%} is padding"
 
 
 def _times(trial: TrialConfig) -> str:

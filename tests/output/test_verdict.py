@@ -424,7 +424,7 @@ def test_a_verdict_tells_micro_batches_that_are_cut_by_tokens() -> None:
     assert found is not None
     assert found.verdict.startswith(
         "Train with micro-batches of at most 8,192 tokens (as many as 8 of the longest samples have), at most 4 accumulation steps "
-        "(effective batch 64; a step had 12,346 tokens in 3.2 micro-batches over all ranks on average, 12% of them padding)"
+        "(effective batch 64; a step had 12,346 tokens on average, in 3.2 micro-batches over all ranks of which 12% is padding)"
     )
     tree = found.to_json()
     assert tree["micro_batch_tokens"] == 8192

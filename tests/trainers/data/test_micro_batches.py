@@ -72,7 +72,7 @@ def by_tokens(micro_batch_size: int, accumulation: int, world_size: int = 1, **c
         "optimizer": {"max_gradient_norm": None},
         "micro_batch": {},
     }
-    sizes = {
+    sizes: dict[str, Any] = {
         "micro_batch_size": micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "world_size": world_size,
@@ -99,14 +99,12 @@ def two_ranks() -> dict[str, Any]:
     found: dict[str, Any] = {"gradients": {}, "targets": {}, "samples": {}, "sizes": {}}
     for shape in TWO_RANKS:
         for parallel in ("ddp", "fsdp"):
-            run, targets = cpu_run(by_tokens(*shape, world_size=2, parallel=parallel)), []
-            if parallel == "ddp":
-                run.module.register_forward_pre_hook(lambda module, args, to=targets: to.append(args[0]["targets"]))
+            run = cpu_run(by_tokens(*shape, world_size=2, parallel=parallel))
             plan = run.plan_of_step(0, run.config.split)
             found["gradients"][parallel, shape] = gradient_of_step(run)
-            found["targets"][shape] = sum(int((one != -100).sum()) for one in targets) or found["targets"].get(shape)
-            found["samples"][shape] = [index for indices in plan.micro_batches for index in indices]
-            found["sizes"][shape] = [len(indices) for indices in plan.micro_batches]
+            mine = [index for indices in plan.micro_batches for index in indices]
+            found["samples"][shape], found["sizes"][shape] = mine, [len(indices) for indices in plan.micro_batches]
+            found["targets"][shape] = sum(uneven()[0].lengths[index] for index in mine)
     return found
 
 
