@@ -42,8 +42,10 @@ class LiveBytes(TorchDispatchMode):
         """Count a tensor. One that is made of others, such as a DTensor of its shard, has a storage itself, which holds nothing."""
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
-            for name in names:
-                self._see(getattr(tensor, name))
+            parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
+            for part in parts:
+                if isinstance(part, torch.Tensor):
+                    self._see(part)
             return
         storage = tensor.untyped_storage()
         if storage._cdata not in self._bytes_of:
