@@ -43,7 +43,7 @@ from trainers.model.knobs import head_if_wanted, with_knobs
 from trainers.model.losses import autocasting
 from trainers.model.models import build_model, switch_off_dropout
 from trainers.model.parallel import leaves_of
-from trainers.model.shapes import NumbersAreOne, shapes_alone, why_not_followed
+from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
 from trainers.noise.gradient_noise import MicroGradientNorms
 from trainers.noise.step_statistics import parameters_moved, sums_of_step
 from trainers.step.accumulation import accumulate_gradient
@@ -167,7 +167,8 @@ def _two_steps(
     The first step, of one micro-batch, makes the optimizer's state; during the second, of two where the run accumulates, all
     is alive that ever is. The run's loss scale and its counts are left out, as they are scalars.
     """
-    module = build_model(config.model, train_set).train()
+    with NumbersAre(0):
+        module = build_model(config.model, train_set).train()
     if not config.dropout:
         switch_off_dropout(module)
     loss = with_knobs(module, config, head_name)
@@ -186,7 +187,7 @@ def _two_steps(
         batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
         with one_sequence_each(sample):
             accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
-        with NumbersAreOne(), torch.compiler.set_stance("force_eager"):
+        with NumbersAre(1), torch.compiler.set_stance("force_eager"):
             update.take(one)
         if average is not None:
             average.update(config.effective_batch_size)

@@ -62,11 +62,16 @@ def _name(operation: object) -> str:
     return str(getattr(operation, "overloadpacket", operation))
 
 
-class NumbersAreOne(TorchDispatchMode):
-    """Answers 1 to whoever reads a number that is not known: right where no number changes a shape, as in an optimizer's step."""
+class NumbersAre(TorchDispatchMode):
+    """Answers with one number to whoever reads one that is not known, where no number changes a shape: 1 in an optimizer's step,
+    which divides by what it reads, and 0 where weights are drawn, which goes on as long as one of them is out of bounds."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return func(*args, **(kwargs or {}))
         except DataDependentOutputException:
-            return 1.0 if args[0].is_floating_point() else 1
+            return float(self._number) if args[0].is_floating_point() else self._number

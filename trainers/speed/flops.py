@@ -29,7 +29,7 @@ from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import NoLossAndCount, check_loss, fake_batch
 from trainers.model.losses import LossFunction, loss_function
 from trainers.model.models import build_model
-from trainers.model.shapes import shapes_alone, why_not_followed
+from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
 
 # BatchNorm refuses a batch in which a channel has one value.
 COUNTED_SAMPLES = 2
@@ -108,7 +108,8 @@ def _count(make: Callable[[FakeTensorMode], nn.Module], config: TrialConfig, tra
     counts = _Counts()
     for length, sample in samples.items():
         with shapes_alone() as fake:
-            module = make(fake)
+            with NumbersAre(0):
+                module = make(fake)
             with _naming_the_cause():
                 counts[length] = _count_one(module, loss, sample)
     return counts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainers.errors import Obstacle
-from trainers.model.shapes import NumbersAreOne, shapes_alone, why_not_followed
+from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
 
 extension = torch.library.Library("batchscout_tests_of_shapes", "DEF")
 extension.define("doubled(Tensor x) -> Tensor")
@@ -56,9 +56,14 @@ def test_an_obstacle_is_told(
     assert not caplog.records
 
 
-def test_numbers_that_no_shape_depends_on_are_one_where_they_are_not_known() -> None:
-    with shapes_alone(), NumbersAreOne():
+def test_a_number_that_no_shape_depends_on_is_answered_where_it_is_not_known() -> None:
+    with shapes_alone(), NumbersAre(1):
         known = torch.tensor(3.0)
         assert known.item() == 3
         assert (known * torch.ones(2)).norm().item() == 1
         assert torch.ones(2, dtype=torch.long).sum().item() == 1
+
+
+def test_weights_that_are_drawn_until_they_are_within_bounds_can_be_followed() -> None:
+    with shapes_alone(), NumbersAre(0):
+        assert torch.nn.init.trunc_normal_(torch.empty(3, 5)).shape == (3, 5)
