@@ -42,6 +42,7 @@ UNITS: dict[str, Callable[[float], str]] = {
     "ratio": lambda value: f"{value:.2f}x",
     "error": lambda value: f"{value:.1%}",
     "overhead": lambda value: f"{value:.1%}",
+    "data_wait": lambda value: f"{value:.1%}",
     "unused": lambda value: f"{value:.1%}",
 }
 

@@ -632,6 +632,38 @@ def test_a_model_with_a_linear_head_is_known_to_go_with_chunks_and_others_are_no
         tried("tests.support.heads:Capped", **asked)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data": {"target": "tests.support.fed:streams", "kwargs": {"kind": "uneven"}}},
+            r"the train stream of data.target 'tests.support.fed:streams' has samples of 5 and of 7 numbers among its first, and the "
+            r"frontier must measure the longest, which a stream has no `lengths` to find; pad or pack them to one length in the stream, or "
+            r"return a map-style data set with `lengths`",
+        ),
+        (
+            {"data": {"target": "tests.support.fed:streams", "workers": 2}},
+            r"one process reads them; set data.workers: 1",
+        ),
+        (
+            {"data": {"target": "tests.support.fed:streams", "pad": {"0": 0}}},
+            r"data.pad pads samples to the longest of a batch, and the train stream .* is a stream, of whose samples nobody knows the longest; pad",
+        ),
+        (
+            {"data": {"target": "tests.support.fed:streams"}, "micro_batch": {"tokens": "auto"}},
+            r"micro_batch cuts a step by the tokens of its samples, and the train stream .* is a stream, which has no `lengths`; leave",
+        ),
+    ],
+)
+def test_a_stream_that_a_study_cannot_use_is_refused_before_anything_starts(
+    changes: dict[str, Any], message: str
+) -> None:
+    frontier = {"stages": [{"type": "frontier"}], "optimizer": {"reference_batch_size": 8}}
+    study = parse_study(STUDY | frontier | changes, "s")
+    with pytest.raises(ValueError, match=message):
+        preflight.check(study, compiles=False)
+
+
 @pytest.mark.slow
 def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
     from trainers.before.prediction import predict
