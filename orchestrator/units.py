@@ -41,7 +41,7 @@ def number_text(value: float) -> str:
 
 def rate_text(rate: float, unit: str) -> str:
     """Return 12,300 tokens/s, 4.21 samples/s and the like."""
-    return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
+    return f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.3g} {unit}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -30,6 +30,7 @@ ROOMS = {
 LEAVES_OF_TRAINERS = {
     "checksums",
     "config",
+    "counted",
     "criteria",
     "errors",
     "files",

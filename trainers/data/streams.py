@@ -21,6 +21,8 @@ from trainers.data.draws import draw_from, drawing_apart, seed_of
 
 SECONDS_BETWEEN_STATES = 1.0
 """How often a stream is asked for its state: it may hold a buffer of samples. What lies behind the last one is read again."""
+SKIPPED_AT_ONCE = 64
+"""So many samples at most are held while a stream is brought back to its place."""
 NUM_COMPARED = 16
 """So many of the first samples are looked at for whether they differ in length."""
 NOT_WHOLE = ("BufferShuffledExamplesIterable",)
@@ -111,8 +113,9 @@ class StreamReader:
         with drawing_apart():
             draw_from(seed_of(self._seed, -1 - self.passes))
             self._iterator = iter(self._samples)
-        self._read_up_to(begin)
-        self._read.clear()
+        while self.number < begin:
+            self._read_up_to(min(begin, self.number + SKIPPED_AT_ONCE))
+            self._read.clear()
 
     def take(self, numbers: Sequence[int], keep_from: int) -> list[Any]:
         """Return the samples of these numbers. None below `keep_from` is asked for again."""

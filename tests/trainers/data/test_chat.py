@@ -17,7 +17,10 @@ from tests.support.tiny import config, cpu_run
 from trainers.config import DataConfig
 from trainers.data.batches import fetch
 from trainers.data.chat import ChatSamples
+from trainers.data.chat_tokenizers import PLAIN
+from trainers.data.conversations import Row, pieces_of, texts_of
 from trainers.data.samples import load_data
+from trainers.data.tokenizers import trained_bpe
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -74,12 +77,11 @@ def opened(train: str, **kwargs: Any) -> tuple[ChatSamples, ChatSamples]:
 def tokenizer_folder(folder: Path, template: str | None) -> str:
     """A real tokenizer of transformers, trained on the spot."""
     transformers = pytest.importorskip("transformers")
-    from trainers.data.chat_tokenizers import _texts
-    from trainers.data.conversations import Row
-    from trainers.data.tokenizers import trained_bpe
+    from datasets import Dataset
 
     special = ["<|im_start|>", "<|im_end|>"]
-    bpe = trained_bpe(300, _texts(iter([Row("here", one) for one in ROWS])), special)
+    texts = [texts_of(pieces_of(Row("here", one), PLAIN)) for one in ROWS]
+    bpe = trained_bpe(300, Dataset.from_dict({"text": texts}), special)
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
     made.chat_template = template
     made.save_pretrained(folder / "tokenizer")
