@@ -54,8 +54,8 @@ def causal(model_type: str, **config: Any) -> dict[str, Any]:
     }
 
 
-_SHAPE = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 4}
-_GATED = {**_SHAPE, "intermediate_size": 512}
+_SHAPE: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 4}
+_GATED: dict[str, Any] = {**_SHAPE, "intermediate_size": 512}
 _GROUPED = {**_GATED, "num_key_value_heads": 2}
 
 
@@ -68,22 +68,22 @@ def bert(vocab_size: int) -> nn.Module:
     return BertForMaskedLM(BertConfig(vocab_size=vocab_size, intermediate_size=768, **_SHAPE))
 
 
+_STARTS: dict[str, Any] = {"decoder_start_token_id": 0}
+
+
 def t5(vocab_size: int) -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=vocab_size, d_model=192, d_kv=48, d_ff=768, num_layers=3, num_heads=4, decoder_start_token_id=0
-        )
+        T5Config(vocab_size=vocab_size, d_model=192, d_kv=48, d_ff=768, num_layers=3, num_heads=4, **_STARTS)
     )
 
 
 def vit(num_classes: int = 10) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(
-        ViTConfig(image_size=64, patch_size=8, intermediate_size=768, num_labels=num_classes, **_SHAPE)
-    )
+    config: dict[str, Any] = {"intermediate_size": 768, "num_labels": num_classes, **_SHAPE}
+    return ViTForImageClassification(ViTConfig(image_size=64, patch_size=8, **config))
 
 
 def resnet(num_classes: int = 10, width: int = 48) -> nn.Module:

@@ -73,7 +73,7 @@ def _resizing_seen_by(see: Callable[[torch.UntypedStorage], None]) -> Iterator[N
         see(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_see
+    torch.UntypedStorage.resize_ = resize_and_see  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
