@@ -112,9 +112,11 @@ def _longest_sample(config: StudyConfig, train_set: Samples) -> int | None:
     """Return the tokens of the longest training sample, where micro-batches are cut by tokens. Raises ValueError where the budget does not hold
     the micro-batch sizes that the study file asks for."""
     from trainers.data.micro_batches import check_tokens
+    from trainers.data.streams import Stream
 
     if config.micro_batch is None:
         return None
+    assert not isinstance(train_set, Stream), "it was refused"
     return int(check_tokens(config.micro_batch, max(_sizes_asked_for(config)), train_set).max())
 
 

@@ -137,7 +137,7 @@ def test_what_is_no_language_model_of_ours_passes_and_learns_checkpointed(
     assert (found.outcome, found.said) == ("passed", "")
     run = Run(trial, torch.device("cpu"))
     counted, num_blocks = IN_PROCESS[name]
-    assert counted_in(run.train_set, found.targets_per_sample) == counted
+    assert counted_in(run.first_samples, found.targets_per_sample) == counted
     assert len(find_blocks(run.module, trial.model.blocks)) == num_blocks
     reports: list[Report] = []
     train(trial, reports.append, tmp_path / "run")

@@ -167,7 +167,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     """Return nanoGPT's loop: the model compiled as one graph, fused AdamW, batches pinned and copied while the GPU computes."""
     import torch
 
-    from trainers.data.samples import load_data
+    from trainers.data.samples import first_of, load_data
     from trainers.device.device_peak import device_peak
     from trainers.device.memory import PeakMeter, device_metrics
     from trainers.model.models import initial_module
@@ -177,7 +177,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
 
     train_set, _ = load_data(trial.data)
     module = initial_module(trial, train_set)
-    work = work_of(trial, module, train_set)
+    work = work_of(trial, module, first_of(train_set, 1))
     module.to(place)
     optimizer, model = build_optimizer(module, trial), torch.compile(module, dynamic=False)
     meter, clock = PeakMeter(place), StepClock(place)

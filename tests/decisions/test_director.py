@@ -473,7 +473,7 @@ def decided(study: Study) -> dict[str, Any]:
 
 def _without_clocks(trial: Trial) -> Trial:
     """Nor who happened to come last to a rung, and so did not have to wait there."""
-    return replace(trial, seconds=0.0, paused_at=frozenset())
+    return replace(trial, seconds=0.0, holds=(), paused_at=frozenset())
 
 
 @pytest.mark.parametrize("pruner", [{"synchronous": True}, {"synchronous": True, "min_samples": 4}])

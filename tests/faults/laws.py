@@ -13,9 +13,9 @@ from orchestrator.config.trial import base_trial
 from orchestrator.study.events import Evaluated, Event, Noticed, Started
 from tests.faults.driver import Driver, check_nothing_was_lost_or_doubled
 from tests.faults.scene import EVALUATIONS, MICRO_BATCH_SIZE, SAMPLE_BUDGET, STUDY, Scene
+from tests.support.map_style import map_style_sets
 from trainers.data.batches import fetch
 from trainers.data.order import SampleOrder
-from trainers.data.samples import load_data
 from trainers.notices import NoticeKind
 
 
@@ -85,7 +85,7 @@ def last_started(events: list[Event], before: float) -> str:
 def batches_in_order() -> list[int]:
     """What `LogsItsBatches` logs of a run from its first step to its last."""
     trial = base_trial(parse_study(STUDY, "the harness's study"), None)
-    train_set, _ = load_data(trial.data)
+    train_set, _ = map_style_sets(trial.data)
     order = SampleOrder(len(train_set), trial.seed)
     starts = range(0, SAMPLE_BUDGET, MICRO_BATCH_SIZE)
     batches = [fetch(train_set, order.indices(range(start, start + MICRO_BATCH_SIZE))) for start in starts]

@@ -98,9 +98,13 @@ def test_batches_that_wait_for_data_are_told_with_the_remedy() -> None:
     while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
         rate = min(100.0, samples_per_second(waiting[0].config.micro_batch_size, "none"))
         seconds = waiting[0].config.effective_batch_size / rate
-        waits: dict[str, Any] = {"data_wait": 0.4, "data_workers": 1.0}
         known.end(
-            waiting[0].id, tokens_per_second=128 * rate, step_seconds=seconds, **signal(waiting[0].config), **waits
+            waiting[0].id,
+            tokens_per_second=128 * rate,
+            step_seconds=seconds,
+            data_wait=0.4,
+            data_workers=1.0,
+            **signal(waiting[0].config),
         )
     found = known.conclude()
     assert found.reason.endswith(

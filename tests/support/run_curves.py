@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.output.report.training import RunCurves
 from trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
-from trainers.step_log import Step
+from trainers.step_log import Step, read_steps
 
 
 def steps(count: int, spike_at: int | None = None) -> list[Step]:
@@ -33,3 +34,8 @@ def example_curves() -> list[RunCurves]:
         RunCurves("recommended", steps(900), []),
         RunCurves("baseline", steps(300, spike_at=100), [snapshot(40, 12.0), snapshot(400, 60.0)]),
     ]
+
+
+def steps_taken(path: Path) -> list[Step]:
+    """The steps of a file without the time that they waited for data, which no run repeats."""
+    return [replace(step, data_wait=0.0) for step in read_steps(path)]

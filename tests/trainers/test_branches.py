@@ -13,12 +13,12 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.ranks import on_two_ranks
+from tests.support.run_curves import steps_taken
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, sample_numbers, stop_at
 from trainers.checkpoints.checkpoint import load_kept
 from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.report import Answer, Report
-from trainers.step_log import read_steps
 
 BUDGET = 96
 ONE_SPLIT: dict[str, Any] = {"dropout": 0.0, "gradient_accumulation_steps": 4}
@@ -62,8 +62,8 @@ def test_a_branch_in_which_nothing_differs_ends_bit_by_bit_as_its_source(
         torch.manual_seed(1000)  # what else the process draws is of no consequence
     whole, tail = final_state(sources[optimizer]), final_state(tmp_path)
     assert_equal_bit_by_bit(whole | {"noise_steps": whole["noise_steps"][5:]}, tail)
-    steps = read_steps(sources[optimizer] / "steps.jsonl")
-    assert read_steps(tmp_path / "steps.jsonl") == steps[5:]
+    steps = steps_taken(sources[optimizer] / "steps.jsonl")
+    assert steps_taken(tmp_path / "steps.jsonl") == steps[5:]
     assert [step.samples_seen for step in steps[4:6]] == [40, 48]
 
 

@@ -35,7 +35,7 @@ def test_it_is_the_validation_loss_less_that_over_the_first_samples_of_the_run_w
         run.step()
     val_loss = evaluate(run)["val_loss"]
     measured = generalisation(run, val_loss)
-    expected = mean_loss(run, [run.train_set[index] for index in run.order.indices(range(7))])
+    expected = mean_loss(run, [run.first_samples[index] for index in run.order.indices(range(7))])
     assert measured["train_loss"] == pytest.approx(expected, rel=1e-5)
     assert measured["generalisation_gap"] == val_loss - measured["train_loss"]
     assert run.module.training
@@ -44,7 +44,7 @@ def test_it_is_the_validation_loss_less_that_over_the_first_samples_of_the_run_w
 def test_samples_that_the_run_has_not_met_do_not_count() -> None:
     run = cpu_run(config(micro_batch_size=4, evaluation_samples=16))
     run.step()
-    met = [run.train_set[index] for index in run.order.indices(range(4))]
+    met = [run.first_samples[index] for index in run.order.indices(range(4))]
     assert generalisation(run, 0.0)["train_loss"] == pytest.approx(mean_loss(run, met), rel=1e-5)
 
 

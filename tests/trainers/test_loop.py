@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tests.support.map_style import map_style
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, newest_state, relative_error
 from trainers import loop
@@ -265,7 +266,8 @@ def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_b
         losses.append(evaluate(run)["val_loss"])
         assert run.module.training
     run.module.eval()
-    stacked = {key: torch.stack([sample[key] for sample in run.val_set]) for key in run.val_set[0]}
+    val_set = map_style(run.val_set)
+    stacked = {key: torch.stack([sample[key] for sample in val_set]) for key in val_set[0]}
     with torch.no_grad():
         loss_sum, num_targets = run.module(stacked)
     assert losses == pytest.approx([(loss_sum / num_targets).item()] * 3, rel=1e-6)
@@ -273,7 +275,7 @@ def test_evaluation_is_the_mean_over_all_validation_targets_whatever_the_micro_b
 
 def test_validation_samples_without_targets_are_an_error_that_says_so() -> None:
     run = cpu_run(config(data={"target": "tests.support.tiny:data", "kwargs": {"num_val": 3}}))
-    for sample in run.val_set:
+    for sample in map_style(run.val_set):
         sample["targets"][:] = -100
     with pytest.raises(ValueError, match="none of the 3 validation samples has a target"):
         evaluate(run)

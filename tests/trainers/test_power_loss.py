@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.support.disk import Disk, NotHere
+from tests.support.map_style import map_style_sets
 from tests.support.tiny import newest_state
 from trainers.checkpoints.checkpoint import save_checkpoint
 from trainers.config import DataConfig
-from trainers.data.samples import load_data
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def test_tokenized_text_is_there_and_is_not_made_again(
     text.write_text("".join(f"line {i}\n" for i in range(1000)))
     kwargs = {"train": str(text), "seq_len": 16, "tokenizer": {"train_bpe": 300}}
     config = DataConfig(target="text", kwargs=kwargs)
-    before = load_data(config)[0][3]["targets"]
+    before = map_style_sets(config)[0][3]["targets"]
     files = {path: path.stat().st_mtime_ns for path in (disk.root / "cache").rglob("*")}
     assert len(files) == 7, "the folders data and its entry, and the entry's five files"
     disk.lose_power()
-    assert torch.equal(load_data(config)[0][3]["targets"], before)
+    assert torch.equal(map_style_sets(config)[0][3]["targets"], before)
     assert {path: path.stat().st_mtime_ns for path in (disk.root / "cache").rglob("*")} == files

@@ -77,7 +77,7 @@ def _resizing_seen_by(see: Callable[[torch.UntypedStorage], None]) -> Iterator[N
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = resize
+        torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager

@@ -37,7 +37,9 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     findings = _findings(known, chosen)
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
     unit = context.study.facts.rate_unit
-    notes += _on_verifications(known) + _on_the_front(findings, unit) + _on_the_data(findings) + _on_variants(known, chosen)
+    notes += (
+        _on_verifications(known) + _on_the_front(findings, unit) + _on_the_data(findings) + _on_variants(known, chosen)
+    )
     notes += on_knobs(known, findings)
     notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
     notes += on_max_samples(known) + on_the_machine(known)

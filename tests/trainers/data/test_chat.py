@@ -13,13 +13,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.support.map_style import map_style_sets
 from tests.support.tiny import config, cpu_run
 from trainers.config import DataConfig
 from trainers.data.batches import fetch
 from trainers.data.chat import ChatSamples
 from trainers.data.chat_tokenizers import PLAIN
 from trainers.data.conversations import Row, pieces_of, texts_of
-from trainers.data.samples import load_data
 from trainers.data.tokenizers import trained_bpe
 
 CHATML = (
@@ -69,7 +69,7 @@ def written(folder: Path, rows: list[Any]) -> str:
 
 
 def opened(train: str, **kwargs: Any) -> tuple[ChatSamples, ChatSamples]:
-    sets = load_data(DataConfig(target="chat", kwargs={"train": train, "val": train, **kwargs}))
+    sets = map_style_sets(DataConfig(target="chat", kwargs={"train": train, "val": train, **kwargs}))
     assert all(isinstance(one, ChatSamples) for one in sets)
     return sets  # pyright: ignore[reportReturnType]
 
@@ -142,7 +142,9 @@ def test_a_saved_data_set_gives_the_same_samples_and_its_own_validation_set(tmp_
     DatasetDict({"train": Dataset.from_list(rows), "validation": Dataset.from_list(rows[1:])}).save_to_disk(
         tmp_path / "saved"
     )
-    train, val = load_data(DataConfig(target="chat", kwargs={"train": str(tmp_path / "saved"), "tokenizer": "bytes"}))
+    train, val = map_style_sets(
+        DataConfig(target="chat", kwargs={"train": str(tmp_path / "saved"), "tokenizer": "bytes"})
+    )
     assert (len(train), len(val)) == (2, 1)
     of_file, _ = opened(file, tokenizer="bytes")
     for mine, other in ((train[0], of_file[0]), (train[1], of_file[3]), (val[0], of_file[3])):
@@ -189,7 +191,7 @@ def test_longer_conversations_are_cut_or_left_out_but_only_if_asked(file: str) -
 
 def test_without_a_validation_set_the_last_conversations_are_held_out(file: str) -> None:
     kwargs = {"train": file, "tokenizer": "bytes", "val_fraction": 0.25}
-    train, val = load_data(DataConfig(target="chat", kwargs=kwargs))
+    train, val = map_style_sets(DataConfig(target="chat", kwargs=kwargs))
     assert (len(train), len(val)) == (3, 1)
     assert bytes(val[0]["input_ids"].tolist()).startswith(b"<|user|>One?")
 
@@ -200,7 +202,7 @@ def test_the_masked_prompt_moves_no_weight(file: str) -> None:
     run = cpu_run(config(data=data, micro_batch_size=2, gradient_accumulation_steps=2))
     run.step()
     (step,) = run.read()
-    counted = sum(int((run.train_set[index]["targets"] != -100).sum()) for index in range(4))
+    counted = sum(int((run.first_samples[index]["targets"] != -100).sum()) for index in range(4))
     assert run.meter.noise.steps[0][2] == counted
     assert step.loss == pytest.approx(np.log(256), rel=0.1)
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.support.map_style import map_style_sets
 from tests.support.storage import Call, failing, on_failing_storage
 from tests.support.tiny import in_fresh_process
 from trainers.config import DataConfig, Split
@@ -53,7 +54,7 @@ def text_file(tmp_path: Path) -> Path:
 
 
 def load_own(target: str, **kwargs: Any) -> tuple[SampleSet, SampleSet]:
-    return load_data(DataConfig(target=target, kwargs=kwargs))
+    return map_style_sets(DataConfig(target=target, kwargs=kwargs))
 
 
 def load(target: str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
@@ -518,7 +519,7 @@ def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
         ({"val": "short.txt", "seq_len": 256}, "the val text has 120 tokens, one sample needs seq_len \\+ 1 = 257"),
         (
             {"train": "short.txt", "seq_len": 100},
-            "the train text has 1 sample\\(s\\) of seq_len \\+ 1 = 101 tokens, and val takes 1; "
+            "the train text has 1 sample of seq_len \\+ 1 = 101 tokens, and val takes 1; "
             "give more text, data.kwargs.val, or lower data.kwargs.seq_len",
         ),
         ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),

@@ -84,7 +84,7 @@ def whole_gradient(trial: TrialConfig) -> Tensor:
     """Of the mean loss over all targets of the first step, in one piece, without any code of ours but the model."""
     run = cpu_run(trial.model_copy(update={"world_size": 1}))
     module = initial_module(trial, run.train_set).double()
-    loss_sum, num_targets = module(fetch(run.train_set, run.order.indices(range(BATCH))))
+    loss_sum, num_targets = module(fetch(run.first_samples, run.order.indices(range(BATCH))))
     gradients = torch.autograd.grad(loss_sum / num_targets, list(module.parameters()))
     return torch.cat([gradient.flatten() for gradient in gradients])
 

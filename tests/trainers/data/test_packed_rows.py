@@ -155,7 +155,7 @@ def test_a_run_trains_on_rows() -> None:
     run = cpu_run(trial("llama", "transformers"))
     for _ in range(3):
         run.step()
-    assert len(run.train_set) == len(rows_of().rows) < 24
+    assert len(run.first_samples) == len(rows_of().rows) < 24
     assert all(step.loss > 0 for step in run.read())
 
 

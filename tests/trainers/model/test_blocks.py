@@ -69,7 +69,7 @@ def stages() -> nn.Sequential:
 
 def test_the_stages_of_a_convolutional_network_are_found_and_what_repeats_in_a_block_is_none() -> None:
     assert names(stages()) == ["1.0", "2.0", "2.1"]
-    assert names(nn.Sequential(*stages()[1:3])) == ["0.0", "1.0", "1.1"]
+    assert names(nn.Sequential(*list(stages())[1:3])) == ["0.0", "1.0", "1.1"]
     assert names(stages(), "2") == ["2.0", "2.1"]
 
 

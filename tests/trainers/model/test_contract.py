@@ -93,7 +93,7 @@ def with_loss(name: str, **changes: Any) -> TrialConfig:
 
 
 def checked(run: Run) -> None:
-    check_sum(run.module, run.loss_function, run.train_set, run.device)
+    check_sum(run.module, run.loss_function, run.first_samples, run.device)
 
 
 def test_a_run_refuses_a_model_that_returns_one_value() -> None:
@@ -144,7 +144,7 @@ def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not() -> 
 
 
 def parts(run: Run) -> dict[str, float]:
-    return loss_of_parts(run.module, run.loss_function, run.train_set, range(4), run.device)
+    return loss_of_parts(run.module, run.loss_function, run.first_samples, range(4), run.device)
 
 
 @pytest.mark.parametrize("changes", [{}, {"padded": True}, {"dropout": 0.5}, {"precision": "bfloat16"}])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
 from trainers.before.read_source import read
 from trainers.before.source import Source
@@ -289,4 +290,5 @@ def test_what_mostly_watches_is_told() -> None:
 def test_loaders_of_plain_data_are_taken_too() -> None:
     samples = [(torch.tensor(float(n)), n) for n in range(4)]
     train, val = loaded((DataLoader(samples, batch_size=2, shuffle=True), samples), "my:data")  # pyright: ignore[reportArgumentType]
+    train, val = map_style(train), map_style(val)
     assert (len(train), train[3][1], len(val)) == (4, 3, 4)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support.map_style import map_style_sets
 from tests.support.tiny import config
 from trainers.config import TrialConfig
-from trainers.data.samples import load_data
 from trainers.model.models import build_model
 from trainers.speed.flops import Work, flops_per_sample, work_of
 
@@ -29,7 +29,7 @@ def trial(target: str = "gpt", seq_len: int = 12, **changes: Any) -> TrialConfig
 
 
 def counted(asked: TrialConfig) -> Work | None:
-    train_set, _ = load_data(asked.data)
+    train_set, _ = map_style_sets(asked.data)
     return work_of(asked, build_model(asked.model, train_set).train(), train_set)
 
 
@@ -195,7 +195,7 @@ class Remembering(nn.Module):
 
 def test_counting_leaves_the_module_as_it_is() -> None:
     asked = trial(f"{__name__}:Remembering")
-    train_set, _ = load_data(asked.data)
+    train_set, _ = map_style_sets(asked.data)
     module = build_model(asked.model, train_set)
     assert work_of(asked, module, train_set) == Work(4 * 12, 4 * 12)
     assert isinstance(module, Remembering)

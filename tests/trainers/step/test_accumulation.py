@@ -131,7 +131,7 @@ def first_batch() -> FirstBatch:
     trial = split(BATCH, 1)
     run = cpu_run(trial)
     module = initial_module(trial, run.train_set)
-    return module, fetch(run.train_set, run.order.indices(range(BATCH)))
+    return module, fetch(run.first_samples, run.order.indices(range(BATCH)))
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.map_style import map_style_sets
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
 from trainers.before.prediction import live_bytes, predict
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
-from trainers.data.samples import load_data
 from trainers.loop import train
 from trainers.model.blocks import find_blocks
 from trainers.noise.step_statistics import read_step
 from trainers.step.optimizers import Together, build_optimizer, set_learning_rate
+from trainers.step.update import update_of
 
 HERE = "tests.trainers.step.test_optimizers"
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
@@ -133,6 +134,9 @@ def test_ones_own_is_called_with_the_rate_and_its_arguments_and_makes_the_same_s
     assert type(run.optimizer) is torch.optim.Adam
     by_hand = cpu_run(config(statistics=False))
     by_hand.optimizer = torch.optim.Adam(by_hand.parameters, lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
+    by_hand.update = update_of(
+        by_hand.config, by_hand.parameters, by_hand.optimizer, by_hand.scaler, by_hand.nominal_targets
+    )
     for _ in range(3):
         run.step()
         by_hand.step()
@@ -310,12 +314,12 @@ def test_its_state_counts_in_the_memory_that_is_predicted(settings: Any) -> None
 
 def test_what_an_optimizer_reads_of_its_tensors_does_not_keep_its_memory_from_being_predicted() -> None:
     """Adafactor's step reads norms. It keeps the sums of a matrix's rows and columns, where Adam keeps two of its size."""
-    wide = {"data": {"target": "tests.support.tiny:data", "kwargs": {"vocab_size": 4096}}}
+    wide: dict[str, Any] = {"data": {"target": "tests.support.tiny:data", "kwargs": {"vocab_size": 4096}}}
     weights = 4 * sum(p.numel() for p in cpu_run(config(**wide)).module.parameters())
     held = [held_after_a_step(config(**wide, optimizer=settings)) for settings in ({"type": "adafactor"}, {})]
     assert held[1] - held[0] == pytest.approx(2 * weights, rel=0.1)
 
 
 def held_after_a_step(trial: TrialConfig) -> float:
-    train_set, _ = load_data(trial.data)
+    train_set, _ = map_style_sets(trial.data)
     return live_bytes(trial, train_set, fetch(train_set, [0]))[-1]

@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.ranks import on_two_ranks
+from tests.support.run_curves import steps_taken
 from tests.support.tiny import (
     assert_equal_bit_by_bit,
     config,
@@ -82,7 +83,7 @@ def test_a_ramp_of_equal_phases_is_bit_by_bit_the_run_without_one(tmp_path: Path
     assert_equal_bit_by_bit(plain, ramp)
     averages = [state["average"]["values"] for state in (plain, ramp)]
     assert all(torch.equal(a, b) for a, b in zip(*averages, strict=True))
-    assert read_steps(tmp_path / "plain" / "steps.jsonl") == read_steps(tmp_path / "ramp" / "steps.jsonl")
+    assert steps_taken(tmp_path / "plain" / "steps.jsonl") == steps_taken(tmp_path / "ramp" / "steps.jsonl")
 
 
 def test_the_gradient_of_a_step_is_that_of_a_run_with_its_batch_on_the_same_samples() -> None:
