@@ -9,17 +9,13 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.output.progress import best_so_far, trial_metrics
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.output.time_split import time_split
-from orchestrator.stages.branch import BranchFindings
-from orchestrator.stages.findings import Choice, winner_of
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.grid import GridFindings
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.regularization import RegularizationFindings
-from orchestrator.stages.train import TrainFindings
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial
 from orchestrator.terminal import printable
@@ -80,7 +76,7 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
     for line in notice_lines(study):
         console.print(shown(line, style="yellow"))
     for stage in config.stages:
-        _print_stage(console, stage.type, study)
+        _print_stage(console, StageContext(stage, config, study))
     parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
     console.print(shown(f"\ntime: {parts}"))
 
@@ -96,7 +92,8 @@ def notice_lines(study: Study) -> list[str]:
     return lines if left_out <= 0 else [*lines[:MOST_NOTICES], f"and {left_out} more, in journal.jsonl"]
 
 
-def _print_stage(console: Terminal, stage: str, study: Study) -> None:
+def _print_stage(console: Terminal, context: StageContext[StageKeys]) -> None:
+    stage, study = context.stage.type, context.study
     console.print(shown(f"\n{stage}: {stage_state(stage, study)}", style="bold"))
     conclusion = study.conclusions.get(stage)
     if conclusion:
@@ -105,7 +102,7 @@ def _print_stage(console: Terminal, stage: str, study: Study) -> None:
     trials = study.of_stage(stage)
     if not trials:
         return
-    marked, unit = _marked(stage, study), study.facts.rate_unit
+    marked, unit = _marked(context), study.facts.rate_unit
     rows = [_row(trial, unit, is_marked=trial.id == marked) for trial in trials]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     width = console.width
@@ -113,25 +110,11 @@ def _print_stage(console: Terminal, stage: str, study: Study) -> None:
         console.file.write(_line(row, widths, printable(trial.explanation), width) + "\n")
 
 
-_CHOOSING: dict[str, type[Choice]] = {
-    kind.STAGE: kind
-    for kind in (
-        FrontierFindings,
-        TrainFindings,
-        LearningRateFindings,
-        GridFindings,
-        BranchFindings,
-        RegularizationFindings,
-    )
-}
-"""The findings of the stages that choose one of their trials."""
-
-
-def _marked(stage: str, study: Study) -> str | None:
+def _marked(context: StageContext[StageKeys]) -> str | None:
     """Return the id of the trial that has a star: the one that the stage chose and names, or the best so far."""
-    if stage in study.conclusions and stage in _CHOOSING:
-        return winner_of(study, _CHOOSING[stage])
-    best = best_so_far(study.of_stage(stage))
+    if (winner := stage_of(context.stage).winner(context)) is not None:
+        return winner
+    best = best_so_far(context.trials())
     return best.id if best else None
 
 
