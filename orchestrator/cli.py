@@ -75,37 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version that is installed, and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in (plan, run, trial):
-        command = _verb(verbs, verb, "study", "STUDY.yaml", "the study file")
-        command.add_argument(
-            "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
-        )
-        command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="where the study lives; default runs/<name>")
-        if verb is run:
-            command.add_argument(
-                "--address", metavar="ADDRESS", help="a Ray cluster to use ('auto': the one this node is in)"
-            )
-            command.add_argument(
-                "--min-nodes",
-                type=_count,
-                default=1,
-                metavar="N",
-                help="wait until the cluster has so many nodes: what it holds is counted once",
-            )
-            command.add_argument(
-                "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
-            )
-            command.add_argument(
-                "--retry-failed",
-                action="store_true",
-                help="try what failed again, though code and data are as they were",
-            )
-        if verb is plan:
-            command.add_argument(
-                "--no-memory",
-                action="store_true",
-                help="only read the study file: no prediction, and no look at model and data",
-            )
+    _add_verbs_of_a_study_file(verbs)
     command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--json", action="store_true", help="for programs")
     command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
@@ -120,6 +90,41 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--to", required=True, choices=EXPORTS)
     _add_launch(verbs)
     return parser
+
+
+def _add_verbs_of_a_study_file(verbs: Any) -> None:
+    """Add those that take a study file."""
+    for verb in (plan, run, trial):
+        command = _verb(verbs, verb, "study", "STUDY.yaml", "the study file")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
+        )
+        command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="where the study lives; default runs/<name>")
+        if verb is run:
+            _add_options_of_run(command)
+        if verb is plan:
+            command.add_argument(
+                "--no-memory",
+                action="store_true",
+                help="only read the study file: no prediction, and no look at model and data",
+            )
+
+
+def _add_options_of_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster to use ('auto': the one this node is in)")
+    command.add_argument(
+        "--min-nodes",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="wait until the cluster has so many nodes: what it holds is counted once",
+    )
+    command.add_argument(
+        "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
+    )
+    command.add_argument(
+        "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
+    )
 
 
 def _add_launch(verbs: Any) -> None:

@@ -29,7 +29,7 @@ from trainers.model.contract import check_first_loss
 from trainers.model.equivalence import Weights, weights_of
 from trainers.model.frozen import frozen_digest
 from trainers.model.knobs import head_if_wanted, on_device, with_knobs
-from trainers.model.losses import autocasting
+from trainers.model.losses import LossFunction, autocasting
 from trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
 from trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
 from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
@@ -62,37 +62,16 @@ class Run:
         config = with_settings(config)
         check_machine(config.memory_knobs, device.type)
         self.config, self.device = config, device
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        world_size = dist.get_world_size() if dist.is_initialized() else 1
-        if world_size != config.world_size:
-            raise ValueError(
-                f"world_size is {config.world_size}, but {world_size} process(es) run this trial; "
-                f"start {config.world_size} ranks or set world_size: {world_size}"
-            )
+        self.rank = _rank_of(config.world_size)
         self.meter = Meter(config, device, compile_seconds)
-        self.train_set, self.val_set = open_data(config.data.model_copy(update={"workers": None}).model_dump_json())
-        self.first_samples = first_of(self.train_set, max(SAMPLES_LOOKED_AT, config.evaluation_samples))
-        self.order = order_of(config, self.train_set)
-        plans = micro_batches_of(config, self.train_set, self.order, self.rank)
-        self.plan_of_step = functools.lru_cache(PLANS_KEPT)(plans.of_step)
-        workers = workers_of(config.data.workers, self.train_set)
-        self.feed = Feed(self.train_set, self._asked_from, workers, device, config.seed)
-        self.module = initial_module(config, self.train_set)
-        self.frozen_digest = frozen_digest(self.module, config)
-        self.work = work_of(config, self.module, self.first_samples)
-        self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
-        if config.sync_batch_norm and config.world_size > 1:
-            self.module = with_synced_batch_norm(self.module, device)
-        loss = with_knobs(self.module, config, head_if_wanted(config, self.first_samples))
-        lengths = getattr(self.train_set, "lengths", None)
-        self.model = distribute(
-            apply_to_blocks(self.module, config, lengths_differ=lengths is not None), config, device
-        )
+        self._open_data()
+        loss = self._build_model()
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.module, config)
         half_life = config.ema_half_life_samples
         self.average = WeightAverage(self.parameters, half_life) if half_life else None
         # The targets of one micro-batch at most. Divided by them, even a summed loss stays within float16's range.
+        lengths = getattr(self.train_set, "lengths", None)
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
         self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
@@ -105,6 +84,31 @@ class Run:
         self._unread: list[tuple[int, int, float]] = []  # (number, samples seen, learning rate) of each step
         torch.manual_seed(config.seed * config.world_size + self.rank)  # dropout differs between ranks
         self.meter.clock.start()
+
+    def _open_data(self) -> None:
+        """Open both sets, and plan which samples steps take and who fetches them."""
+        config = self.config
+        self.train_set, self.val_set = open_data(config.data.model_copy(update={"workers": None}).model_dump_json())
+        self.first_samples = first_of(self.train_set, max(SAMPLES_LOOKED_AT, config.evaluation_samples))
+        self.order = order_of(config, self.train_set)
+        plans = micro_batches_of(config, self.train_set, self.order, self.rank)
+        self.plan_of_step = functools.lru_cache(PLANS_KEPT)(plans.of_step)
+        workers = workers_of(config.data.workers, self.train_set)
+        self.feed = Feed(self.train_set, self._asked_from, workers, self.device, config.seed)
+
+    def _build_model(self) -> LossFunction:
+        """Build the module, and the model that ranks call; return the loss that belongs to it."""
+        config = self.config
+        self.module = initial_module(config, self.train_set)
+        self.frozen_digest = frozen_digest(self.module, config)
+        self.work = work_of(config, self.module, self.first_samples)
+        self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
+        if config.sync_batch_norm and config.world_size > 1:
+            self.module = with_synced_batch_norm(self.module, self.device)
+        loss = with_knobs(self.module, config, head_if_wanted(config, self.first_samples))
+        differ = getattr(self.train_set, "lengths", None) is not None
+        self.model = distribute(apply_to_blocks(self.module, config, lengths_differ=differ), config, self.device)
+        return loss
 
     def step(self) -> None:
         """One optimizer update from one effective batch."""
@@ -295,6 +299,16 @@ class Run:
         if point is not None:
             load_trained(module, branch_state(point, self.config, directory)["model"])
         return weights_of(module)
+
+
+def _rank_of(world_size: int) -> int:
+    """Return which rank this process is. Raises ValueError where the trial is one of another number of ranks."""
+    there = dist.get_world_size() if dist.is_initialized() else 1
+    if there != world_size:
+        raise ValueError(
+            f"world_size is {world_size}, but {there} process(es) run this trial; start {world_size} ranks or set world_size: {there}"
+        )
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def order_of(config: TrialConfig, train_set: Samples) -> SampleOrder | LongestAlways | InOrder:
