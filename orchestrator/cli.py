@@ -210,7 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from orchestrator.execution.code_shipping import import_from_here
-        from orchestrator.output.tracking import how_to_sync
+        from orchestrator.output.tracking import how_to_look
         from orchestrator.run import run_study
 
     import_from_here()
@@ -233,8 +233,8 @@ def run(arguments: argparse.Namespace) -> int:
             typed = quoted(arguments.dir or Path("runs") / config.name)
             print(f"  recommendation: {quoted(run_dir / 'recommendation.json')}", file=stream)
             print(f"  paste it:       batchscout export {typed} --to hf", file=stream)
-        if command := how_to_sync(config.tracking, run_dir):
-            print(f"  send to W&B:    {command}", file=stream)
+        for what, command in how_to_look(config.tracking, run_dir).items():
+            print(f"  {what + ':':15} {command}", file=stream)
     return ending.exit_code
 
 

@@ -30,7 +30,7 @@ from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
-from orchestrator.output.tracking import open_tracker, track_verdict
+from orchestrator.output.tracking import open_trackers, track_verdict
 from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -167,7 +167,8 @@ def _run_stages(driver: Driver, address: str | None) -> None:
     """Start Ray and the lanes once, and run every stage that is not concluded."""
     config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
     live_report = LiveReport(config, journal.study, run_dir, say)
-    observer = Observers([driver.progress, open_tracker(config.tracking, config.name, run_dir), live_report])
+    trackers = open_trackers(config.tracking, config.name, run_dir)
+    observer = Observers([driver.progress, *trackers, live_report])
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"

@@ -137,6 +137,8 @@ class Tracking(Strict):
     to be sent with `wandb sync`) or online."""
     project: str = "batchscout"
     """The project in Weights & Biases."""
+    tensorboard: bool = False
+    """true: the curves of each trial are also written for TensorBoard, into the run directory's `tensorboard/`."""
 
 
 class Placement(Strict):

@@ -1,4 +1,4 @@
-"""W&B offline, for real: what was logged is read back from the files that `wandb sync` would send."""
+"""W&B offline and TensorBoard, for real: what was logged is read back from the files that they write."""
 
 import json
 import re
@@ -15,9 +15,12 @@ import pytest
 
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
-from orchestrator.output.tracking import how_to_sync, open_tracker, run_id, track_verdict
+from orchestrator.output.tracking import how_to_look, open_trackers, track_verdict
+from orchestrator.output.tracking.of_wandb import run_id
 from orchestrator.study.causes import Cause
+from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from trainers import step_log
 from trainers.config import DataConfig, ModelConfig, TrialConfig
 from trainers.files import StorageLost
 
@@ -26,7 +29,7 @@ BLOCK = 32768
 
 @pytest.fixture
 def tracker(tmp_path: Path) -> Iterator[Observer]:
-    tracker = open_tracker(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+    (tracker,) = open_trackers(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
     yield tracker
     tracker.close()
 
@@ -159,7 +162,7 @@ def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
     evaluate(tracker, 8, 3.0)
     tracker.close()
     time.sleep(1.1)  # W&B names its folders by the second
-    again = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path)
+    (again,) = open_trackers(Tracking(wandb="offline"), "my-study", tmp_path)
     again.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
     evaluate(again, 8, 3.0)
     evaluate(again, 16, 2.0)
@@ -174,7 +177,7 @@ def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
 def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path: Path) -> None:
     ids = set()
     for name in ("here", "there"):
-        tracker = open_tracker(Tracking(wandb="offline"), "my-study", tmp_path / name)
+        (tracker,) = open_trackers(Tracking(wandb="offline"), "my-study", tmp_path / name)
         tracker.started(trial())
         tracker.close()
         ids.add(read_run(tmp_path / name, "train-m2")[0][0].run_id)
@@ -201,8 +204,11 @@ def test_the_verdict_is_a_run_of_its_own_beside_those_of_the_trials(tmp_path: Pa
 
 def test_the_command_that_sends_an_offline_study_is_told(tmp_path: Path) -> None:
     run_dir = tmp_path / "my study"
-    assert how_to_sync(Tracking(wandb="offline"), run_dir) == f"wandb sync '{run_dir}'/wandb/offline-run-*"
-    assert how_to_sync(Tracking(wandb="online"), run_dir) == how_to_sync(Tracking(), run_dir) == ""
+    sync = {"send to W&B": f"wandb sync '{run_dir}'/wandb/offline-run-*"}
+    assert how_to_look(Tracking(wandb="offline"), run_dir) == sync
+    curves = {"look at curves": f"tensorboard --logdir '{run_dir}'/tensorboard"}
+    assert how_to_look(Tracking(wandb="offline", tensorboard=True), run_dir) == sync | curves
+    assert how_to_look(Tracking(wandb="online"), run_dir) == how_to_look(Tracking(), run_dir) == {}
 
 
 def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
@@ -213,7 +219,7 @@ def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
 
 
 def test_off_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
-    assert type(open_tracker(Tracking(), "my-study", tmp_path)) is Observer
+    assert open_trackers(Tracking(), "my-study", tmp_path) == []
     code = "import sys, orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert list(tmp_path.iterdir()) == []
@@ -231,11 +237,71 @@ def test_online_without_a_login_is_refused_before_anything_starts(
     if key:
         monkeypatch.setenv("WANDB_API_KEY", key)
     with pytest.raises(ValueError, match=f"(?s){says}.*wandb login.*tracking.wandb: offline"):
-        open_tracker(Tracking(wandb="online"), "my-study", tmp_path)
+        open_trackers(Tracking(wandb="online"), "my-study", tmp_path)
     assert not (tmp_path / "wandb").exists()
 
 
 def test_a_directory_in_place_of_the_studys_token_is_named(tmp_path: Path) -> None:
     (token := tmp_path / "wandb" / "study-token").mkdir(parents=True)
     with pytest.raises(StorageLost, match=rf"^{re.escape(str(token))} could not be read: Is a directory$"):
-        open_tracker(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+        open_trackers(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+
+
+def keep_steps(run_dir: Path, numbers: range) -> None:
+    steps = [step_log.Step(number, 2 * number, 4.0 / number, 0.5, 1e-3) for number in numbers]
+    step_log.append(trial_directory(run_dir, "train-m2") / step_log.FILE_NAME, [step_log.line_of(steps)])
+
+
+def run_twice(tracking: Tracking, run_dir: Path) -> None:
+    """A trial of eight steps and two evaluations; the driver dies after the first, and the run takes two steps again."""
+    (first,) = open_trackers(tracking, "my-study", run_dir)
+    first.started(trial())
+    keep_steps(run_dir, range(1, 7))
+    evaluate(first, 8, 3.0)
+    first.close()
+    (second,) = open_trackers(tracking, "my-study", run_dir)
+    second.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
+    keep_steps(run_dir, range(5, 9))
+    evaluate(second, 8, 3.0)
+    evaluate(second, 16, 2.0)
+    second.ended(replace(trial(), state=TrialState.COMPLETE))
+
+
+@pytest.mark.slow
+def test_wandb_has_every_step_once_between_the_evaluations(tmp_path: Path) -> None:
+    run_twice(Tracking(wandb="offline", project="tests"), tmp_path)
+    rows = [row for _, rows, _, _ in read_run(tmp_path, "train-m2") for row in rows]
+    assert [row["samples_seen"] for row in rows] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert [row["step_loss"] for row in rows] == pytest.approx([4.0 / n for n in range(1, 9)])
+    assert [row.get("val_loss") for row in rows] == [None, None, None, 3.0, None, None, None, 2.0]
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard's event files of a run hold: (samples, value) of each curve."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            event = Event.FromString(content[at + 12 : at + 12 + length])
+            at += 16 + length
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_tensorboard_has_every_step_once_and_the_evaluations(tmp_path: Path) -> None:
+    run_twice(Tracking(tensorboard=True), tmp_path)
+    found = scalars(tmp_path / "tensorboard" / "train-m2")
+    assert sorted(found["step_loss"]) == [(2 * n, pytest.approx(4.0 / n)) for n in range(1, 9)]
+    assert sorted(found["val_loss"]) == [(8, 3.0), (16, 2.0)]
+    assert "samples_seen" not in found
+
+
+def test_tensorboard_has_the_verdict(tmp_path: Path) -> None:
+    track_verdict(Tracking(tensorboard=True), "my-study", tmp_path, "Train with micro-batch 4")
+    (file,) = (tmp_path / "tensorboard" / "study").iterdir()
+    assert b"Train with micro-batch 4" in file.read_bytes()
