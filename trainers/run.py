@@ -21,7 +21,7 @@ from trainers.data.feed import Ask, Feed
 from trainers.data.loaders import workers_of
 from trainers.data.micro_batches import StepPlan, micro_batches_of
 from trainers.data.order import InOrder, LongestAlways, SampleOrder
-from trainers.data.samples import Samples, first_of, load_data, num_samples
+from trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
 from trainers.data.streams import Place, Stream
 from trainers.knobs import check_machine, with_settings
 from trainers.model.activation_checkpointing import apply_to_blocks
@@ -44,8 +44,6 @@ from trainers.step.update import update_of
 from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
 
-SAMPLES_LOOKED_AT = 16
-"""So many of the first samples of a stream are kept at least, for what looks at a few."""
 # The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
 # after the first steps, as with the micro-gradients, of one interval in so many.
 STEPS_PER_INTERVAL = 10

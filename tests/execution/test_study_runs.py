@@ -132,9 +132,9 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(results: Ran) -> None:
     assert results.kinds().count("paused") >= 3
 
 
-def test_offline_wandb_has_a_closed_run_per_trial(results: Ran) -> None:
+def test_offline_wandb_has_a_closed_run_per_trial_and_one_of_the_study(results: Ran) -> None:
     files = list((results.run_dir / "wandb").glob("**/*.wandb"))
-    assert len(files) == len(results.study.trials)
+    assert len(files) == len(results.study.trials) + 1
 
 
 # Some of its learning rates again, on two ranks and in fresh processes

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.support.map_style import map_style
 from tests.support.ranks import on_two_ranks
+from tests.support.run_curves import steps_taken
 from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, newest_state, relative_error
 from trainers import loop
 from trainers.loop import milestones, train
@@ -24,7 +25,6 @@ from trainers.report import Answer, Report
 from trainers.reporting import reporter
 from trainers.reporting.evaluation import evaluate
 from trainers.reporting.reporter import rungs_crossed
-from trainers.step_log import read_steps
 
 Told = tuple[str, int, tuple[int, ...]]
 """(kind, samples seen, rungs) of a report"""
@@ -350,9 +350,9 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Pa
     parts, whole = (newest_state(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     assert not torch.equal(whole["random"][0]["cpu"], whole["random"][1]["cpu"])  # dropout differs between ranks
-    steps = read_steps(tmp_path / "parts" / "steps.jsonl")
+    steps = steps_taken(tmp_path / "parts" / "steps.jsonl")
     assert [step.number for step in steps] == list(range(1, 17))
-    assert steps == read_steps(tmp_path / "whole" / "steps.jsonl")
+    assert steps == steps_taken(tmp_path / "whole" / "steps.jsonl")
 
 
 @pytest.mark.slow

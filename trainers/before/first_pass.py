@@ -28,7 +28,7 @@ from torch import nn
 from trainers.config import TrialConfig
 from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch, move
-from trainers.data.samples import SampleSet, first_of, load_data
+from trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
 from trainers.device import cgroup
 from trainers.device.determinism import deterministic
 from trainers.device.device import pick_device
@@ -40,7 +40,6 @@ from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
-from trainers.run import SAMPLES_LOOKED_AT
 from trainers.step.optimizers import build_optimizer
 
 NUM_SAMPLES = 2

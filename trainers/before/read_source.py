@@ -16,11 +16,10 @@ from trainers.before.source import Library, Source
 from trainers.config import call_target, resolve
 from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch
-from trainers.data.samples import SampleSet, first_of, loaded
+from trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from trainers.errors import LossFault, raised_text, users_frame
 from trainers.model.contract import NotAddingUp, not_adding_up
 from trainers.model.losses import loss_function
-from trainers.run import SAMPLES_LOOKED_AT
 from trainers.sources.adapted import loaders_of, module_of, settings_of
 from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from trainers.sources.of_transformers import OfTrainer

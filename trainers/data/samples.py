@@ -27,6 +27,9 @@ class SampleSet(Protocol):
 
 Samples = SampleSet | Stream
 
+SAMPLES_LOOKED_AT = 16
+"""So many of the first samples of a stream are kept at least, for what looks at a few."""
+
 
 def load_data(config: DataConfig) -> tuple[Samples, Samples]:
     """Return the (train, val) sets that `data.target` names; neither is empty."""

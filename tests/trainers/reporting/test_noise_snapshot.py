@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.support.gradients import known_windows
 from tests.support.ranks import on_two_ranks
+from tests.support.run_curves import steps_taken
 from tests.support.tiny import config, cpu_run, newest_state
 from trainers import step_log
 from trainers.config import TrialConfig
@@ -307,7 +308,7 @@ def test_no_step_is_lost_to_a_snapshot(tmp_path: Path) -> None:
     assert found == expected
     assert len(found) == 100
     assert said["with"][-1].metrics["final_loss"] == said["without"][-1].metrics["final_loss"] == found[-1]
-    files = [step_log.read_steps(tmp_path / name / step_log.FILE_NAME) for name in said]
+    files = [steps_taken(tmp_path / name / step_log.FILE_NAME) for name in said]
     assert files[0] == files[1]
 
 
