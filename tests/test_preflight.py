@@ -186,6 +186,7 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "said"), BAD_IN_A_PASS)
 def test_what_a_real_pass_shows_is_one_message_too(
     home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAD = "import signal, sys, time\nfrom orchestrator.signals import *\n"

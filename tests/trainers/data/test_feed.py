@@ -24,6 +24,8 @@ from trainers.report import Answer, Report
 from trainers.speed import throughput
 from trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 
+pytestmark = pytest.mark.slow
+
 
 def trial(target: str = "drawing", workers: int | None = None, **changes: Any) -> TrialConfig:
     kwargs = changes.pop("kwargs", {})

@@ -21,6 +21,8 @@ from trainers.model.parallel import whole
 from trainers.notices import NoticeKind
 from trainers.report import Answer, Report
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def every_state(monkeypatch: pytest.MonkeyPatch) -> None:

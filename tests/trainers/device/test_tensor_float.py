@@ -15,6 +15,8 @@ from trainers.device.tensor_float import tensor_float_32
 from trainers.loop import train
 from trainers.report import Report
 
+pytestmark = pytest.mark.slow
+
 
 def settings() -> tuple[str, bool]:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
