@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -201,6 +202,9 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         wait_for(lambda: cluster.ask("sinfo", "-h", "-o", "%D%t").strip() == "2idle", 30)
         yield cluster
     finally:
+        subprocess.run(["scancel", "--user=root"], env=settings, check=False)  # a job would outlive its daemons
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not cluster.ask("squeue", "-h"), 30)
         for process in reversed(started):
             process.terminate()
         for process in started:
