@@ -42,6 +42,8 @@ def loss_function(loss: Loss | None) -> LossFunction:
             return _of_transformers
         case MeanLoss():
             return functools.partial(_of_mean, loss)
+        case CrossEntropyCriterion():
+            return _CrossEntropy(loss)
         case _:
             return functools.partial(_of_outputs, loss)
 
@@ -175,11 +177,39 @@ def logits_and_targets(
     return logits, F.pad(labels[:, 1:], (0, 1), value=IGNORED_TARGET), IGNORED_TARGET
 
 
+class _CrossEntropy:
+    """Cross-entropy of what a module returns, with the classes last or second.
+
+    The shapes say which, but not where a length is that of the classes. Samples of uneven length may come to that in any batch,
+    so what the batches before have shown is kept.
+    """
+
+    def __init__(self, criterion: CrossEntropyCriterion) -> None:
+        self._criterion = criterion
+        self._last: bool | None = None
+        """None: no batch has shown yet where the classes are."""
+
+    def __call__(self, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        logits, targets = _outputs_and_targets(self._criterion, module, batch)
+        last = logits.shape[:-1] == targets.shape
+        second = logits.dim() > 2 and logits.shape[:1] + logits.shape[2:] == targets.shape
+        if last != second:
+            self._last = last
+        elif not last or self._last is None:
+            raise _of_unknown_classes(logits, targets, either=last)
+        return _cross_entropy(logits, targets, self._criterion.ignore_index, classes_last=self._last)
+
+
+def _of_unknown_classes(logits: Tensor, targets: Tensor, *, either: bool) -> LossFault:
+    which = "and classes could be last or second" if either else "which are not one class for each target"
+    return LossFault(
+        f"the logits are {_shape(logits)} and the targets {_shape(targets)}, {which}; return logits with the targets' shape and the "
+        "classes last, or write the loss yourself as package.module:callable"
+    )
+
+
 def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    outputs, targets = _outputs_and_targets(criterion, module, batch)
-    if isinstance(criterion, CrossEntropyCriterion):
-        return _cross_entropy(outputs, targets, criterion.ignore_index)
-    return _elementwise(criterion, outputs, targets)
+    return _elementwise(criterion, *_outputs_and_targets(criterion, module, batch))
 
 
 def _outputs_and_targets(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -223,15 +253,10 @@ def _tensor_of(outputs: Any, criterion: Criterion) -> Tensor:
     return outputs
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    last, second = logits.shape[:-1] == targets.shape, logits.shape[:1] + logits.shape[2:] == targets.shape
-    if last == second and (not last or logits.dim() > 2):
-        which = "and classes could be last or second" if last else "which are not one class for each target"
-        raise LossFault(
-            f"the logits are {_shape(logits)} and the targets {_shape(targets)}, {which}; return logits with the targets' "
-            "shape and the classes last, or write the loss yourself as package.module:callable"
-        )
-    if last:
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, ignore_index: int, *, classes_last: bool | None
+) -> tuple[Tensor, Tensor]:
+    if classes_last:
         logits, targets = logits.flatten(0, -2), targets.flatten()
     loss_sum = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="sum")
     return loss_sum, (targets != ignore_index).sum()

@@ -118,6 +118,16 @@ def test_a_batch_or_an_output_that_does_not_fit_is_refused_with_the_remedy(
         of(told)(returning(outputs), batch)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_length_that_is_the_number_of_classes_is_read_as_the_batches_before_it(last: bool) -> None:
+    """As padding makes of samples of uneven length, in the middle of a run."""
+    loss = of("cross_entropy")
+    for length in (7, CLASSES, 4, CLASSES):
+        logits, targets = drawn(BATCH, length, CLASSES), classes(BATCH, length)
+        loss_sum, _ = loss(returning(logits if last else logits.transpose(1, 2)), (1, targets))
+        torch.testing.assert_close(loss_sum, F.cross_entropy(logits.transpose(1, 2), targets, reduction="sum"))
+
+
 def test_a_loss_is_written_in_short_or_in_full() -> None:
     read = TypeAdapter(Loss).validate_python
     assert read("mse") == read({"type": "mse"})
