@@ -45,7 +45,8 @@ from trainers.step.optimizers import build_optimizer
 NUM_SAMPLES = 2
 """BatchNorm takes no single one."""
 BYTES_PER_WEIGHT_BYTE = 3
-"""A pass takes weights, gradients and activations. A model for which there is not as much is followed with fake tensors."""
+"""A pass takes weights, gradients and activations; of weights that are frozen, themselves alone. A model for which there is not as
+much is followed with fake tensors."""
 MOST_OF_STDERR = 10_000
 _PR_SET_PDEATHSIG = 1
 
@@ -193,13 +194,16 @@ def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
             yield FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})")
 
 
+def _bytes_of_pass(module: nn.Module) -> int:
+    return sum(p.nbytes * (BYTES_PER_WEIGHT_BYTE if p.requires_grad else 1) for p in module.parameters())
+
+
 def _take(
     config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
 ) -> FirstPass:
     """Take the pass, and look whether the loss is a sum; where there is no room for that, follow it with fake tensors."""
-    weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     on_device = free_bytes(device)
-    if weight_bytes * BYTES_PER_WEIGHT_BYTE > (cgroup.available_bytes() if on_device is None else on_device):
+    if _bytes_of_pass(module) > (cgroup.available_bytes() if on_device is None else on_device):
         check_shapes(config, train_set)
         return FirstPass("too_large", "pass")
     module.to(device).train()

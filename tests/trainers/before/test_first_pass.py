@@ -52,6 +52,7 @@ class Faulty(nn.Module):
             case "take all memory":
                 torch.empty(1 << 50)
         logits = self.table(batch["words"] if self.does == "look for words" else batch["input_ids"])
+        logits = logits + getattr(self.table, "bias", 0.0)
         return logits.mean() if self.does == "return a mean" else logits.sum(), torch.tensor(logits.shape[0])
 
 
@@ -134,6 +135,17 @@ def test_a_model_without_room_is_followed_without_its_values(monkeypatch: pytest
     (*_, found) = module.parts(config(loss="mse"))
     assert isinstance(found, FirstPass)
     assert (found.outcome, "a batch has no 'labels'" in found.said) == ("refused", True)
+
+
+def test_frozen_weights_need_room_for_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Faulty(vocab_size=24, does="nothing wrong")
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: 2 * weights)
+    monkeypatch.setattr(module, "initial_module", lambda *_: model)
+    *_, trained = module.parts(config())
+    model.table.requires_grad_(False).bias = nn.Parameter(torch.zeros(1))
+    *_, adapted = module.parts(config())
+    assert [found.outcome for found in (trained, adapted) if isinstance(found, FirstPass)] == ["too_large", "passed"]
 
 
 LOADED = """
