@@ -12,7 +12,7 @@ import multiprocessing
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from trainers.data.batches import collated, fetch, move_aside
-from trainers.data.draws import drawing_apart, drawing_from
+from trainers.data.draws import drawing_apart, drawing_from, seed_of
 from trainers.data.samples import Samples
 from trainers.data.streams import Place, Stream, StreamReader
 from trainers.data.workers import Failure, Workers, beginning, ended_early, failure_of, raised_in_a_worker
@@ -124,6 +124,25 @@ class Feed:
         if self.workers.number == 0:
             return source.deliver(asked)
         return _by_workers(source, asked, self.workers, pinned=self._device.type == "cuda")
+
+
+@contextlib.contextmanager
+def feeding(
+    samples: Samples, groups: Sequence[list[int]], workers: Workers, device: torch.device
+) -> Iterator[Iterator[Any]]:
+    """Hand out, one after the other on the device, a batch of each of these groups of samples. What the set draws is the same every
+    time. The workers end with the block."""
+    feed = Feed(samples, lambda _: _asks_for(groups), workers, device, seed=0)
+    try:
+        yield (feed.batch(0, turn) for turn in range(len(groups)))
+    finally:
+        feed.close()
+
+
+def _asks_for(groups: Sequence[list[int]]) -> Iterator[Ask]:
+    """Yield what is asked for where no step is taken: as one step of many micro-batches."""
+    for turn, indices in enumerate(groups):
+        yield Ask(indices, 0, sum(map(len, groups)), turn, turn == len(groups) - 1, seed_of(*indices))
 
 
 class _Fetched(Dataset[Delivered]):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from trainers.config import TrialConfig
-from trainers.data.batches import fetch, move
+from trainers.data.feed import feeding
 from trainers.data.order import longest
 from trainers.data.samples import SampleSet, first_of
 from trainers.data.targets import counted_in
@@ -60,19 +60,19 @@ def _loss_and_targets(run: Run, samples: SampleSet, indices: Sequence[int]) -> t
     Eager: the last micro-batch may be smaller, and a graph for every such shape would cost more than it saves.
     """
     config, size = run.config, _micro_batch_size(run.config)
-    mine = list(indices)[run.rank :: config.world_size]
+    mine, most = list(indices)[run.rank :: config.world_size], math.ceil(len(indices) / config.world_size)
+    groups = [mine[start : start + size] for start in range(0, most, size)]
     loss_sum = torch.zeros((), device=run.device)
     num_targets = torch.zeros((), device=run.device)
     run.module.eval()
     averaged = run.average.in_place() if run.average else contextlib.nullcontext()
     with averaged, torch.compiler.set_stance("force_eager"):
-        for start in range(0, math.ceil(len(indices) / config.world_size), size):
-            numbers = mine[start : start + size]
-            # Shards meet in every forward: a rank that has no sample left takes one that does not count.
-            batch = move(fetch(samples, numbers or [0]), run.device)
-            loss, targets = run.loss_function(run.module, batch)
-            if numbers:
-                loss_sum, num_targets = loss_sum + loss, num_targets + targets
+        # Shards meet in every forward: a rank that has no sample left takes one that does not count.
+        with feeding(samples, [group or [0] for group in groups], run.feed.workers, run.device) as batches:
+            for group, batch in zip(groups, batches, strict=True):
+                loss, targets = run.loss_function(run.module, batch)
+                if group:
+                    loss_sum, num_targets = loss_sum + loss, num_targets + targets
         reshard(run.module)  # before the averaged weights leave
     run.module.train()
     loss_sum, num_targets = over_all_ranks(loss_sum, num_targets)

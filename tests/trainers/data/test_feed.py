@@ -21,6 +21,7 @@ from trainers.data.workers import WorkerFault, ended_early
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
 from trainers.report import Answer, Report
+from trainers.reporting.evaluation import evaluate
 from trainers.speed import throughput
 from trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 
@@ -62,6 +63,16 @@ def test_a_run_may_go_on_with_other_workers(tmp_path: Path) -> None:
     assert train(trial(workers=2, **LONG), stop_at(32), tmp_path / "parts") == Answer.STOP
     train(trial(workers=1, **LONG), lambda report: None, tmp_path / "parts")
     assert_equal_bit_by_bit(newest_state(tmp_path / "whole/checkpoints"), newest_state(tmp_path / "parts/checkpoints"))
+
+
+def test_an_evaluation_is_the_same_each_time_with_any_number_of_workers() -> None:
+    found = []
+    for workers in (0, 2):
+        run = cpu_run(trial(workers=workers, micro_batch_size=3, evaluation_samples=8))
+        run.val_set = run.train_set  # which draws
+        found += [evaluate(run)["val_loss"] for _ in range(2)]
+        assert data_workers() == []
+    assert len(set(found)) == 1
 
 
 def test_what_a_set_draws_is_left_to_no_other() -> None:
