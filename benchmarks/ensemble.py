@@ -9,6 +9,7 @@ Shapes: M members, P weights of a member, B batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ class AdamW:
     eps: float = 1e-8
 
 
+ADAMW = AdamW()
+
+
 @dataclass(frozen=True)
 class Sgd:
     """SGD with momentum; its decay is a part of the gradient, as in torch."""
@@ -38,12 +42,22 @@ class Sgd:
 
 
 @dataclass(frozen=True)
+class Muon:
+    """Muon for some of the matrices and AdamW for all else, at one learning rate (Liu et al. 2025, arXiv 2502.16982)."""
+
+    matrices: frozenset[str]
+    """The names of Muon's."""
+    others: AdamW = ADAMW
+    momentum: float = 0.95
+
+
+@dataclass(frozen=True)
 class Ensemble:
     """The state of all members. `step` moves it in place."""
 
     shapes: Shapes
     loss: Loss
-    optimizer: AdamW | Sgd
+    optimizer: AdamW | Sgd | Muon
     rates: Tensor
     """(M, 1): each member's learning rate after warm-up"""
     decays: Tensor
@@ -70,6 +84,8 @@ class Ensemble:
                 _adamw(after, self.optimizer, gradients, schedule * self.rates)
             case Sgd():
                 _sgd(after, self.optimizer, gradients, schedule * self.rates)
+            case Muon():
+                _muon(after, self.optimizer, gradients, schedule * self.rates)
         return after
 
     @torch.no_grad()
@@ -94,7 +110,7 @@ class Ensemble:
 
 
 def ensemble(
-    shapes: Shapes, loss: Loss, optimizer: AdamW | Sgd, weights: Tensor, rates: Tensor, decays: Tensor
+    shapes: Shapes, loss: Loss, optimizer: AdamW | Sgd | Muon, weights: Tensor, rates: Tensor, decays: Tensor
 ) -> Ensemble:
     """Return members that have not taken a step yet; `weights` is (M, P), `rates` and `decays` are (M)."""
     zeros = torch.zeros_like(weights)
@@ -129,3 +145,40 @@ def _sgd(state: Ensemble, settings: Sgd, gradients: Tensor, rates: Tensor) -> No
     gradients.add_(state.weights * (state.decays * state.decayed))
     state.first.mul_(settings.momentum).add_(gradients)
     state.weights.sub_(state.first * rates)
+
+
+def _muon(state: Ensemble, settings: Muon, gradients: Tensor, rates: Tensor) -> None:
+    """A step of torch.optim.Muon, with its updates as large as AdamW's, and of AdamW.
+
+    AdamW's step takes all columns, and Muon's overwrites those of its matrices: so one layout of the state serves both.
+    """
+    columns = _columns(state.shapes)
+    held = {
+        name: (state.weights[:, columns[name]].clone(), state.first[:, columns[name]].clone())
+        for name in settings.matrices
+    }
+    _adamw(state, settings.others, gradients, rates)
+    for name, (weights, momentum) in held.items():
+        momentum.lerp_(gradients[:, columns[name]], 1 - settings.momentum)
+        update = gradients[:, columns[name]].lerp(momentum, settings.momentum)  # Nesterov's
+        rows, width = state.shapes[name]
+        update = _orthogonal(update.unflatten(1, (rows, width))).flatten(1)
+        weights.mul_(1 - rates * state.decays).sub_(update * (0.2 * math.sqrt(max(rows, width)) * rates))
+        state.weights[:, columns[name]], state.first[:, columns[name]] = weights, momentum
+
+
+def _columns(shapes: Shapes) -> dict[str, slice]:
+    """Return where each tensor lies in a row of all weights."""
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
+    return {name: slice(end - math.prod(shapes[name]), end) for name, end in zip(shapes, ends, strict=True)}
+
+
+def _orthogonal(matrices: Tensor) -> Tensor:
+    """Bring the singular values of each of (M, rows, columns) near 1 by torch.optim.Muon's five steps of Newton and Schulz,
+    in bfloat16 as there."""
+    x = matrices.bfloat16() if matrices.shape[1] <= matrices.shape[2] else matrices.bfloat16().mT
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return (x if matrices.shape[1] <= matrices.shape[2] else x.mT).to(matrices.dtype)

@@ -19,8 +19,8 @@ depend on the budget, all budgets share one trunk of which each anneals a copy. 
 edge, two more are recorded beyond it.
 
 A batch is appended to worlds/NAME.jsonl when all its runs are done, and what stands there is not recorded again: to record
-anew, remove the file. NAME.OPTION records the same grid with another rule for one of AdamW's settings, or another warm-up, to
-worlds/options/, and prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
+anew, remove the file. NAME.OPTION records the same grid with another rule for one of AdamW's settings, with another warm-up, or with Muon,
+to worlds/options/, and prints it beside the world. world_table.py says what the files hold. A world takes one to three minutes of a core.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ensemble import AdamW, Ensemble, Sgd, ensemble
+from ensemble import ADAMW, AdamW, Ensemble, Muon, Sgd, Shapes, ensemble
 from torch import Generator, Tensor
 from world_table import World, load
 from world_tasks import (
@@ -64,6 +64,8 @@ POINTS = 8
 MIN_STEPS = 40
 """The fewest optimizer steps of a recorded run."""
 WARMUP_STEPS = 30
+WITH_MUON = ("gpt_stdlib", "gpt_wikitext2", "vit_images")
+"""The worlds of transformers that begin untrained: Muon is for the matrices of their blocks."""
 WARMUPS = (0, 100)
 """The other warm-ups that are recorded, in steps; of each at most a fifth of the shortest budget."""
 DECAY_START = 0.8
@@ -72,9 +74,6 @@ STEP = 2.0
 """The ratio of neighbouring learning rates."""
 EXTENSIONS = 3
 """How often a grid is made wider where a best rate lies at its edge."""
-
-
-ADAMW = AdamW()
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,8 @@ class Recipe:
     """How often the longest run meets every sample."""
     begins_with: Pretraining | None = None
     settings: StudyOptimizer | None = None
-    """AdamW's settings, and what of them follows the batch, as a study file would say it. None: the same at every batch."""
+    """The settings of AdamW or Muon, and what of them follows the batch, as a study file would say it. None: the same at every
+    batch."""
 
     def horizons(self, batch: int) -> list[int]:
         """Return the sample budgets that hold enough steps of a batch, each twice the one before."""
@@ -184,7 +184,7 @@ RECIPES: dict[str, Recipe] = {
 
 def options(name: str, recipe: Recipe) -> dict[str, Recipe]:
     """Return the same grid with settings that follow the batch otherwise, where at the reference batch they would be the same runs
-    again, so that is left out; and with other warm-ups, at every batch."""
+    again, so that is left out; and with other warm-ups, at every batch; and with Muon, as it is recorded with AdamW."""
     own = recipe.settings
     if own is None:
         return {}
@@ -199,7 +199,8 @@ def options(name: str, recipe: Recipe) -> dict[str, Recipe]:
         for option, change in changes.items()
     }
     warmed_up = {f"warmup_{steps}": replace(fewer, warmup_steps=steps) for steps in WARMUPS}
-    return {f"{name}.{option}": found for option, found in (followed | warmed_up).items()}
+    with_muon = {"muon": replace(recipe, settings=own.model_copy(update={"type": "muon"}))} if name in WITH_MUON else {}
+    return {f"{name}.{option}": found for option, found in (followed | warmed_up | with_muon).items()}
 
 
 OPTIONS = {option: recipe for name, world in RECIPES.items() for option, recipe in options(name, world).items()}
@@ -224,12 +225,19 @@ def starting(recipe: Recipe, task: Task, batch: int, members: Members) -> Ensemb
     """Return the ensemble before its first step."""
     drawn = [initial_weights(task.shapes, seed) for seed in range(members.num_seeds)]
     weights = torch.stack(drawn if task.start is None else [task.start] * members.num_seeds)
-    optimizer, rates = recipe.optimizer, torch.tensor([rate for rate, _ in members])
+    rates = torch.tensor([rate for rate, _ in members])
+    optimizer: AdamW | Sgd | Muon = recipe.optimizer
     decays = torch.full_like(rates, recipe.weight_decay)
     if recipe.settings is not None:
         followed = [optimizer_at(recipe.settings, batch, rate) for rate, _ in members]
-        optimizer, decays = AdamW(followed[0].betas), torch.tensor([one.weight_decay for one in followed])
+        adamw, decays = AdamW(followed[0].betas), torch.tensor([one.weight_decay for one in followed])
+        optimizer = Muon(matrices_of_blocks(task.shapes), adamw) if recipe.settings.type == "muon" else adamw
     return ensemble(task.shapes, task.loss, optimizer, members.spread(weights), rates, decays)
+
+
+def matrices_of_blocks(shapes: Shapes) -> frozenset[str]:
+    """Return what `optimizer: muon` gives to Muon: world_tasks.py numbers the blocks of a transformer."""
+    return frozenset(name for name, shape in shapes.items() if name[0].isdigit() and len(shape) == 2)
 
 
 def sample_order(num_samples: int, num_wanted: int, seed: int) -> Tensor:
@@ -383,6 +391,35 @@ def table(world: World) -> Iterator[str]:
     for batch in world.batches():
         cells = [f"{budget}: {best_of(world, batch, budget)}" for budget in world.budgets(batch)]
         yield f"{world.name:<30} {batch:>4} | " + " | ".join(cells)
+    yield f"{world.name:<30} the best rate goes with the batch to the power of {exponents_text(world)}"
+
+
+def exponents_text(world: World) -> str:
+    """Return, for each budget that three batches were recorded at, the power of the batch that the best rate goes with."""
+    budgets = sorted({budget for batch in world.batches() for budget in world.budgets(batch)})
+    found = {budget: world.batches_of(budget) for budget in budgets}
+    return ", ".join(
+        f"{rate_exponent({batch: best_rate(world, batch, budget) for batch in batches}):.2f} at {budget:,}"
+        for budget, batches in found.items()
+        if len(batches) >= 3
+    )
+
+
+def rate_exponent(best: Mapping[int, float]) -> float:
+    """Return the power of the batch that the best rates {batch: rate} go with."""
+    return statistics.linear_regression([math.log(b) for b in best], [math.log(rate) for rate in best.values()]).slope
+
+
+def best_rate(world: World, batch: int, budget: int) -> float:
+    """Return the learning rate at the lowest point of the parabola through the best recorded one and its neighbours."""
+    finals = world.final_losses(batch, budget)
+    rates = sorted(finals)
+    at = rates.index(min(finals, key=lambda rate: finals[rate]))
+    around = [finals[rates[i]] for i in (at - 1, at, at + 1)]
+    below, lowest, above = (loss - around[1] for loss in around)
+    if not math.isfinite(below + above):
+        return rates[at]
+    return rates[at] * (rates[at + 1] / rates[at]) ** ((below - above) / (2 * (below + above - 2 * lowest)))
 
 
 @dataclass(frozen=True)
@@ -412,6 +449,8 @@ def comparison(option: World) -> Iterator[str]:
         for budget in option.budgets(batch):
             without, with_it = best_of(base, batch, budget), best_of(option, batch, budget)
             yield f"{option.name:<32} {batch:>4} {budget:>6} | {without} | {with_it} | {with_it.mean / without.mean - 1:+.1%}"
+    if len(option.batches()) == len(base.batches()):
+        yield f"{option.name:<32} the best rate goes with the batch to the power of {exponents_text(option)}"
 
 
 def file_of(name: str) -> Path:

@@ -71,6 +71,10 @@ class World:
     def budgets(self, effective_batch_size: int) -> list[int]:
         return list(self._of_batch(effective_batch_size))
 
+    def batches_of(self, sample_budget: int) -> list[int]:
+        """Return the batches that were run with this budget."""
+        return [batch for batch in self.batches() if sample_budget in self.budgets(batch)]
+
     def seeds(self) -> list[int]:
         """Return every seed of any run. `loss` answers for each of them everywhere."""
         return sorted({run.seed for run in self.runs})

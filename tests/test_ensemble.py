@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ensemble import AdamW, Ensemble, Sgd, ensemble, unstacked
+from ensemble import AdamW, Ensemble, Muon, Sgd, ensemble, unstacked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +22,7 @@ def loss(weights: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tupl
     return errors.square().sum(1), torch.full((len(targets),), targets.shape[1])
 
 
-def members(optimizer: AdamW | Sgd) -> Ensemble:
+def members(optimizer: AdamW | Sgd | Muon) -> Ensemble:
     weights = torch.randn(MEMBERS, 25, generator=torch.Generator().manual_seed(0))
     return ensemble(SHAPES, loss, optimizer, weights, RATES, DECAYS)
 
@@ -44,30 +44,45 @@ def trained(state: Ensemble, data: list[tuple[Tensor, Tensor]]) -> Tensor:
     return state.weights
 
 
-def trained_alone(member: int, optimizer: AdamW | Sgd) -> tuple[Tensor, list[float]]:
+def references(
+    weights: Mapping[str, nn.Parameter], optimizer: AdamW | Sgd | Muon, decay: float
+) -> list[torch.optim.Optimizer]:
+    """Return torch's own optimizers of these weights."""
+    muons = [weights[name] for name in optimizer.matrices] if isinstance(optimizer, Muon) else []
+    decayed = [weights[name] for name in ("matrix", "head") if weights[name] not in set(muons)]
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": [weights["bias"]], "weight_decay": 0.0}]
+    if isinstance(optimizer, Sgd):
+        return [torch.optim.SGD(groups, momentum=0.9)]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    if not muons:
+        return [adamw]
+    return [torch.optim.Muon(muons, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), adamw]
+
+
+def trained_alone(member: int, optimizer: AdamW | Sgd | Muon) -> tuple[Tensor, list[float]]:
     """Return the weights of one member after torch's own steps, and the norms of its gradients."""
     start = members(optimizer).weights[member : member + 1].clone()
     weights = {name: nn.Parameter(part[0].clone()) for name, part in unstacked(start, SHAPES).items()}
-    decay = float(DECAYS[member])
-    groups = [{"params": [weights["matrix"], weights["head"]], "weight_decay": decay},
-              {"params": [weights["bias"]], "weight_decay": 0.0}]  # fmt: skip
-    reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8) if isinstance(optimizer, AdamW) else (
-        torch.optim.SGD(groups, momentum=0.9))  # fmt: skip
+    reference = references(weights, optimizer, float(DECAYS[member]))
     norms: list[float] = []
     for step, (inputs, targets) in enumerate(samples()):
-        for group in reference.param_groups:
+        for group in (group for one in reference for group in one.param_groups):
             group["lr"] = float(RATES[member]) * schedule(step)
         hidden = torch.tanh(inputs[member] @ weights["matrix"] + weights["bias"])
-        reference.zero_grad()
+        for weight in weights.values():
+            weight.grad = None
         F.mse_loss((hidden @ weights["head"]).squeeze(-1), targets[member]).backward()
         norms.append(float(nn.utils.clip_grad_norm_(weights.values(), CLIP)))
-        reference.step()
+        for one in reference:
+            one.step()
     return torch.cat([weight.detach().flatten() for weight in weights.values()]), norms
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(), Sgd()])
+@pytest.mark.parametrize(
+    "optimizer", [AdamW(), Sgd(), Muon(frozenset({"matrix"})), Muon(frozenset({"matrix", "head"}))]
+)
 @pytest.mark.parametrize("member", range(MEMBERS))
-def test_a_member_is_trained_as_torch_trains_it_alone(optimizer: AdamW | Sgd, member: int) -> None:
+def test_a_member_is_trained_as_torch_trains_it_alone(optimizer: AdamW | Sgd | Muon, member: int) -> None:
     state = replace(members(optimizer), max_gradient_norm=CLIP)
     alone, norms = trained_alone(member, optimizer)
     assert max(norms) > CLIP, "clipping must have had something to do"

@@ -111,10 +111,10 @@ def baseline_batch(config: StudyConfig) -> int:
 def scaled_learning_rate(optimizer: StudyOptimizer, effective_batch_size: int) -> float:
     """Return the learning rate that the scaling rule gives for an effective batch."""
     ratio = effective_batch_size / optimizer.reference_batch_size
-    rule = optimizer.lr_scaling
-    if rule == "auto":
-        rule = "linear" if optimizer.type == "sgd" else "sqrt"
-    return optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[rule]
+    rule, own = optimizer.lr_scaling, {"sgd": 1.0, "muon": 0.75}.get(optimizer.type, 0.5)
+    named = {"auto": own, "none": 0.0, "sqrt": 0.5, "linear": 1.0}
+    exponent = named[rule] if isinstance(rule, str) else rule
+    return optimizer.lr * ratio**exponent
 
 
 def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_rate: float) -> OptimizerConfig:

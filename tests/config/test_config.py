@@ -494,7 +494,7 @@ def test_the_batch_identity_holds_whatever_two_are_given() -> None:
 
 
 def test_the_learning_rate_scales_from_the_reference_batch() -> None:
-    for rule, factor in (("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)):
+    for rule, factor in (("none", 1.0), ("linear", 4.0), ("sqrt", 2.0), (0.75, 4.0**0.75), (1, 4.0)):
         optimizer = study_of(optimizer={"lr": 1e-3, "reference_batch_size": 8, "lr_scaling": rule}).optimizer
         assert scaled_learning_rate(optimizer, 32) == pytest.approx(1e-3 * factor)
         assert scaled_learning_rate(optimizer, 8) == pytest.approx(1e-3)
@@ -502,7 +502,7 @@ def test_the_learning_rate_scales_from_the_reference_batch() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "factor"),
-    [({}, 2.0), ({"type": "sgd"}, 4.0), ({"type": "muon"}, 2.0), ({"target": "my.module:Lion"}, 2.0)],
+    [({}, 2.0), ({"type": "sgd"}, 4.0), ({"type": "muon"}, 4.0**0.75), ({"target": "my.module:Lion"}, 2.0)],
     ids=["adamw", "sgd", "muon", "own"],
 )
 def test_the_rule_that_nobody_names_is_the_optimizers_own(settings: dict[str, Any], factor: float) -> None:
