@@ -23,7 +23,7 @@ WAITS = "print('ready', flush=True); time.sleep(60)"
 def start(code: str, **options: object) -> subprocess.Popen[str]:
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": settings, **options}
-    process: subprocess.Popen[str] = subprocess.Popen([sys.executable, "-c", HEAD + code], **streams)  # type: ignore
+    process: subprocess.Popen[str] = subprocess.Popen([sys.executable, "-c", HEAD + code], **streams)
     return process
 
 

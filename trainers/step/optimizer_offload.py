@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.step.closures import Closure, loss_of
 from trainers.step.one_by_one import OneByOne
 
 
@@ -21,12 +22,8 @@ class OnTheHost(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """closure: what evaluates the model and returns the loss, which is returned here, as torch has it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Closure = None) -> Any:
+        loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainers.config import OptimizerConfig, TrialConfig, resolve
 from trainers.knobs import bfloat16_weights, optimizer_offload
 from trainers.model.blocks import find_blocks
+from trainers.step.closures import Closure, loss_of
 from trainers.step.optimizer_offload import OnTheHost
 from trainers.step.stochastic_rounding import StochasticAdamW
 
@@ -160,12 +161,8 @@ class Together(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """closure: what evaluates the model and returns the loss, which is returned here, as torch has it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Closure = None) -> Any:
+        loss = loss_of(closure)
         for member in self.members:
             member.step()
         return loss

@@ -7,12 +7,13 @@ Moments are kept in float32: the second moment's own steps are smaller still.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from trainers.step.closures import Closure, loss_of
 
 _DROPPED_BITS = 16
 """What float32 has in its mantissa, and bfloat16 has not."""
@@ -44,12 +45,8 @@ class StochasticAdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's overloads)
-        """closure: what evaluates the model and returns the loss, which is returned here, as torch has it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Closure = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's overloads)
+        loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -136,7 +136,7 @@ def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_see
     mine = findings.generalisation.of_batch(recommendation.effective_batch_size)
     assert mine is not None
     assert recommendation.evidence.generalisation_gap == pytest.approx(mine.gap)
-    assert all(one["generalisation_gap"] for one in recommendation.to_json()["alternatives"])  # type: ignore[index, union-attr]
+    assert all(one.generalisation_gap for one in recommendation.alternatives)
     page = render_report(config, known, recommendation)
     assert "generalisation gap</th>" in page
     assert "less the loss over samples that it was trained on" in page

@@ -120,7 +120,7 @@ def test_the_loss_of_a_row_is_that_of_its_samples_one_by_one_and_no_target_cross
     )  # the library computes losses in float32
     torch.testing.assert_close(
         torch.cat([g.flatten() for g in torch.autograd.grad(loss_sum, list(module.parameters()))]),
-        torch.cat([g.flatten() for g in torch.autograd.grad(sum(o for o, _ in alone), list(module.parameters()))]),  # type: ignore[arg-type]
+        torch.cat([g.flatten() for g in torch.autograd.grad(sum(o for o, _ in alone), list(module.parameters()))]),  # pyright: ignore[reportArgumentType, reportCallIssue]
         rtol=1e-4,
         atol=1e-5,
     )

@@ -100,7 +100,7 @@ def test_places_of_tuples_are_named_by_their_number() -> None:
 def test_lengths_are_those_of_the_samples_or_what_the_set_says() -> None:
     assert list(loaded(pad=PAD).lengths) == LENGTHS * 4
     samples = Listed(dictionaries())
-    samples.lengths = [9] * len(samples)  # type: ignore[attr-defined]
+    samples.lengths = [9] * len(samples)  # pyright: ignore[reportAttributeAccessIssue]
     assert Padded(samples, PAD, "the train set").lengths == [9] * len(samples)
 
 

@@ -222,7 +222,7 @@ def parameters_alone(model: nn.Module) -> list[nn.Parameter]:
 
 
 class WantsAClosure(torch.optim.SGD):
-    def step(self, closure: Any) -> Any:  # type: ignore[override]
+    def step(self, closure: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().step(closure)
 
 
