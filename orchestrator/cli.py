@@ -20,11 +20,11 @@ from orchestrator.signals import (
 )
 from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
-from trainers.files import StorageLost, own_file, quoted
+from orchestrator.verbs.reading import export, report, status
+from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
-    from orchestrator.study.state import Study
 
 EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
@@ -257,62 +257,6 @@ def trial(arguments: argparse.Namespace) -> int:
     return run_trial(config, (arguments.dir or Path("runs") / f"{config.name}-trial").absolute())
 
 
-def status(arguments: argparse.Namespace) -> int:
-    """Show stages, trials, states, the best so far, and why each was pruned."""
-    from orchestrator.output.status import json_pieces, print_status
-    from orchestrator.study.lock import is_locked
-
-    config, study = _open(arguments.run_dir)
-    if arguments.json:
-        sys.stdout.writelines(json_pieces(config, study))
-    else:
-        print_status(config, study, is_driven=is_locked(arguments.run_dir / "journal.jsonl"))
-    return 0
-
-
-def report(arguments: argparse.Namespace) -> int:
-    """Write report.html and recommendation.json again from the journal; or compare two studies."""
-    from orchestrator.output.results import write_results
-
-    if arguments.other is not None:
-        return _compare(arguments.run_dir, arguments.other)
-    config, study = _open(arguments.run_dir)
-    write_results(config, arguments.run_dir, study)
-    print(quoted(arguments.run_dir / "report.html"))
-    return 0
-
-
-def _compare(first: Path, second: Path) -> int:
-    """Write how two studies differ beside the second one's report, and say whether their answers do."""
-    from orchestrator.output.loaded import load
-    from orchestrator.output.report.comparison import Side, agreement, labels, write_comparison
-
-    if first.absolute() == second.absolute():
-        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
-    studies = [load(run_dir) for run_dir in (first, second)]
-    one, other = (
-        Side(label, study.config, study.replayed, study.recommendation)
-        for label, study in zip(labels(first, second), studies, strict=True)
-    )
-    write_comparison(second / "comparison.html", one, other)
-    print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
-    return 0
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """Print the recommendation as another trainer's configuration."""
-    from orchestrator.output.exports import export as export_text
-    from orchestrator.output.recommendation import Recommendation
-
-    path = arguments.run_dir / "recommendation.json"
-    with own_file(path, "read"):
-        text = path.read_text() if path.exists() else None
-    if text is None:
-        raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
-    print(printable(export_text(Recommendation.from_json(text), arguments.to)))
-    return 0
-
-
 def slurm(arguments: argparse.Namespace) -> int:
     """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
     from orchestrator.launch.slurm import SlurmJob, submit, write_script
@@ -358,11 +302,3 @@ def _config(arguments: argparse.Namespace) -> StudyConfig:
 
 def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
     return (arguments.dir or Path("runs") / config.name).absolute()
-
-
-def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
-    """Return a study, and its file, as its run directory has them; read only."""
-    from orchestrator.output.loaded import load
-
-    study = load(run_dir)
-    return study.config, study.replayed

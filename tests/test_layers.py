@@ -25,6 +25,7 @@ ROOMS = {
     "execution": {"config", "study", "decisions"},
     "launch": {"execution"},
     "output": {"config", "study", "stages", "decisions"},
+    "verbs": {"config", "study", "output"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
 LEAVES_OF_TRAINERS = {

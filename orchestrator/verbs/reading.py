@@ -1,0 +1,79 @@
+"""Verbs that read what a study has written."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.terminal import printable
+from trainers.files import own_file, quoted
+
+if TYPE_CHECKING:
+    from orchestrator.config.keys import StudyConfig
+    from orchestrator.study.state import Study
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show stages, trials, states, the best so far, and why each was pruned."""
+    from orchestrator.output.status import json_pieces, print_status
+    from orchestrator.study.lock import is_locked
+
+    config, study = _open(arguments.run_dir)
+    if arguments.json:
+        sys.stdout.writelines(json_pieces(config, study))
+    else:
+        print_status(config, study, is_driven=is_locked(arguments.run_dir / "journal.jsonl"))
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write report.html and recommendation.json again from the journal; or compare two studies."""
+    from orchestrator.output.results import write_results
+
+    if arguments.other is not None:
+        return _compare(arguments.run_dir, arguments.other)
+    config, study = _open(arguments.run_dir)
+    write_results(config, arguments.run_dir, study)
+    print(quoted(arguments.run_dir / "report.html"))
+    return 0
+
+
+def _compare(first: Path, second: Path) -> int:
+    """Write how two studies differ beside the second one's report, and say whether their answers do."""
+    from orchestrator.output.loaded import load
+    from orchestrator.output.report.comparison import Side, agreement, labels, write_comparison
+
+    if first.absolute() == second.absolute():
+        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
+    studies = [load(run_dir) for run_dir in (first, second)]
+    one, other = (
+        Side(label, study.config, study.replayed, study.recommendation)
+        for label, study in zip(labels(first, second), studies, strict=True)
+    )
+    write_comparison(second / "comparison.html", one, other)
+    print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Print the recommendation as another trainer's configuration."""
+    from orchestrator.output.exports import export as export_text
+    from orchestrator.output.recommendation import Recommendation
+
+    path = arguments.run_dir / "recommendation.json"
+    with own_file(path, "read"):
+        text = path.read_text() if path.exists() else None
+    if text is None:
+        raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
+    print(printable(export_text(Recommendation.from_json(text), arguments.to)))
+    return 0
+
+
+def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
+    """Return a study, and its file, as its run directory has them; read only."""
+    from orchestrator.output.loaded import load
+
+    study = load(run_dir)
+    return study.config, study.replayed
