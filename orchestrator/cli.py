@@ -20,6 +20,7 @@ from orchestrator.signals import (
 )
 from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
+from orchestrator.verbs.helping import SCHEMAS, schema
 from orchestrator.verbs.reading import export, report, status
 from trainers.files import StorageLost, quoted
 
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument("--to", required=True, choices=EXPORTS)
     _add_launch(verbs)
+    _add_helpers(verbs)
     return parser
 
 
@@ -153,6 +155,13 @@ def _add_launch(verbs: Any) -> None:
         help="another option of sbatch, as --sbatch=--qos=high",
     )
     command.add_argument("--dry-run", action="store_true", help="write the script, and do not submit it")
+
+
+def _add_helpers(verbs: Any) -> None:
+    """Add the verbs that help whoever types."""
+    command = verbs.add_parser("schema", help=schema.__doc__, description=schema.__doc__)
+    command.add_argument("of", choices=SCHEMAS, help="what it describes")
+    command.set_defaults(verb=schema)
 
 
 def _count(text: str) -> int:

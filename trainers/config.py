@@ -38,7 +38,9 @@ def _blocks(value: object) -> object:
     return True if value == "blocks" else value
 
 
-Compile = Annotated[Literal["whole"] | bool, BeforeValidator(_blocks)]
+Compile = Annotated[
+    Literal["whole"] | bool, BeforeValidator(_blocks, json_schema_input_type=Literal["whole", "blocks"] | bool)
+]
 ActivationCheckpointing = Literal["none", "selective", "full"] | Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -74,7 +76,8 @@ def _fraction(value: object) -> object:
         raise ValueError(f"'{value}' is not a share; write 5% or 0.05") from None
 
 
-Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)]
+_WrittenFraction = float | Annotated[str, Field(pattern=r"^\s*[0-9.]+\s*%?\s*$")]
+Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_WrittenFraction), Field(ge=0, lt=1)]
 
 
 class ModelConfig(Strict):
@@ -115,7 +118,9 @@ class DataConfig(Strict):
     """The processes of each rank that fetch training batches ahead of it, as DataLoader's `num_workers`. Their memory is their own: it
     counts neither in the rank's peak nor in `memory_limit`. 0: the rank fetches them itself. Of a stream, one process reads. null: as many
     as the DataLoader has that the target returns, and none where it returns another set."""
-    pad: Annotated[dict[str, int | float], BeforeValidator(_fillings)] = Field(default={})
+    pad: Annotated[
+        dict[str, int | float], BeforeValidator(_fillings, json_schema_input_type=dict[str, int | float])
+    ] = Field(default={})
     """For samples of uneven length: with what each member is filled up to the longest of a batch, by the key of a dictionary
     (`{input_ids: 0, labels: -100}`) or the place in a tuple (`{0: 0, 1: -100}`). What is not named is stacked. A set without `lengths` is
     read once from end to end, to know them. Empty: the set pads its samples itself, or all have one length."""
@@ -242,7 +247,10 @@ class Schedule(Strict):
 class MicroBatch(Strict):
     """Micro-batches that hold so many tokens instead of so many samples."""
 
-    tokens: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_a_number_or_auto)] = "auto"
+    tokens: Annotated[
+        Literal["auto"] | PositiveInt,
+        BeforeValidator(_a_number_or_auto, json_schema_input_type=Literal["auto"] | PositiveInt),
+    ] = "auto"
     """The most tokens of a micro-batch on one rank, padding included. Of a micro-batch size m it holds as many as m of the longest samples
     have, so that a step never has more micro-batches than its accumulation says, and mostly has fewer. A number: no m that holds more
     is tried. auto: memory alone says how many."""

@@ -3,7 +3,7 @@ Loads no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_serializer, model_validator
 
@@ -90,7 +90,8 @@ class TransformersLoss(Strict):
 
 
 Criterion = CrossEntropyCriterion | SquaredErrorCriterion | BinaryCrossEntropyCriterion
-NAMES = ("cross_entropy", "mse", "bce_with_logits", "mean", "transformers")
+BuiltIn = Literal["cross_entropy", "mse", "bce_with_logits", "mean", "transformers"]
+NAMES = get_args(BuiltIn)
 
 
 def _written_out(value: Any) -> Any:
@@ -105,7 +106,8 @@ def _written_out(value: Any) -> Any:
 
 
 LossByType = Annotated[OwnLoss | Criterion | MeanLoss | TransformersLoss, Field(discriminator="type")]
-Loss = Annotated[LossByType, BeforeValidator(_written_out)]
+_WrittenLoss = BuiltIn | Annotated[str, Field(pattern=":")] | LossByType
+Loss = Annotated[LossByType, BeforeValidator(_written_out, json_schema_input_type=_WrittenLoss)]
 
 
 def spoken(loss: Loss) -> str:

@@ -132,7 +132,10 @@ class StudyOptimizer(OptimizerConfig):
 class Tracking(Strict):
     """Where the curves of the trials are sent beside the run directory."""
 
-    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_yaml_off)] = "off"
+    wandb: Annotated[
+        Literal["off", "offline", "online"],
+        BeforeValidator(_yaml_off, json_schema_input_type=Literal["off", "offline", "online", False]),
+    ] = "off"
     """Whether each trial is a run in Weights & Biases, and all of a study one group: off, offline (written to disk,
     to be sent with `wandb sync`) or online."""
     project: str = "batchscout"

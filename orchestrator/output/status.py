@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -17,23 +19,64 @@ from orchestrator.output.time_split import time_split
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
+from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.terminal import printable
 from orchestrator.units import seconds_text
+from trainers.config import TrialConfig
 
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
 _LEAST_ROOM = 30
 
 
-def json_pieces(config: StudyConfig, study: Study) -> Iterator[str]:
-    """Yield the text that `status --json` prints, a trial a line.
+StageState = Literal["waiting", "running", "complete", "failed"]
 
-    {"name", "stages": [{"type", "state"}], "trials": [{"id", "stage", "state", "reason", "config", "metrics"}]}
+
+@dataclass(frozen=True)
+class StageStatus:
+    """A stage, and how far it is."""
+
+    type: str
+    """The word under `type` in the study file: `frontier`, `train`, ..."""
+    state: StageState
+    """failed: the study ended with it."""
+
+
+@dataclass(frozen=True)
+class TrialStatus:
+    """A trial, and what has become of it."""
+
+    id: str
+    stage: str
+    """The type of its stage."""
+    state: TrialState
+    reason: str
+    """Why it is in that state, for people; it begins with the code of its cause. Empty if there is nothing to say."""
+    config: TrialConfig
+    """What it trains, complete."""
+    metrics: Metrics
+    """What it measured last, by names with their units: `val_loss`, `tokens_per_second`, `peak_memory_bytes`, ... null: it is no finite
+    number."""
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """What `status --json` prints."""
+
+    name: str
+    """The study's name."""
+    stages: tuple[StageStatus, ...]
+    """In the order in which they run."""
+    trials: tuple[TrialStatus, ...]
+    """In the order in which they were proposed."""
+
+
+def json_pieces(config: StudyConfig, study: Study) -> Iterator[str]:
+    """Yield the text that `status --json` prints, a trial a line: StudyStatus as JSON.
 
     All in one tree, 10,000 trials take 250 MB more.
     """
-    stages = [{"type": stage.type, "state": stage_state(stage.type, study)} for stage in config.stages]
+    stages = [vars(StageStatus(stage.type, stage_state(stage.type, study))) for stage in config.stages]
     yield f'{{"name": {json.dumps(config.name)},\n"stages": {json.dumps(stages)},\n"trials": ['
     before = "\n"
     for trial in study.trials.values():
@@ -42,8 +85,8 @@ def json_pieces(config: StudyConfig, study: Study) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def stage_state(stage: str, study: Study) -> str:
-    """Return waiting, running, complete or failed."""
+def stage_state(stage: str, study: Study) -> StageState:
+    """Return how far a stage is."""
     conclusion = study.conclusions.get(stage)
     if conclusion:
         return "complete" if conclusion.ok else "failed"
@@ -51,14 +94,9 @@ def stage_state(stage: str, study: Study) -> str:
 
 
 def _trial_values(trial: Trial) -> dict[str, JsonValue]:
-    return {
-        "id": trial.id,
-        "stage": trial.stage,
-        "state": trial.state,
-        "reason": trial.explanation,
-        "config": trial.config.model_dump(mode="json", exclude={"device_peaks"}),  # the machine's, not the trial's
-        "metrics": dict(trial.metrics),
-    }
+    status = TrialStatus(trial.id, trial.stage, trial.state, trial.explanation, trial.config, trial.metrics)
+    config = trial.config.model_dump(mode="json", exclude={"device_peaks"})  # the machine's, not the trial's
+    return vars(status) | {"config": config}
 
 
 def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
