@@ -33,25 +33,19 @@ def report(arguments: argparse.Namespace) -> int:
     from orchestrator.output.results import write_results
 
     if arguments.other is not None:
-        return _compare(arguments.run_dir, arguments.other)
+        return _write_comparison(arguments.run_dir, arguments.other)
     config, study = _open(arguments.run_dir)
     write_results(config, arguments.run_dir, study)
     print(quoted(arguments.run_dir / "report.html"))
     return 0
 
 
-def _compare(first: Path, second: Path) -> int:
+def _write_comparison(first: Path, second: Path) -> int:
     """Write how two studies differ beside the second one's report, and say whether their answers do."""
-    from orchestrator.output.loaded import load
-    from orchestrator.output.report.comparison import Side, agreement, labels, write_comparison
+    from orchestrator.output.comparison import agreement, read_sides
+    from orchestrator.output.report.comparison import write_comparison
 
-    if first.absolute() == second.absolute():
-        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
-    studies = [load(run_dir) for run_dir in (first, second)]
-    one, other = (
-        Side(label, study.config, study.replayed, study.recommendation)
-        for label, study in zip(labels(first, second), studies, strict=True)
-    )
+    one, other = read_sides(first, second)
     write_comparison(second / "comparison.html", one, other)
     print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
     return 0

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.output.comparison import Side, agreement, keys_of, labels
 from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.report.comparison import Side, agreement, comparison, keys_of, labels
+from orchestrator.output.report.comparison import comparison
 from orchestrator.study.events import FactsRead
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study

@@ -12,7 +12,8 @@ from reading_scale import write_study
 from orchestrator.config.load import load_stored_study
 from orchestrator.output.exports import WRITERS
 from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.comparison import Side, write_comparison
+from orchestrator.output.comparison import Side
+from orchestrator.output.report.comparison import write_comparison
 from orchestrator.output.report.page import render_report, write_report
 from orchestrator.study.journal import replay
 from orchestrator.study.state import Study

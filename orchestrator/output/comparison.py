@@ -1,0 +1,188 @@
+"""Two studies beside each other: what was different between them, and whether their answers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.loaded import load
+from orchestrator.output.recommendation import Recommendation
+from orchestrator.output.report.setting import setting
+from orchestrator.output.report.tables import config_text
+from orchestrator.study.state import Study
+from orchestrator.units import bytes_text
+from trainers.files import quoted
+
+ANSWER = (
+    "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
+    "activation_checkpointing", "compile",
+    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "expected_regret",
+)  # fmt: skip
+MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two studies."""
+
+    label: str
+    """What it is called beside the other."""
+    config: StudyConfig
+    study: Study
+    recommendation: Recommendation | None
+
+    @property
+    def verdict(self) -> str:
+        return self.recommendation.verdict if self.recommendation else "no recommendation"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not the same in the two studies."""
+
+    key: str
+    values: tuple[JsonValue, JsonValue]
+    """Those of the first and the second; None where one has no such key."""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The values as people read them."""
+        first, second = self.values
+        return _text(self.key, first), _text(self.key, second)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is not the same, and what it comes to."""
+
+    labels: tuple[str, str]
+    same_answer: bool | None
+    """None where one of the two has no recommendation."""
+    agreement: str
+    """The same in a sentence."""
+    verdicts: tuple[str, str]
+    answers: tuple[Difference, ...]
+    machine_and_data: tuple[Difference, ...]
+    study_files: tuple[Difference, ...]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what `compare --json` prints; of everything that differs the first one's value and the second one's."""
+        told = {"answers": self.answers, "machine_and_data": self.machine_and_data, "study_files": self.study_files}
+        return {
+            "studies": list(self.labels),
+            "same_answer": self.same_answer,
+            "agreement": self.agreement,
+            "verdicts": list(self.verdicts),
+            **{name: {one.key: list(one.values) for one in differences} for name, differences in told.items()},
+        }
+
+
+def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
+    """Return the two studies that these run directories hold. Raises ValueError where there are no two."""
+    if first.absolute() == second.absolute():
+        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
+    one, other = (
+        Side(label, study.config, study.replayed, study.recommendation)
+        for label, study in zip(labels(first, second), map(load, (first, second)), strict=True)
+    )
+    return one, other
+
+
+def compared(first: Side, second: Side) -> Comparison:
+    return Comparison(
+        labels=(first.label, second.label),
+        same_answer=_same_answer(first, second),
+        agreement=agreement(first, second),
+        verdicts=(first.verdict, second.verdict),
+        answers=_differences(_answers(first), _answers(second)),
+        machine_and_data=_differences(_machine(first), _machine(second)),
+        study_files=_differences(keys_of(first.config), keys_of(second.config)),
+    )
+
+
+def _differences(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> tuple[Difference, ...]:
+    keys = dict.fromkeys([*one, *other])
+    return tuple(Difference(key, (one.get(key), other.get(key))) for key in keys if one.get(key) != other.get(key))
+
+
+def _same_answer(first: Side, second: Side) -> bool | None:
+    if first.recommendation is None or second.recommendation is None:
+        return None
+    return all(_answers(first).get(key) == _answers(second).get(key) for key in ANSWER[:-2])
+
+
+def agreement(first: Side, second: Side) -> str:
+    """Return whether the two recommend the same, in a sentence."""
+    one, other = first.recommendation, second.recommendation
+    if one is None or other is None:
+        without = " and ".join(side.label for side in (first, second) if side.recommendation is None)
+        return f"There is nothing to compare yet: no recommendation in {without}."
+    if _same_answer(first, second):
+        return "Both recommend the same."
+    batch = (
+        f"the effective batch goes from {one.effective_batch_size} to {other.effective_batch_size}"
+        if one.effective_batch_size != other.effective_batch_size
+        else f"the effective batch stays {one.effective_batch_size}"
+    )
+    rate = (
+        f"the learning rate from {one.learning_rate:.3g} to {other.learning_rate:.3g}"
+        if one.learning_rate != other.learning_rate
+        else f"the learning rate stays {one.learning_rate:.3g}"
+    )
+    return f"The answer differs: {batch}, {rate}. {_doubt(one, other)}".strip()
+
+
+def _doubt(one: Recommendation, other: Recommendation) -> str:
+    """Return why the difference of the batches need not mean anything; nothing where it does."""
+    batches = {one.effective_batch_size, other.effective_batch_size}
+    open_in_both = batches <= {*one.undecided_between} and batches <= {*other.undecided_between}
+    return "Neither study could tell these two batches apart." if len(batches) == 2 and open_in_both else ""
+
+
+def _answers(side: Side) -> dict[str, JsonValue]:
+    if side.recommendation is None:
+        return {}
+    values = side.recommendation.to_json()
+    evidence = values["evidence"]
+    assert isinstance(evidence, dict)
+    return {key: values.get(key) for key in ANSWER} | {key: evidence.get(key) for key in MEASURED}
+
+
+def _machine(side: Side) -> dict[str, JsonValue]:
+    return {name: text for name, text in setting(side.config, side.study).items() if name != "run"}
+
+
+def keys_of(config: StudyConfig) -> dict[str, JsonValue]:
+    """Return every key of a study file by its path, such as `optimizer.lr`; a stage's begin with its type."""
+    tree = config.model_dump(mode="json")
+    tree["stages"] = {stage["type"]: {k: v for k, v in stage.items() if k != "type"} for stage in tree["stages"]}
+    return dict(_flat(tree, ""))
+
+
+def _flat(tree: Mapping[str, JsonValue], path: str) -> Iterator[tuple[str, JsonValue]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _text(key: str, value: JsonValue) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(config_text, value)) or "-"
+    if isinstance(value, (int, float)) and key.endswith(("_bytes", "memory_limit")):
+        return bytes_text(value)
+    return config_text(value)
+
+
+def labels(first: Path, second: Path) -> tuple[str, str]:
+    """Return the names of two run directories, with as much of their paths as tells them apart."""
+    one, other = first.absolute().parts, second.absolute().parts
+    length = 1
+    while one[-length:] == other[-length:] and length < max(len(one), len(other)):
+        length += 1
+    return "/".join(one[-length:]), "/".join(other[-length:])
