@@ -21,7 +21,7 @@ from orchestrator.signals import (
 from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, schema
-from orchestrator.verbs.reading import export, report, status
+from orchestrator.verbs.reading import compare, export, report, status
 from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
@@ -77,18 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version that is installed, and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_verbs_of_a_study_file(verbs)
-    command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
-    command.add_argument("--json", action="store_true", help="for programs")
-    command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
-    command.add_argument(
-        "other",
-        nargs="?",
-        type=Path,
-        metavar="OTHER",
-        help="another study's: compare the two, in OTHER/comparison.html",
-    )
-    command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
-    command.add_argument("--to", required=True, choices=EXPORTS)
+    _add_verbs_of_a_run_directory(verbs)
     _add_launch(verbs)
     _add_helpers(verbs)
     return parser
@@ -155,6 +144,25 @@ def _add_launch(verbs: Any) -> None:
         help="another option of sbatch, as --sbatch=--qos=high",
     )
     command.add_argument("--dry-run", action="store_true", help="write the script, and do not submit it")
+
+
+def _add_verbs_of_a_run_directory(verbs: Any) -> None:
+    """Add those that read what a study has written."""
+    command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument(
+        "other",
+        nargs="?",
+        type=Path,
+        metavar="OTHER",
+        help="another study's: compare the two, in OTHER/comparison.html",
+    )
+    command = _verb(verbs, compare, "run_dir", "RUN_A", "a study's run directory")
+    command.add_argument("other", type=Path, metavar="RUN_B", help="another study's")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument("--to", required=True, choices=EXPORTS)
 
 
 def _add_helpers(verbs: Any) -> None:

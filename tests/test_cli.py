@@ -22,7 +22,7 @@ from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accident
 from trainers.lines import line_of
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("plan", "run", "trial", "status", "report", "export", "schema")
+VERBS = ("plan", "run", "trial", "status", "report", "compare", "export", "schema")
 TINY: dict[str, Any] = {
     "name": "tiny",
     "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 16}},
@@ -95,9 +95,12 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         assert f"usage: batchscout {verb}" in found.stdout
 
 
-@pytest.mark.parametrize("arguments", [("plan", "--no-memory"), ("status",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "--no-memory"), ("status",), ("compare", str(ROOT / "tests" / "golden" / "quickstart"))],
+)
 def test_reading_verbs_load_neither_torch_nor_ray(home: Path, run_dir: Path, arguments: tuple[str, ...]) -> None:
-    argument = str(run_dir) if arguments[0] == "status" else "tiny.yaml"
+    argument = "tiny.yaml" if arguments[0] == "plan" else str(run_dir)
     code = (
         "import sys\nfrom orchestrator.cli import main\n"
         "try: main(sys.argv[1:])\n"
@@ -235,8 +238,9 @@ def test_two_studies_are_compared_beside_the_second_ones_report(
     assert not (run_dir / "comparison.html").exists()
 
 
-def test_a_study_is_not_compared_with_itself(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "report", str(run_dir), str(run_dir))
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_a_study_is_not_compared_with_itself(verb: str, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, verb, str(run_dir), str(run_dir))
     assert code == 2
     assert "is given twice; to compare, give the run directories of two studies" in err
 

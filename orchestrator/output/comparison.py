@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from orchestrator.output.loaded import load
 from orchestrator.output.recommendation import Recommendation
 from orchestrator.output.report.setting import setting
 from orchestrator.output.report.tables import config_text
+from orchestrator.output.rows import labelled_lines, table_lines
+from orchestrator.output.shown import Terminal, shown
 from orchestrator.study.state import Study
+from orchestrator.terminal import printable
 from orchestrator.units import bytes_text
 from trainers.files import quoted
 
@@ -173,7 +176,7 @@ def _flat(tree: Mapping[str, JsonValue], path: str) -> Iterator[tuple[str, JsonV
 
 def _text(key: str, value: JsonValue) -> str:
     if isinstance(value, list):
-        return ", ".join(map(config_text, value)) or "-"
+        return ", ".join(map(config_text, value)) or "[]"
     if isinstance(value, (int, float)) and key.endswith(("_bytes", "memory_limit")):
         return bytes_text(value)
     return config_text(value)
@@ -186,3 +189,28 @@ def labels(first: Path, second: Path) -> tuple[str, str]:
     while one[-length:] == other[-length:] and length < max(len(one), len(other)):
         length += 1
     return "/".join(one[-length:]), "/".join(other[-length:])
+
+
+def print_comparison(both: Comparison) -> None:
+    """Print, for people, whether the answers differ, and all that does."""
+    console = Terminal()
+    console.print(shown(" and ".join(both.labels), style="bold"))
+    console.print(shown(both.agreement, style="green" if both.same_answer else "yellow"))
+    verdicts = list(zip(both.labels, both.verdicts, strict=True))
+    told = {
+        "the answers": both.answers,
+        "the machine and the data": both.machine_and_data,
+        "the study files": both.study_files,
+    }
+    _print_lines(console, labelled_lines(verdicts, console.width, indent=0))
+    for title, differences in told.items():
+        console.print(shown(f"\n{title}{'' if differences else ': no difference'}", style="bold"))
+        if differences:
+            rows = [(one.key, *one.texts) for one in differences]
+            _print_lines(console, table_lines(("", *both.labels), rows, console.width))
+
+
+def _print_lines(console: Terminal, lines: Iterable[str]) -> None:
+    """Print lines that have their width already."""
+    for line in lines:
+        console.file.write(printable(line) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,18 @@ def _write_comparison(first: Path, second: Path) -> int:
     one, other = read_sides(first, second)
     write_comparison(second / "comparison.html", one, other)
     print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Show what was different between two studies, and whether their answers are."""
+    from orchestrator.output.comparison import compared, print_comparison, read_sides
+
+    both = compared(*read_sides(arguments.run_dir, arguments.other))
+    if arguments.json:
+        print(json.dumps(both.to_json(), indent=2))
+    else:
+        print_comparison(both)
     return 0
 
 

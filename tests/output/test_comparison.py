@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.comparison import Side, agreement, keys_of, labels
+from orchestrator.output.comparison import Side, agreement, compared, keys_of, labels, print_comparison
 from orchestrator.output.recommendation import Recommendation
 from orchestrator.output.report.comparison import comparison
 from orchestrator.study.events import FactsRead
@@ -83,3 +83,32 @@ def test_studies_that_have_not_begun_compare(tmp_path: Path) -> None:
     config = example_config()
     sides = [Side(label, config, Study(config.name), None) for label in ("a", "b")]
     assert "no recommendation in a and b" in "".join(comparison(*sides))
+
+
+def test_programs_are_told_both_values_of_what_differs_and_nothing_else() -> None:
+    one = side("a", example_recommendation())
+    other = side("b", replace(example_recommendation(), learning_rate=1.2e-3), precision="float32")
+    told = compared(one, other).to_json()
+    assert told["studies"] == ["a", "b"]
+    assert told["same_answer"] is False
+    assert told["answers"] == {"learning_rate": [6e-4, 1.2e-3]}
+    assert told["study_files"] == {"precision": ["bfloat16", "float32"]}
+    assert compared(one, side("b")).to_json()["same_answer"] is None
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_a_terminal_is_told_what_the_page_says_within_its_width(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    one = side("first", example_recommendation())
+    other = side("second", replace(example_recommendation(), learning_rate=1.2e-3), seeds=[0, 1])
+    both = compared(one, other)
+    print_comparison(both)
+    out = capsys.readouterr().out
+    assert all(len(line.rstrip()) <= columns for line in out.splitlines())
+    words = " ".join(out.split())
+    assert both.agreement in words
+    for difference in (*both.answers, *both.study_files):
+        assert all(text in words for text in (difference.key, *difference.texts))
+    assert "the machine and the data: no difference" in words

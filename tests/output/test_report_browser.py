@@ -10,9 +10,9 @@ import pytest
 from reading_scale import write_study
 
 from orchestrator.config.load import load_stored_study
+from orchestrator.output.comparison import Side
 from orchestrator.output.exports import WRITERS
 from orchestrator.output.recommendation import recommend
-from orchestrator.output.comparison import Side
 from orchestrator.output.report.comparison import write_comparison
 from orchestrator.output.report.page import render_report, write_report
 from orchestrator.study.journal import replay
