@@ -21,7 +21,7 @@ from orchestrator.signals import (
 from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, schema
-from orchestrator.verbs.reading import compare, export, report, status
+from orchestrator.verbs.reading import compare, explain, export, report, status
 from trainers.files import StorageLost, quoted
 
 if TYPE_CHECKING:
@@ -158,6 +158,9 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
         metavar="OTHER",
         help="another study's: compare the two, in OTHER/comparison.html",
     )
+    command = _verb(verbs, explain, "run_dir", "RUN_DIR", "a study's run directory")
+    command.add_argument("trial", metavar="TRIAL", help="the trial's name, as status shows it")
+    command.add_argument("--json", action="store_true", help="for programs")
     command = _verb(verbs, compare, "run_dir", "RUN_A", "a study's run directory")
     command.add_argument("other", type=Path, metavar="RUN_B", help="another study's")
     command.add_argument("--json", action="store_true", help="for programs")

@@ -22,7 +22,7 @@ from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accident
 from trainers.lines import line_of
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("plan", "run", "trial", "status", "report", "compare", "export", "schema")
+VERBS = ("plan", "run", "trial", "status", "report", "explain", "compare", "export", "schema")
 TINY: dict[str, Any] = {
     "name": "tiny",
     "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 16}},
@@ -97,7 +97,12 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("plan", "--no-memory"), ("status",), ("compare", str(ROOT / "tests" / "golden" / "quickstart"))],
+    [
+        ("plan", "--no-memory"),
+        ("status",),
+        ("compare", str(ROOT / "tests" / "golden" / "quickstart")),
+        ("explain", run_at(max(FIELD))),
+    ],
 )
 def test_reading_verbs_load_neither_torch_nor_ray(home: Path, run_dir: Path, arguments: tuple[str, ...]) -> None:
     argument = "tiny.yaml" if arguments[0] == "plan" else str(run_dir)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -134,10 +135,16 @@ def replay(path: Path, name: str) -> Study:
 def _apply_all(path: Path, study: Study) -> int:
     """Apply every whole line to the study, and return the bytes that they take."""
     end = 0
-    for line in read_lines(path):
-        _apply(line, study, path)
+    for line in applied(path, study):
         end = line.end
     return end
+
+
+def applied(path: Path, study: Study) -> Iterator[Line]:
+    """Apply every whole line to the study, and yield each after that."""
+    for line in read_lines(path):
+        _apply(line, study, path)
+        yield line
 
 
 def _apply(line: Line, study: Study, path: Path) -> None:

@@ -64,6 +64,19 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def explain(arguments: argparse.Namespace) -> int:
+    """Show why a trial ran, what was decided with it, its result, and what it cost."""
+    from orchestrator.output.explained import explain_trial, print_explanation
+    from orchestrator.output.loaded import load
+
+    told = explain_trial(load(arguments.run_dir), arguments.trial)
+    if arguments.json:
+        print(json.dumps(told.to_json(), indent=2))
+    else:
+        print_explanation(told)
+    return 0
+
+
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
     from orchestrator.output.exports import export as export_text

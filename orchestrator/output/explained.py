@@ -1,0 +1,369 @@
+"""One trial of a study as `batchscout explain` tells it: why it ran, what was decided with it, its result and its cost."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from orchestrator.config.keys import StudyConfig
+from orchestrator.output.loaded import LoadedStudy
+from orchestrator.output.progress import trial_metrics
+from orchestrator.output.rows import labelled_lines
+from orchestrator.output.shown import Terminal, shown
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
+from orchestrator.stages.mode import mode_of
+from orchestrator.study.events import (
+    Ended,
+    Evaluated,
+    Interrupted,
+    Noticed,
+    Paused,
+    Promoted,
+    Proposed,
+    Reopened,
+    Retried,
+    RunBegan,
+    Started,
+)
+from orchestrator.study.history import Change, history_of
+from orchestrator.study.run_directory import trial_directory
+from orchestrator.study.state import Study
+from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
+from orchestrator.terminal import printable
+from orchestrator.units import bytes_text, counted, number_text, seconds_text
+from trainers.files import own_file, quoted
+
+MOST_NEAR, MOST_BESIDE = 3, 4
+_NO_FILES = "no log: a rank writes one where it fails"
+_FILES = {
+    "error-*": "a rank's traceback",
+    "crash-*": "the stack of a rank that crashed",
+    "try*-*": "of an earlier try",
+    "steps.jsonl": "loss, gradient norm and learning rate of every step",
+    "noise.jsonl": "the gradient noise along the way",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that happened to the trial."""
+
+    seconds: float
+    """Since the study's first event."""
+    what: str
+    """The kind of event, for programs."""
+    text: str
+
+
+@dataclass(frozen=True)
+class RungReached:
+    """A rung that the trial has reached, and how it stood there."""
+
+    samples: int
+    value: float | None
+    """What was compared there, the less the better; None where it is no finite number."""
+    others: dict[str, float | None]
+    """The same of the other trials of the stage that have reached the rung of this level by now, the best first."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the trial took."""
+
+    lane_seconds: float
+    """How long it has held a lane, by the wall clock, in all its tries."""
+    device_seconds: float
+    """The same times its ranks."""
+    share_of_study: float
+    """The share in the lane seconds of all trials."""
+    samples: int
+    """The training samples of its last try."""
+    tries: int
+    """0 if it never started."""
+    interruptions: int
+    """How often it lost its lane through no fault of its own."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that a run directory tells of one trial."""
+
+    trial: str
+    stage: str
+    question: str
+    """What the stage was to find out."""
+    role: str
+    """Why the stage wanted this trial, in its own words; empty if the trial has no role of its own."""
+    notes: tuple[str, ...]
+    """What sets it apart from others of its stage."""
+    what: str
+    """What it trained."""
+    state: TrialState
+    reason: str
+    """Why it is in that state; empty if there is nothing to say."""
+    history: tuple[Step, ...]
+    rungs: tuple[RungReached, ...]
+    metrics: Metrics
+    result: str
+    """The metrics that people look at first."""
+    outcome: tuple[str, ...]
+    """What the study made of it."""
+    cost: Cost
+    files: dict[str, str]
+    """What it has left, by path, with what that is."""
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return asdict(self)
+
+
+def explain_trial(loaded: LoadedStudy, name: str) -> Explanation:
+    """Return what is known of a trial. Raises ValueError, with the nearest names, where there is none of this name."""
+    study = loaded.replayed
+    known = study.withdrawn | study.trials
+    if name not in known:
+        raise ValueError(_no_such_trial(loaded.run_dir, name, list(known)))
+    trial, changes = known[name], history_of(loaded.run_dir / "journal.jsonl", loaded.name, name)
+    return Explanation(
+        trial=name,
+        stage=trial.stage,
+        question=_question(loaded.config, trial.stage),
+        role=trial.role,
+        notes=tuple(_notes(study, trial)),
+        what=_what(trial),
+        state=trial.state,
+        reason=trial.explanation,
+        history=tuple(_steps(changes, study)),
+        rungs=tuple(_rungs(trial, study)),
+        metrics=trial.metrics,
+        result=_result(trial, study),
+        outcome=tuple(_outcome(loaded, trial)),
+        cost=_cost(trial, study, changes),
+        files=_files(loaded.run_dir, name),
+    )
+
+
+def _no_such_trial(run_dir: Path, name: str, names: list[str]) -> str:
+    if not names:
+        return f"{quoted(run_dir)} has no trials yet; look again once batchscout status shows some"
+    near = difflib.get_close_matches(name, names, MOST_NEAR, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"{quoted(run_dir)} has no trial '{name}'; {meant}all {len(names)} names: batchscout status {quoted(run_dir)}"
+    )
+
+
+def _question(config: StudyConfig, stage: str) -> str:
+    kind = next((type(keys) for keys in config.stages if keys.type == stage), None)
+    return (kind.__doc__ or "").split("\n")[0] if kind else ""
+
+
+def _notes(study: Study, trial: Trial) -> Iterator[str]:
+    proposal = trial.proposal
+    memory, rate = (proposal.expected.get(name) for name in ("predicted_memory_bytes", PLANNED_RATE))
+    if memory is not None:
+        yield f"it was predicted to take {bytes_text(memory)}"
+    if rate is not None:
+        yield f"its sample budget was made for {rate:,.3g} samples/s"
+    seeds = [one for one in study.candidates(trial.stage).get(trial.candidate, ()) if one.id != trial.id]
+    if proposal.protected:
+        yield "it is never cut for being slower or worse than others"
+    if proposal.control:
+        yield "it is a control: it calibrates what others are held against, and is not compared itself"
+    if proposal.round is not None:
+        yield f"it is a timing of round {proposal.round}, in turns with the others of that round"
+    if proposal.fresh_process:
+        yield "it ran in processes that had run nothing before"
+    if seeds:
+        yield f"it is judged together with the other seeds of {trial.candidate}: {', '.join(one.id for one in seeds)}"
+    if trial.id in study.withdrawn:
+        yield "it is withdrawn: a stage before it is open again, and has not asked for it yet"
+
+
+def _what(trial: Trial) -> str:
+    """Return the batch, mode, rate and length of the run in a sentence."""
+    config = trial.config
+    accumulation = config.gradient_accumulation_steps
+    ranks = f" x {counted(config.world_size, 'rank')}" if config.world_size > 1 else ""
+    batch = f"micro-batch {config.micro_batch_size} x {counted(accumulation, 'accumulation step')}{ranks}"
+    mode = f"activation checkpointing {mode_of(config).in_words()}, {config.precision}"
+    run = f"learning rate {config.learning_rate:.3g}, seed {config.seed}, up to {config.sample_budget:,} samples"
+    return f"{batch} = effective batch {config.effective_batch_size}; {mode}; {run}"
+
+
+def _steps(changes: Iterable[Change], study: Study) -> Iterator[Step]:
+    for change in changes:
+        if text := _told(change):
+            kind = change.event.kind
+            yield Step(round(change.event.time - (study.began or change.event.time), 3), kind, text)
+
+
+def _told(change: Change) -> str:
+    """Return what an event did to the trial; nothing where that is of no interest."""
+    trial = change.after or change.before
+    assert trial is not None, "the event has changed it"
+    match change.event:
+        case Proposed():
+            return f"asked for by the stage {trial.stage}" + (f": {trial.role}" if trial.role else "")
+        case Started():
+            return "given a lane" if change.before and not change.before.holds else "given a lane again, and goes on"
+        case Evaluated() as event:
+            return _evaluation(event)
+        case Paused(rung=rung, reason=reason):
+            return _with(f"paused at the rung of {rung:,} samples", reason)
+        case Promoted(rung=rung, reason=reason):
+            return _with(f"let past the rung of {rung:,} samples", reason)
+        case Interrupted(reason=reason):
+            return _with("lost its lane through no fault of its own, and waits again", reason)
+        case RunBegan():
+            return "its driver had ended under it: another one took the study up, and it waits again"
+        case Ended():
+            return trial.how_it_ended + (
+                f"; measured by the study in {quoted(trial.reused.run_dir)}" if trial.reused else ""
+            )
+        case Retried(reason=reason):
+            return _with("is tried again, from its beginning", reason)
+        case Reopened(stage=stage):
+            return f"withdrawn, as the stage {stage} before it is open again"
+        case Noticed(reason=reason):
+            return _with("notice", reason)
+        case _:
+            return ""
+
+
+def _rungs(trial: Trial, study: Study) -> Iterator[RungReached]:
+    """Yield what is known at each rung. Trials of other budgets have rungs of other sample numbers, at the same shares of a run: they
+    are alike by their level."""
+    for level, samples in enumerate(sorted(trial.rungs)):
+        others = {
+            one.id: one.rungs[sorted(one.rungs)[level]]
+            for one in study.of_stage(trial.stage)
+            if one.id != trial.id and len(one.rungs) > level
+        }
+        yield RungReached(samples, trial.rungs[samples], dict(sorted(others.items(), key=_by_value)))
+
+
+def _by_value(named: tuple[str, float | None]) -> float:
+    return math.inf if named[1] is None else named[1]
+
+
+def _evaluation(event: Evaluated) -> str:
+    """Return what an evaluation found; nothing for the end of a probe, which is there to be timed."""
+    samples, loss = event.metrics.get("samples_seen"), event.metrics.get("val_loss")
+    if samples is None or (loss is None and not event.rungs):
+        return ""
+    found = "val loss no finite number" if loss is None else f"val loss {loss:.4f}"
+    rungs = f" (rung {', '.join(f'{rung:,}' for rung in event.rungs)})" if event.rungs else ""
+    return f"evaluated after {samples:,.0f} samples{rungs}: {found}"
+
+
+def _with(said: str, reason: str) -> str:
+    return f"{said}: {reason}" if reason else said
+
+
+def _result(trial: Trial, study: Study) -> str:
+    line = trial_metrics(trial, trial.metrics, study.facts.rate_unit) if trial.state is not TrialState.WAITING else ""
+    noise, low, high = (trial.metric(f"noise_scale{end}") for end in ("", "_low", "_high"))
+    interval = f" ({number_text(low)} to {number_text(high)})" if low is not None and high is not None else ""
+    scale = f"noise scale {number_text(noise)} samples{interval}" if noise is not None else ""
+    return ", ".join(filter(None, [line, scale])) or "none"
+
+
+def _outcome(loaded: LoadedStudy, trial: Trial) -> Iterator[str]:
+    """Say whether the stage or the study chose the trial, and what its stage has concluded."""
+    study, config = loaded.replayed, loaded.config
+    chosen = loaded.recommendation.evidence.trial if loaded.recommendation else None
+    if chosen == trial.id:
+        yield "the study recommends this run"
+    keys = next((one for one in config.stages if one.type == trial.stage), None)
+    if keys is not None and stage_of(keys).winner(StageContext(keys, config, study)) == trial.id:
+        yield f"the stage {trial.stage} chose it"
+    if (conclusion := study.conclusions.get(trial.stage)) is not None:
+        yield f"the stage {trial.stage} concluded: {conclusion.reason}"
+
+
+def _cost(trial: Trial, study: Study, changes: Iterable[Change]) -> Cost:
+    events = [change.event for change in changes]
+    starts = any(isinstance(event, Started) for event in events)
+    seen = trial.metric("samples_seen") if starts else None
+    return Cost(
+        lane_seconds=round(trial.seconds, 3),
+        device_seconds=round(trial.seconds * trial.config.world_size, 3),
+        share_of_study=round(trial.seconds / study.lane_seconds, 4) if study.lane_seconds else 0.0,
+        samples=int(seen or 0),
+        tries=len(trial.earlier_tries) + starts,
+        interruptions=sum(isinstance(event, Interrupted | RunBegan) for event in events),
+    )
+
+
+def _files(run_dir: Path, trial_id: str) -> dict[str, str]:
+    directory = trial_directory(run_dir, trial_id)
+    with own_file(directory, "read"):
+        found = {str(path): text for pattern, text in _FILES.items() for path in sorted(directory.glob(pattern))}
+        checkpoints = sorted((directory / "checkpoints").glob("*.pt"))
+    size = sum(path.stat().st_size for path in checkpoints)
+    kept = {str(directory / "checkpoints"): f"{counted(len(checkpoints), 'checkpoint')}, {bytes_text(size)}"}
+    return found | (kept if checkpoints else {})
+
+
+def print_explanation(told: Explanation) -> None:
+    """Print it for people."""
+    console = Terminal()
+    console.print(shown(f"{told.trial}: {told.state}", style="bold"))
+    stage = f"{told.stage}: {told.question}" if told.question else told.stage
+    role = [("role", told.role)] if told.role else []
+    sections = {
+        "why it ran": [("stage", stage), *role, *_bullets(told.notes), ("trains", told.what)],
+        "what happened": [(f"after {_seconds(step.seconds)}", step.text) for step in told.history],
+        "its rungs": [(f"{rung.samples:,} samples", _standing(rung)) for rung in told.rungs],
+        "what came of it": [("result", told.result), *_bullets(told.outcome)],
+        "what it cost": _cost_rows(told.cost),
+        "what it left": [(quoted(path), text) for path, text in told.files.items()] or _bullets([_NO_FILES]),
+    }
+    for title, rows in sections.items():
+        if rows:
+            console.print(shown(f"\n{title}", style="bold"))
+        for line in labelled_lines(rows, console.width):
+            console.file.write(printable(line) + "\n")
+
+
+def _bullets(texts: Iterable[str]) -> list[tuple[str, str]]:
+    return [("-", text) for text in texts]
+
+
+def _standing(rung: RungReached) -> str:
+    """Return how the trial stood at a rung, beside the best of the others."""
+    first = [f"{name} {_value(value)}" for name, value in rung.others.items()][:MOST_BESIDE]
+    left_out = len(rung.others) - len(first)
+    beside = ", ".join(first) + (f" and {left_out} more" if left_out else "")
+    return f"{_value(rung.value)}; the others there: {beside or 'none yet'}"
+
+
+def _value(value: float | None) -> str:
+    return "no finite number" if value is None else f"{value:.4g}"
+
+
+def _seconds(seconds: float) -> str:
+    return seconds_text(seconds) if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def _cost_rows(cost: Cost) -> list[tuple[str, str]]:
+    if not cost.tries:
+        return [("time", "none: it has not run in this study")]
+    devices = f", {_seconds(cost.device_seconds)} of devices" if cost.device_seconds > cost.lane_seconds else ""
+    return [
+        (
+            "time",
+            f"{_seconds(cost.lane_seconds)} in a lane{devices}: {cost.share_of_study:.1%} of all trials' time",
+        ),
+        ("samples", f"{cost.samples:,}"),
+        (
+            "tries",
+            f"{cost.tries}" + (f", interrupted {counted(cost.interruptions, 'time')}" if cost.interruptions else ""),
+        ),
+    ]

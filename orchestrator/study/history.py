@@ -1,0 +1,40 @@
+"""What has happened to one trial, event by event, as the journal has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.study.events import Event, Noticed
+from orchestrator.study.journal import applied
+from orchestrator.study.state import Study
+from orchestrator.study.trial import Trial
+from trainers.notices import heard_by
+
+
+@dataclass(frozen=True)
+class Change:
+    """An event, and what it made of a trial."""
+
+    event: Event
+    before: Trial | None
+    """None where it was not proposed yet, or is withdrawn."""
+    after: Trial | None
+
+
+def history_of(path: Path, name: str, trial_id: str) -> list[Change]:
+    """Return the events of a journal that changed a trial, and those that tell of something amiss in it. An event that stands twice
+    changes nothing the second time."""
+    with heard_by(lambda _: None):  # a damaged line is told where the study itself is read
+        return list(_changes(path, Study(name), trial_id))
+
+
+def _changes(path: Path, study: Study, trial_id: str) -> Iterator[Change]:
+    before: Trial | None = None
+    for line in applied(path, study):
+        after = study.trials.get(trial_id)
+        of_it = isinstance(line.event, Noticed) and line.event.id == trial_id
+        if after != before or of_it:
+            yield Change(line.event, before, after)
+        before = after
