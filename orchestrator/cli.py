@@ -20,7 +20,7 @@ from orchestrator.signals import (
 )
 from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
-from orchestrator.verbs.helping import SCHEMAS, schema
+from orchestrator.verbs.helping import SCHEMAS, doctor, schema
 from orchestrator.verbs.reading import compare, explain, export, report, status
 from trainers.files import StorageLost, quoted
 
@@ -170,6 +170,16 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
 
 def _add_helpers(verbs: Any) -> None:
     """Add the verbs that help whoever types."""
+    command = verbs.add_parser("doctor", help=doctor.__doc__, description=doctor.__doc__)
+    command.add_argument(
+        "study",
+        nargs="?",
+        type=Path,
+        metavar="STUDY.yaml",
+        help="a study file that is to run here; its code is not run",
+    )
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(verb=doctor)
     command = verbs.add_parser("schema", help=schema.__doc__, description=schema.__doc__)
     command.add_argument("of", choices=SCHEMAS, help="what it describes")
     command.set_defaults(verb=schema)

@@ -25,7 +25,8 @@ ROOMS = {
     "execution": {"config", "study", "decisions"},
     "launch": {"execution"},
     "output": {"config", "study", "stages", "decisions"},
-    "verbs": {"config", "study", "output"},
+    "doctor": {"config", "output"},
+    "verbs": {"config", "study", "output", "doctor"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
 LEAVES_OF_TRAINERS = {

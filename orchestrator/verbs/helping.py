@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from trainers.files import own_file
 
 SCHEMAS = ("study", "status", "recommendation")
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Say what will work on this machine, what will not, and how to mend it; exits with 1 if there is a fault."""
+    from orchestrator.doctor.checks import all_checks, worst
+    from orchestrator.doctor.observe import observe
+    from orchestrator.doctor.told import as_json, print_checks
+
+    checks = all_checks(observe(arguments.study))
+    if arguments.json:
+        print(json.dumps(as_json(checks), indent=2))
+    else:
+        print_checks(checks)
+    return 1 if worst(checks) == "fault" else 0
 
 
 def schema(arguments: argparse.Namespace) -> int:

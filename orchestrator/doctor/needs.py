@@ -1,0 +1,58 @@
+"""What a study file asks of a machine, as far as reading it tells: none of its code is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.load import read_yaml
+from orchestrator.doctor.facts import Needs
+from trainers.files import quoted
+
+
+def tree_of(study: Path) -> dict[str, Any]:
+    if not study.is_file():
+        raise ValueError(f"there is no study file {quoted(study)}; check the path, or leave it out")
+    tree = read_yaml(study)
+    if not isinstance(tree, dict):
+        raise ValueError(f"{quoted(study)} holds no keys; batchscout init writes a study file")
+    return tree
+
+
+def needs_of(tree: Mapping[str, Any]) -> Needs:
+    """Return what a study file asks of the machine."""
+    model, data, source, tracking = (_section(tree, key) for key in ("model", "data", "from", "tracking"))
+    uses_hf = model.get("target") == "hf" or tree.get("loss") == "transformers"
+    libraries = {
+        "transformers": uses_hf or "transformers" in source,
+        "lightning": "lightning" in source,
+        "peft": bool(model.get("peft")),
+    }
+    named = [
+        _section(model, "kwargs").get("name") if model.get("target") == "hf" else None,
+        _section(data, "kwargs").get("path") if data.get("target") == "hf" else None,
+    ]
+    wandb = tracking.get("wandb")
+    return Needs(
+        compiles=_compiles(tree),
+        libraries=tuple(name for name, is_needed in libraries.items() if is_needed),
+        hub_names=tuple(str(name) for name in named if name and not Path(str(name)).exists()),
+        world_size=size if isinstance(size := tree.get("world_size", 1), int) else 1,
+        wandb=wandb if isinstance(wandb, str) else "off",
+    )
+
+
+def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = tree.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _compiles(tree: Mapping[str, Any]) -> bool:
+    """False where the frontier, or the study without one, compiles nothing."""
+    stages = tree.get("stages")
+    told = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    lists = [stage.get("compile") for stage in told if stage.get("type") in ("frontier", "grid")]
+    if not told or lists:
+        return not told or any(one != [False] for one in lists)
+    return tree.get("compile") is not False

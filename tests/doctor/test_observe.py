@@ -1,0 +1,158 @@
+"""What the doctor observes of this machine, and of what the test makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from orchestrator.doctor.facts import Needs
+from orchestrator.doctor.needs import needs_of
+from orchestrator.doctor.observe import cluster_at, compiler_for, disk_at, hub_at, import_elsewhere, quota_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise OSError('libcudart.so.12: cannot open shared object file')", "OSError: libcudart.so.12: cannot open shared object file"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_library_that_cannot_be_imported_ends_its_own_process_alone(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library_of_a_test.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_elsewhere("library_of_a_test")[0].error == said
+
+
+def test_what_a_library_prints_is_not_taken_for_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "library_of_a_test.py").write_text("print('welcome')\n__version__ = '1.2'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_elsewhere("library_of_a_test")[0].version == "1.2"
+
+
+def test_a_compiler_is_asked_to_build_what_torch_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiler_for("c++").error == ""
+    fails = tmp_path / "cxx"
+    fails.write_text("#!/bin/sh\necho 'seen.cpp:1: fatal error: omp.h: No such file or directory' >&2\nexit 1\n")
+    fails.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fails))
+    assert compiler_for("c++").error.endswith("omp.h: No such file or directory")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compiler_for("c++").path is None
+
+
+def test_a_disk_is_written_where_the_directory_would_lie_and_nothing_is_left(tmp_path: Path) -> None:
+    found = disk_at("runs", tmp_path / "a" / "b", "--dir")
+    assert (found.error, found.path) == ("", tmp_path / "a" / "b")
+    assert found.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    assert disk_at("runs", Path("/proc/a"), "--dir").error != ""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port at which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_cluster_is_there_where_somebody_listens(port: int) -> None:
+    assert cluster_at(f"127.0.0.1:{port}").error == ""
+    assert cluster_at(f"ray://127.0.0.1:{port}").error == ""
+    assert cluster_at("127.0.0.1:1").error == "Connection refused"
+    assert cluster_at("head").error == "it is not of the form host:port"
+    assert cluster_at("local").address == ""
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_hub_that_answers_anything_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    with HTTPServer(("127.0.0.1", 0), _Answers) as server:
+        threading.Thread(target=server.handle_request).start()
+        assert hub_at(f"http://127.0.0.1:{server.server_port}").error == ""
+    assert "refused" in hub_at("http://127.0.0.1:1").error
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub_at("http://127.0.0.1:1").is_offline
+
+
+def test_the_quota_of_the_control_group_is_read_in_cores(tmp_path: Path) -> None:
+    proc, group = tmp_path / "proc", tmp_path / "group"
+    (proc / "self").mkdir(parents=True)
+    (group / "mine").mkdir(parents=True)
+    (proc / "self" / "mountinfo").write_text(f"31 23 0:28 / {group} rw - cgroup2 cgroup rw\n")
+    (proc / "self" / "cgroup").write_text("0::/mine\n")
+    assert quota_of(proc) is None
+    (group / "mine" / "cpu.max").write_text("max 100000\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    assert quota_of(proc) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("tree", "needs"),
+    [
+        ({}, Needs()),
+        ({"model": {"target": "hf", "kwargs": {"name": "gpt2"}, "peft": {"r": 8}}},
+         Needs(libraries=("transformers", "peft"), hub_names=("gpt2",))),
+        ({"from": {"lightning": "a:b"}, "world_size": 4, "tracking": {"wandb": "online"}},
+         Needs(libraries=("lightning",), world_size=4, wandb="online")),
+        ({"stages": [{"type": "frontier", "compile": [False]}], "tracking": {"wandb": False}}, Needs(compiles=False)),
+        ({"stages": [{"type": "frontier"}]}, Needs()),
+        ({"stages": [{"type": "train"}], "compile": False}, Needs(compiles=False)),
+    ],
+)  # fmt: skip
+def test_what_a_study_file_asks_of_the_machine_is_read_from_it(tree: dict[str, object], needs: Needs) -> None:
+    assert needs_of(tree) == needs
+
+
+@pytest.mark.slow
+def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_so(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("name: own\nmodel: {target: 'never_imported:Model'}\n")
+    settings = os.environ | {
+        "PYTHONPATH": str(ROOT), "CXX": "no-such-compiler", "RAY_ADDRESS": "127.0.0.1:1", "BATCHSCOUT_CACHE": "/proc/a",
+        "HF_ENDPOINT": "http://127.0.0.1:1", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    settings.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "orchestrator", "doctor", "own.yaml", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (1, "")
+    told = json.loads(done.stdout)
+    verdicts = {check["name"]: check["verdict"] for check in told["checks"]}
+    assert {name for name, verdict in verdicts.items() if verdict == "fault"} == {
+        "compiler",
+        "data cache",
+        "ray cluster",
+    }
+    assert verdicts["torch"] == verdicts["ray"] == verdicts["network"] == verdicts["run directory"] == "ok"
+    assert list(tmp_path.iterdir()) == [tmp_path / "own.yaml"]
+
+
+def test_a_study_file_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    from orchestrator.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "nowhere.yaml"])
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr().err == "batchscout: there is no study file nowhere.yaml; check the path, or leave it out\n"
+    )
