@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shutil
 import sys
-import textwrap
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator.signals import (
     all_are_ctrl_c,
@@ -18,9 +16,9 @@ from orchestrator.signals import (
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
+from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed, wrapped
 from orchestrator.units import exit_text
-from orchestrator.verbs.helping import SCHEMAS, doctor, schema
+from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
 from orchestrator.verbs.reading import compare, explain, export, report, status
 from trainers.files import StorageLost, quoted
 
@@ -170,6 +168,16 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
 
 def _add_helpers(verbs: Any) -> None:
     """Add the verbs that help whoever types."""
+    command = verbs.add_parser("init", help=init.__doc__, description=init.__doc__)
+    command.add_argument(
+        "what",
+        nargs="?",
+        default=".",
+        metavar="FOLDER | package.module:callable",
+        help="what to look at; default: this folder",
+    )
+    command.add_argument("--to", metavar="STUDY.yaml", help="the file to write; default: study.yaml in the folder")
+    command.set_defaults(verb=init)
     command = verbs.add_parser("doctor", help=doctor.__doc__, description=doctor.__doc__)
     command.add_argument(
         "study",
@@ -255,7 +263,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
-    print(f"\n{_wrapped(printable(ending.message), stream)}", file=stream)
+    print(f"\n{wrapped(printable(ending.message), stream)}", file=stream)
     if ending.exit_code in (0, 1):
         if (run_dir / "report.html").exists():
             print(f"\n  report:         {quoted(run_dir / 'report.html')}", file=stream)
@@ -266,14 +274,6 @@ def run(arguments: argparse.Namespace) -> int:
         for what, command in how_to_look(config.tracking, run_dir).items():
             print(f"  {what + ':':15} {command}", file=stream)
     return ending.exit_code
-
-
-def _wrapped(text: str, stream: TextIO) -> str:
-    """Return the text broken between words for a terminal, and as it is for a log."""
-    if not stream.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
 
 
 def trial(arguments: argparse.Namespace) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
+import textwrap
 import traceback
 import unicodedata
+from collections.abc import Iterable
 from types import TracebackType
+from typing import TextIO
 
 # Characters that turn the direction of the text around them: what follows would read backwards.
 _TURNING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
@@ -34,3 +38,17 @@ def spell_out_what_cannot_be_printed() -> None:
 def show_exception(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
     """Print a traceback to stderr as Python does, with the control characters of its messages spelled out."""
     print(printable("".join(traceback.format_exception(kind, error, where))), end="", file=sys.stderr)
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return the text broken between words for a terminal, and as it is for a log."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print users' lines, broken between words for a terminal."""
+    for line in lines:
+        print(wrapped(printable(line), sys.stdout))

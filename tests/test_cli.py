@@ -22,7 +22,7 @@ from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accident
 from trainers.lines import line_of
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("plan", "run", "trial", "status", "report", "explain", "compare", "export", "doctor", "schema")
+VERBS = ("plan", "run", "trial", "status", "report", "explain", "compare", "export", "init", "doctor", "schema")
 TINY: dict[str, Any] = {
     "name": "tiny",
     "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 1, "hidden_dim": 16}},

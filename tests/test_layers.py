@@ -26,7 +26,8 @@ ROOMS = {
     "launch": {"execution"},
     "output": {"config", "study", "stages", "decisions"},
     "doctor": {"config", "output"},
-    "verbs": {"config", "study", "output", "doctor"},
+    "init": {"output"},
+    "verbs": {"config", "study", "output", "doctor", "init"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
 LEAVES_OF_TRAINERS = {

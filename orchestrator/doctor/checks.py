@@ -32,7 +32,7 @@ asked for does not work."""
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB
-"""Driver, Ray's servers and one rank take about 1.2 GiB before a model does, and Ray ends processes where a host is nearly full."""
+"""Driver, Ray's servers and one rank take about 1 GiB before a model does, and Ray ends processes where a host is nearly full."""
 LEAST_DISK_BYTES, LITTLE_DISK_BYTES = GIB, 10 * GIB
 LEAST_SHARED_MEMORY_BYTES = GIB
 """Docker gives 64 MiB, which Ray's object store or a few batches of data workers fill."""

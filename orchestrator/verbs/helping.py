@@ -5,10 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
-from trainers.files import own_file
+from orchestrator.terminal import print_lines
+from trainers.files import own_file, quoted
 
 SCHEMAS = ("study", "status", "recommendation")
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Look at a folder, or at what an import path names, and write a commented study file for it; nothing of it is run."""
+    from orchestrator.init.start import found_text, start
+
+    done = start(arguments.what, arguments.to)
+    said = [
+        found_text(done.subject),
+        f"wrote {quoted(done.path)}",
+        *(f"- {text}" for text in (*done.to_do, *done.told)),
+    ]
+    folder = done.path.parent
+    go = f"cd {quoted(folder)} && " if folder.resolve() != Path.cwd() else ""
+    said.append(f"{'then' if done.to_do else 'next'}:  {go}batchscout plan {quoted(done.path.name)}")
+    print_lines(said)
+    return 0
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,188 @@
+"""Reads a folder, or what an import path names, and writes a study file for it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.init.kinds import Project
+from orchestrator.init.reading import Class, Function, Module, read_module
+from orchestrator.init.study_file import Machine, Written, written
+from orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from trainers.files import own_file, quoted, written_whole
+
+MOST_FILES = 2000
+"""Those furthest up count; a folder of more is no project."""
+MOST_BYTES = 2**20
+"""A longer file is data."""
+_NOT_LOOKED_INTO = {
+    "venv",
+    "env",
+    "node_modules",
+    "site-packages",
+    "build",
+    "dist",
+    "tests",
+    "test",
+    "__pycache__",
+    "runs",
+    "wandb",
+}
+_NAME = re.compile(r"[^A-Za-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Read:
+    """A project, and what could not be read of it."""
+
+    project: Project
+    unread: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `init` has done."""
+
+    path: Path
+    subject: Subject
+    to_do: tuple[str, ...]
+    told: tuple[str, ...]
+    """What else people should know."""
+
+
+def start(what: str, to: str | None) -> Started:
+    """Write a study file. what: a folder, or `package.module:callable` below this one. to: the file; study.yaml in the folder if it is
+    None. Raises ValueError where the file is there already, or `what` is not."""
+    module_name, colon, name = what.partition(":")
+    folder = Path() if colon else Path(what)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {quoted(folder)}; name one, or a callable as package.module:callable")
+    path = Path(to) if to else folder / "study.yaml"
+    _refuse_to_overwrite(path)
+    read = read_folder(folder)
+    subject = subject_of(read.project, _named(read.project, module_name, name) if colon else None)
+    told = (*read.unread, *_runs_when_imported(read.project, subject))
+    file = written(subject, _study_name(folder.absolute().name), path.name, _machine(), told)
+    _write(path, file)
+    return Started(path, subject, file.to_do, told)
+
+
+def _refuse_to_overwrite(path: Path) -> None:
+    with own_file(path, "read"):
+        is_there = path.exists()
+    if is_there:
+        raise ValueError(
+            f"{quoted(path)} is there already, and init overwrites nothing; name another file with --to, or remove it"
+        )
+
+
+def _write(path: Path, file: Written) -> None:
+    with written_whole(path) as stream:
+        stream.write(file.text.encode())
+
+
+def read_folder(folder: Path) -> Read:
+    """Return what the Python files of a folder define."""
+    modules, unread = list[Module](), list[str]()
+    for path in _python_files(folder)[:MOST_FILES]:
+        parts = path.relative_to(folder).with_suffix("").parts
+        names = parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+        if not all(part.isidentifier() for part in names):
+            continue  # no import leads there
+        try:
+            with own_file(path, "read"):
+                modules.append(read_module(path, ".".join(names)))
+        except ValueError as error:
+            unread.append(f"{path.relative_to(folder)} is no Python that could be read ({error}), and was left out")
+    return Read(Project(tuple(modules)), tuple(unread))
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """Return them, those furthest up first."""
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not _is_left_out(Path(place, one)))
+        found += [
+            path for one in files if one.endswith(".py") and (path := Path(place, one)).stat().st_size <= MOST_BYTES
+        ]
+    return sorted(found, key=lambda path: (len(path.parts), path))
+
+
+def _is_left_out(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name in _NOT_LOOKED_INTO or (folder / "pyvenv.cfg").exists()
+
+
+def _named(project: Project, module_name: str, name: str) -> tuple[Module, Class | Function]:
+    """Return what an import path names. Raises ValueError, with the nearest names, where it names nothing."""
+    module = next((one for one in project.modules if one.name == module_name), None)
+    if module is None:
+        near = _nearest(module_name, [one.name for one in project.modules])
+        raise ValueError(
+            f"there is no file for the module '{module_name}' in {quoted(Path.cwd())}; {near}run init in the folder that holds it"
+        )
+    defined = [*module.classes, *module.functions]
+    found = next((one for one in defined if one.name == name), None)
+    if found is None:
+        near = _nearest(name, [one.name for one in defined])
+        raise ValueError(f"{quoted(module.path)} defines no class or function '{name}'; {near}check the name")
+    return module, found
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}? Or " if near else ""
+
+
+def _runs_when_imported(project: Project, subject: Subject) -> Iterator[str]:
+    """Warn of files that are imported for the study and would do something then."""
+    for module in project.modules:
+        if module.runs_at is not None and module.name in set(_modules_of(subject)):
+            yield (
+                f"{module.path.name}, line {module.runs_at} runs whenever the file is imported, as every run of a study does: put it, and what it needs, "
+                'below if __name__ == "__main__":'
+            )
+
+
+def _modules_of(subject: Subject) -> Iterator[str]:
+    places = (subject.maker,) if isinstance(subject, FromSubject) else (subject.model, subject.data)
+    yield from (one.target.split(":")[0] for one in places if one is not None)
+
+
+def _study_name(folder: str) -> str:
+    return _NAME.sub("-", folder).strip("-").lower()[:60] or "study"
+
+
+def _machine() -> Machine:
+    has_gpu = Path("/dev/nvidiactl").exists()
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if has_gpu else [os.environ.get("CXX", "g++")]
+    return Machine(has_gpu, any(map(shutil.which, compilers)))
+
+
+def found_text(subject: Subject) -> str:
+    """Return what was found, in a sentence."""
+    match subject:
+        case FromSubject(is_there=True):
+            return f"{subject.maker.target} ({subject.maker.where}) makes what the {subject.library} library trains: its model, data and loss are studied as they are."
+        case FromSubject():
+            return (
+                f"{subject.maker.where} has what the {subject.library} library trains, and no function returns it yet."
+            )
+        case OwnSubject(model=None, data=None):
+            return "No model and no data were found: this is an example, whose placeholders are to be filled in."
+        case OwnSubject():
+            model = (
+                f"The model is {subject.model.target} ({subject.model.where})"
+                if subject.model
+                else "No model was found"
+            )
+            data = (
+                f"the data {subject.data.target} ({subject.data.where})"
+                if subject.data
+                else "no function was found that returns (train, val)"
+            )
+            return f"{model}, and {data}."

@@ -1,0 +1,242 @@
+"""Writes a study file for what was found, with each key's own documentation above it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from orchestrator.init.subject import FromSubject, LossFound, OwnSubject, Place, Subject
+from orchestrator.output.schemas import editors_line, schema_path
+
+PLACEHOLDER = "FILL_IN"
+_WIDTH = 110
+_DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
+_SHORT_BUDGET = 8192
+_PUT_YOURS = "the default, as no number was found in your code; put the one that you train with"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the values of a study file depend on."""
+
+    has_gpu: bool
+    has_compiler: bool
+    """True if torch.compile finds the compiler that it needs."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of a study file, and what is left to do."""
+
+    text: str
+    to_do: tuple[str, ...]
+    """In words; empty where it runs as it is."""
+
+
+def written(subject: Subject, name: str, file: str, machine: Machine, notes: tuple[str, ...] = ()) -> Written:
+    """Return the study file. file: its name. notes: what else people should know, a sentence each."""
+    keys = list(_from_keys(subject)) if isinstance(subject, FromSubject) else list(_own_keys(subject, machine))
+    to_do = tuple(_to_do(subject, file))
+    head = [
+        editors_line(str(schema_path("study"))),
+        *_comment(
+            "The line above has editors complete and check the keys; its path is this machine's (batchscout schema study)."
+        ),
+        *_comment(
+            f"Written by batchscout init, from reading alone: nothing was run. {_AS_IT_IS if not to_do else _NOT_YET}"
+        ),
+        f"#   batchscout plan {file}    # what would run, what is skipped, predicted memory; starts nothing",
+        f"#   batchscout run {file}     # the study; the same command goes on with one that was interrupted",
+        *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
+        "",
+        f"name: {name}",
+    ]
+    return Written("\n".join([*head, *keys, *_shared_keys(machine), *_stages(machine)]) + "\n", to_do)
+
+
+_AS_IT_IS = "Look it through, then, in this folder:"
+_NOT_YET = f"Before it runs, do what the lines below say; {PLACEHOLDER} marks what only you know:"
+
+
+def _to_do(subject: Subject, file: str) -> Iterator[str]:
+    """Yield what has to be done before the study runs."""
+    if isinstance(subject, FromSubject):
+        if not subject.is_there:
+            module = subject.maker.target.split(":")[0]
+            yield f"write the function {subject.maker.target.split(':')[1]} into {module}.py ({subject.maker.where}): {' '.join(subject.to_write.split())}"
+        yield from _arguments_to_fill_in(subject.maker, "from.kwargs")
+        return
+    if subject.model is None:
+        yield f"model.target: name a class or function of yours that makes an nn.Module, as package.module:callable, in place of {PLACEHOLDER}"
+    if subject.data is None:
+        sets = ", ".join(f"{one.target} ({one.where})" for one in subject.sets)
+        has = f" The data sets that were found: {sets}." if sets else ""
+        yield f"data.target: write a function that returns (train, val), two data sets, and name it as package.module:function in place of {PLACEHOLDER}.{has}"
+    for one, key in ((subject.model, "model.kwargs"), (subject.data, "data.kwargs")):
+        if one is not None:
+            yield from _arguments_to_fill_in(one, key)
+
+
+def _arguments_to_fill_in(one: Place, key: str) -> Iterator[str]:
+    if one.required:
+        yield f"{key}: {one.target} needs {', '.join(one.required)}; put their values in place of {PLACEHOLDER}"
+
+
+def _from_keys(subject: FromSubject) -> Iterator[str]:
+    maker = subject.maker
+    kwargs = f", kwargs: {_kwargs(maker)}" if maker.required else ""
+    found = f"Found in {maker.where}" if subject.is_there else f"To be written (see {maker.where})"
+    yield ""
+    yield from _comment(f"{_documentation('from')} {found}.")
+    yield f'from: {{{subject.library}: "{maker.target}"{kwargs}}}'
+
+
+def _own_keys(subject: OwnSubject, machine: Machine) -> Iterator[str]:
+    """Yield model, loss, data, optimizer, precision and the length of a run."""
+    model, data, found = subject.model, subject.data, subject.hyperparameters
+    others = f" Also found: {', '.join(subject.others)}." if subject.others else ""
+    yield ""
+    yield from _comment(f"{_documentation('model.target')} {_found(model)}{others}")
+    yield f"model: {_target(model)}"
+    yield ""
+    yield from _loss_lines(subject.loss)
+    yield ""
+    yield from _comment(f"{_documentation('data.target')} {_found(data)}")
+    yield f"data: {_target(data)}"
+    yield ""
+    yield "optimizer:"
+    if found.optimizer:
+        yield from _key("optimizer.type", found.optimizer, "as in your code")
+    lr = f"{found.lr:.3e}" if found.lr is not None else _default("optimizer.lr")
+    yield from _key("optimizer.lr", lr, f"from {found.lr_where}" if found.lr is not None else _PUT_YOURS)
+    size = str(found.batch_size or _default("optimizer.reference_batch_size"))
+    yield from _key(
+        "optimizer.reference_batch_size", size, f"from {found.batch_where}" if found.batch_size else _PUT_YOURS
+    )
+    yield ""
+    precision = "bfloat16" if machine.has_gpu else "float32"
+    yield from _key("precision", precision, "this machine has a GPU" if machine.has_gpu else "")
+    yield ""
+    yield from _key(
+        "sample_budget", f"{_SHORT_BUDGET}", "shorter than usual, for a first answer; a longer run tells more"
+    )
+
+
+def _loss_lines(loss: LossFound) -> Iterator[str]:
+    yield from _comment(f"{_documentation('loss')} Here: {loss.why}.")
+    if loss.type is None:
+        yield "loss: null"
+    elif loss.targets == "labels" or loss.type in ("mean", "transformers"):
+        yield f"loss: {loss.type}"
+    else:
+        yield f"loss: {{type: {loss.type}, targets: {loss.targets}}}"
+
+
+def _shared_keys(machine: Machine) -> Iterator[str]:
+    yield ""
+    yield from _key(
+        "memory_limit",
+        "null",
+        "" if machine.has_gpu else "a number, such as 1.5GiB, shows what a smaller machine would do",
+    )
+    yield ""
+    yield from _key("world_size", "1")
+
+
+def _stages(machine: Machine) -> Iterator[str]:
+    """Yield the usual stages, each with its question."""
+    yield ""
+    yield from _comment(_documentation("stages"))
+    yield "stages:"
+    for stage in _DEFAULT_STAGES:
+        yield from _comment(_question(stage), "  # ")
+        if stage != "frontier":
+            yield f"  - {{type: {stage}}}"
+        elif machine.has_gpu and machine.has_compiler:
+            yield from _comment(f"compile: {_documentation('stages.frontier.compile')}", "  # ")
+            yield "  - {type: frontier}"
+        else:
+            why = (
+                "on a CPU it takes a minute for each mode"
+                if machine.has_compiler
+                else "this machine has no compiler for it"
+            )
+            yield from _comment(
+                f"compile: {_documentation('stages.frontier.compile')} Here: nothing, as {why}.", "  # "
+            )
+            yield "  - {type: frontier, compile: [false]}"
+
+
+def _key(path: str, value: str, why: str = "") -> Iterator[str]:
+    """Yield a key below its documentation and its default. why: what the value was chosen by, where it is not the default."""
+    *section, key = path.split(".")
+    indent = "  " * len(section)
+    here = f" Here: {why}." if why else ""
+    yield from _comment(f"{_documentation(path)} Default: {_default(path)}.{here}", f"{indent}# ")
+    yield f"{indent}{key}: {value}"
+
+
+def _found(one: Place | None) -> str:
+    return f"Found in {one.where}." if one else "None was found."
+
+
+def _target(one: Place | None) -> str:
+    if one is None:
+        return f'{{target: "{PLACEHOLDER}"}}'
+    kwargs = f", kwargs: {_kwargs(one)}" if one.required else ""
+    return f'{{target: "{one.target}"{kwargs}}}'
+
+
+def _kwargs(one: Place) -> str:
+    return "{" + ", ".join(f"{argument}: {PLACEHOLDER}" for argument in one.required) + "}"
+
+
+def _comment(text: str, prefix: str = "# ") -> list[str]:
+    later = prefix + "  " if text.startswith("- ") else prefix
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=prefix, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# The documentation of keys, as it is under their fields.
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return json.loads(schema_path("study").read_text())
+
+
+def _property(path: str) -> Mapping[str, Any]:
+    """Return what the schema says of a key; of a stage's key by `stages.TYPE.KEY`."""
+    schema, tree = _schema(), _schema()
+    first, *rest = path.split(".")
+    if first == "stages" and rest:
+        tree, rest = _stage(rest[0]), rest[1:]
+    else:
+        rest = [first, *rest]
+    for key in rest[:-1]:
+        tree = schema["$defs"][tree["properties"][key]["$ref"].rpartition("/")[2]]
+    return tree["properties"][rest[-1]]
+
+
+def _stage(kind: str) -> dict[str, Any]:
+    mapping = _schema()["properties"]["stages"]["items"]["discriminator"]["mapping"]
+    return _schema()["$defs"][mapping[kind].rpartition("/")[2]]
+
+
+def _documentation(path: str) -> str:
+    found = _property(path)
+    return found.get("description") or _schema()["$defs"][found["$ref"].rpartition("/")[2]]["description"]
+
+
+def _default(path: str) -> str:
+    default = _property(path)["default"]
+    return "null" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _question(stage: str) -> str:
+    return _stage(stage)["description"]

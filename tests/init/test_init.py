@@ -1,0 +1,339 @@
+"""`batchscout init`: what it finds in a folder by reading alone, and that what it writes runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from batchscout import load
+from orchestrator.cli import main
+from orchestrator.config.load import load_study
+from orchestrator.init.start import read_folder, start
+from orchestrator.init.study_file import PLACEHOLDER, Machine, written
+from orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from orchestrator.output.schemas import editors_line, schema_path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+MODULE = "from torch import nn\n"
+LIGHTNING = "import lightning as L\n"
+NET = MODULE + "class Net(nn.Module):\n    def forward(self, x):\n        return x\n"
+DATA = "from torch.utils.data import TensorDataset\ndef data():\n    return TensorDataset(1), TensorDataset(2)\n"
+
+
+def project(folder: Path, **files: str) -> Path:
+    """A folder with these files; two underscores in a name stand for a slash."""
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def found(folder: Path) -> Subject:
+    return subject_of(read_folder(folder).project)
+
+
+def own(folder: Path) -> OwnSubject:
+    subject = found(folder)
+    assert isinstance(subject, OwnSubject)
+    return subject
+
+
+def example(name: str, folder: Path) -> Path:
+    """The scripts of an example, without its study files and what asks for the answer in Python."""
+    there = folder / name
+    shutil.copytree(
+        EXAMPLES / name, there, ignore=shutil.ignore_patterns("*.yaml", "study.py", "speed.py", "base", "__pycache__")
+    )
+    return there
+
+
+def init(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *arguments])
+    printed, code = capsys.readouterr(), ended.value.code or 0
+    assert isinstance(code, int)
+    return code, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "target"),
+    [
+        ("lightning", "lightning", "train:make"),
+        ("transformers_trainer", "transformers", "train:make_trainer"),
+        ("trl_sft", "transformers", "train:make_trainer"),
+    ],
+)
+def test_what_trains_elsewhere_is_found_by_the_function_that_makes_it(
+    name: str, library: str, target: str, tmp_path: Path
+) -> None:
+    subject = found(example(name, tmp_path))
+    assert isinstance(subject, FromSubject)
+    assert (subject.library, subject.maker.target, subject.is_there) == (library, target, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "data", "loss"),
+    [
+        ("vit", "vit:ViT", "vit:data", "cross_entropy"),
+        ("cnn", "cnn:ResNet", "cnn:data", "cross_entropy"),
+        ("seq2seq", "seq2seq:Translator", "seq2seq:data", "cross_entropy"),
+        ("nanogpt", "train:GPT", None, "mean"),
+    ],
+)
+def test_a_model_and_its_data_are_found_and_no_part_of_the_model_is_taken_for_it(
+    name: str, model: str, data: str | None, loss: str, tmp_path: Path
+) -> None:
+    subject = own(example(name, tmp_path))
+    assert subject.model is not None
+    assert (subject.model.target, subject.data and subject.data.target) == (model, data)
+    assert subject.loss.type == loss
+
+
+def test_classes_are_known_by_their_bases_in_other_files(tmp_path: Path) -> None:
+    project(
+        tmp_path,
+        my____init__="from .models.net import Net\n",
+        my__models__base=MODULE + "class Base(nn.Module): pass\n",
+        my__models__net="from .base import Base\nclass Net(Base):\n    def forward(self, x): return x\n",
+        my__sets="import torch.utils.data as d\nclass Own(d.Dataset): pass\ndef make(path='x') -> tuple[Own, Own]:\n    return both(path)\n",
+    )
+    subject = own(tmp_path)
+    assert subject.model is not None
+    assert subject.data is not None
+    assert (subject.model.target, subject.data.target) == ("my.models.net:Net", "my.sets:make")
+
+
+def test_a_lightning_module_that_nothing_returns_is_found_with_the_function_to_write(tmp_path: Path) -> None:
+    project(
+        tmp_path, train=LIGHTNING + "class Net(L.LightningModule): pass\nclass Digits(L.LightningDataModule): pass\n"
+    )
+    subject = found(tmp_path)
+    assert isinstance(subject, FromSubject)
+    assert (subject.is_there, subject.maker.target) == (False, "train:make")
+    assert subject.to_write == "def make():\n    return Net(), Digits()"
+
+
+def test_a_trainer_made_by_a_script_itself_is_found_with_the_function_to_write(tmp_path: Path) -> None:
+    project(tmp_path, train="from transformers import Trainer\ntrainer = Trainer(model=1)\ntrainer.train()\n")
+    done = start(str(tmp_path), None)
+    assert isinstance(done.subject, FromSubject)
+    assert (done.subject.is_there, done.subject.maker.target) == (False, "train:make_trainer")
+    assert done.to_do[0].startswith(
+        "write the function make_trainer into train.py (train.py, line 2): def make_trainer():"
+    )
+    assert done.told[0].startswith("train.py, line 3 runs whenever the file is imported")
+
+
+LOSSES = {
+    "import torch\ncriterion = torch.nn.MSELoss()\n": ("mse", "train.py, line 2 calls MSELoss"),
+    "from torch import nn\nc = nn.BCEWithLogitsLoss()\n": (
+        "bce_with_logits",
+        "train.py, line 2 calls BCEWithLogitsLoss",
+    ),
+    "": ("cross_entropy", "no call of a loss was found; cross_entropy takes logits and classes"),
+}
+
+
+@pytest.mark.parametrize("script", LOSSES)
+def test_the_loss_is_the_one_that_the_script_calls(script: str, tmp_path: Path) -> None:
+    loss = own(project(tmp_path, model=NET, train=script)).loss
+    assert (loss.type, loss.why) == LOSSES[script]
+
+
+def test_a_module_that_sums_its_loss_itself_names_none(tmp_path: Path) -> None:
+    sums = "    def forward(self, x, y):\n        return F.cross_entropy(x, y, reduction='sum'), y.numel()\n"
+    project(tmp_path, model=f"import torch.nn.functional as F\n{MODULE}class Net(nn.Module):\n{sums}")
+    assert own(tmp_path).loss.type is None
+
+
+def test_the_targets_of_a_dictionary_are_named_where_they_are_not_called_labels(tmp_path: Path) -> None:
+    item = "    def __getitem__(self, i):\n        return {'image': 1, 'target': 2}\n"
+    project(tmp_path, model=NET, sets=f"from torch.utils.data import Dataset\nclass Own(Dataset):\n{item}")
+    subject = own(tmp_path)
+    assert subject.loss.targets == "target"
+    text = written(subject, "a", "study.yaml", Machine(has_gpu=False, has_compiler=True)).text
+    assert yaml.safe_load(text)["loss"] == {"type": "cross_entropy", "targets": "target"}
+
+
+def test_the_numbers_that_a_script_trains_with_are_taken_over(tmp_path: Path) -> None:
+    train = "import torch\no = torch.optim.SGD(p, lr=0.05)\nl = torch.utils.data.DataLoader(s, batch_size=48)\n"
+    project(tmp_path, model=NET, sets=DATA, train=train)
+    start(str(tmp_path), None)
+    tree = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    assert tree["optimizer"] == {"type": "sgd", "lr": 0.05, "reference_batch_size": 48}
+    assert "from train.py, line 2" in (tmp_path / "study.yaml").read_text()
+
+
+def test_what_only_the_user_knows_is_marked_and_told(tmp_path: Path) -> None:
+    needs = (
+        MODULE
+        + "class Net(nn.Module):\n    def __init__(self, width, depth=2): pass\n    def forward(self, x): return x\n"
+    )
+    done = start(str(project(tmp_path, model=needs)), None)
+    tree = yaml.safe_load(done.path.read_text())
+    assert tree["model"] == {"target": "model:Net", "kwargs": {"width": PLACEHOLDER}}
+    assert tree["data"] == {"target": PLACEHOLDER}
+    assert [text.split(":")[0] for text in done.to_do] == ["data.target", "model.kwargs"]
+    assert all(" ".join(text.split()) in _in_one_line(done.path) for text in done.to_do)
+
+
+def _in_one_line(path: Path) -> str:
+    """The comments of a file, as running text."""
+    return " ".join(" ".join(line.strip().lstrip("#") for line in path.read_text().splitlines()).split())
+
+
+def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = init(capsys, str(tmp_path))
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "No model and no data were found: this is an example, whose placeholders are to be filled in.\n"
+    )
+    assert f"then:  cd {tmp_path} && batchscout plan study.yaml" in out
+    tree = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    assert (tree["model"], tree["data"]) == ({"target": PLACEHOLDER}, {"target": PLACEHOLDER})
+
+
+def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("mine")
+    said = (
+        f"batchscout: {path} is there already, and init overwrites nothing; name another file with --to, or remove it\n"
+    )
+    assert init(capsys, str(tmp_path)) == (2, "", said)
+    assert path.read_text() == "mine"
+    assert init(capsys, str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
+    assert path.read_text() == "mine"
+
+
+def test_nothing_is_run_and_nothing_else_is_written(tmp_path: Path) -> None:
+    project(tmp_path, model=NET + "open('ran', 'w').close()\nraise SystemExit(3)\n", broken="def (:\n", sets=DATA)
+    (tmp_path / "not-a-name.py").write_text("raise SystemExit(3)\n")
+    done = start(str(tmp_path), None)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "broken.py",
+        "model.py",
+        "not-a-name.py",
+        "sets.py",
+        "study.yaml",
+    ]
+    assert done.told[0].startswith("broken.py is no Python that could be read (line 1: ")
+    assert done.told[1].startswith("model.py, line 5 runs whenever the file is imported")
+
+
+def test_environments_and_hidden_folders_are_not_looked_into(tmp_path: Path) -> None:
+    project(tmp_path, venv__net=NET, **{".hidden__net": NET}, mine__net=NET)
+    (tmp_path / "mine" / "pyvenv.cfg").write_text("")
+    assert own(tmp_path).model is None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("what", "keys"),
+    [
+        ("model:Block", {"model": {"target": "model:Block"}}),
+        ("model:make", {"model": {"target": "model:make"}}),
+        ("sets:data", {"data": {"target": "sets:data"}}),
+        ("train:trainer", {"from": {"transformers": "train:trainer"}}),
+    ],
+)
+def test_an_import_path_says_which(what: str, keys: dict[str, Any], home: Path) -> None:
+    more = "class Block(nn.Module):\n    def forward(self, x): return x\ndef make() -> nn.Module: return 1\n"
+    trainer = "from transformers import Trainer\ndef trainer() -> Trainer:\n    return 1\n"
+    project(home, model=NET + more, sets=DATA, train=trainer)
+    start(what, None)
+    tree = yaml.safe_load((home / "study.yaml").read_text())
+    assert {key: tree[key] for key in keys} == keys
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("modle:Net", "there is no file for the module 'modle' in "),
+        ("model:Nett", "model.py defines no class or function 'Nett'; did you mean Net? Or check the name"),
+        ("model:what", "model:what (model.py, line 5) is neither a model, nor data, nor does it say that it returns them; annotate what"),
+        ("nowhere", "there is no folder nowhere; name one, or a callable as package.module:callable"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_found_is_named_with_what_would_do(
+    what: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(home, model=NET + "def what(): return 1\n")
+    code, out, err = init(capsys, what)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not (home / "study.yaml").exists()
+
+
+@pytest.mark.parametrize("machine", [Machine(False, True), Machine(True, True), Machine(False, False)])
+@pytest.mark.parametrize("name", ["vit", "lightning", "nanogpt", "lora"])
+def test_what_is_written_validates_and_says_what_each_key_is(name: str, machine: Machine, tmp_path: Path) -> None:
+    text = written(found(example(name, tmp_path)), "a-name", "study.yaml", machine).text
+    schema = json.loads(schema_path("study").read_text())
+    tree = yaml.safe_load(text)
+    Draft202012Validator(schema).validate(tree)
+    assert text.splitlines()[0] == editors_line(str(schema_path("study")))
+    assert max(map(len, text.splitlines()[1:])) <= 120
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    for key in tree.keys() - {"name", "from", "optimizer", "model", "data"}:
+        assert schema["properties"][key]["description"] in _in_one_line(path)
+    if name == "vit":
+        config = load_study(path, [])
+        assert config.precision == ("bfloat16" if machine.has_gpu else "float32")
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name, for the sake of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def batchscout(folder: Path, short: Path, *arguments: str) -> str:
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    settings |= {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(short), "BATCHSCOUT_CACHE": str(short / "cache")}
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "transformers_trainer"])
+def test_a_study_file_that_was_written_can_be_planned(name: str, short: Path) -> None:
+    pytest.importorskip({"vit": "torch", "transformers_trainer": "accelerate"}[name])
+    folder = example(name, short)
+    batchscout(folder, short, "init")
+    out = batchscout(folder, short, "plan", "study.yaml", "--set", "stages.frontier.activation_checkpointing=[none]")
+    assert "train: Which batch ends best at equal cost?" in out
+    assert "predicted peak memory" in out
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_a_study_file_that_was_written_runs(short: Path) -> None:
+    folder = example("vit", short)
+    batchscout(folder, short, "init")
+    stage = (
+        "{type: frontier, smallest: 8, largest: 8, compile: [false], activation_checkpointing: [none], finalists: 1}"
+    )
+    batchscout(folder, short, "run", "study.yaml", "--dir", str(short / "run"), "--set", f"stages=[{stage}]")
+    assert load(short / "run").verdict.startswith("frontier: micro-batch 8 with activation checkpointing none")
