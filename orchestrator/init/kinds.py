@@ -40,8 +40,9 @@ class Project:
 
     def kind_of(self, name: str, depth: int = _DEEPEST) -> Kind | None:
         """Return what a dotted name is, or makes; None where that cannot be told."""
-        known = next((kind for kind, pattern in _KNOWN.items() if re.fullmatch(pattern, name)), None)
-        found = self.find(name)
+        origin = self._origin(name, depth)
+        known = next((kind for kind, pattern in _KNOWN.items() if re.fullmatch(pattern, origin)), None)
+        found = self._defined(origin)
         if known is not None or found is None or not depth:
             return known
         if isinstance(found, Class):
@@ -55,13 +56,18 @@ class Project:
             return (Kind.DATASET, Kind.DATASET)
         return tuple(self.kind_of(name) if name else None for name in function.returned)
 
-    def find(self, name: str) -> Class | Function | None:
-        """Return what a dotted name is in these files, also where a file has it from another one of them."""
+    def _origin(self, name: str, depth: int) -> str:
+        """Return the name under which something is defined that files of the project hand on to each other."""
         where, _, own = name.rpartition(".")
-        for module in self.modules:
-            if module.name == where:
-                return next((one for one in (*module.classes, *module.functions) if one.name == own), None)
-        return None
+        imported = next((module.imported for module in self.modules if module.name == where), {})
+        return self._origin(imported[own], depth - 1) if own in imported and depth else name
+
+    def _defined(self, name: str) -> Class | Function | None:
+        where, _, own = name.rpartition(".")
+        defined = (
+            one for module in self.modules if module.name == where for one in (*module.classes, *module.functions)
+        )
+        return next((one for one in defined if one.name == own), None)
 
     def classes_of(self, kind: Kind) -> list[tuple[Module, Class]]:
         """Return the classes that are of a kind."""

@@ -56,6 +56,8 @@ class Module:
     functions: tuple[Function, ...] = ()
     calls: tuple[Call, ...] = ()
     """All of the file."""
+    imported: Mapping[str, str] = field(default_factory=dict)
+    """What each name stands for that the file imports."""
     runs_at: int | None = None
     """The line at which an import would begin to train or the like, as no `if __name__ == "__main__"` is around it; None where there is
     none."""
@@ -67,13 +69,15 @@ def read_module(path: Path, name: str) -> Module:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:  # ValueError: it has a null byte
         raise ValueError(f"line {getattr(error, 'lineno', None) or 1}: {error}") from error
-    names = _Names(name, _imported(tree, name, is_package=path.name == "__init__.py") | _defined(tree, name))
+    imported = _imported(tree, name, is_package=path.name == "__init__.py")
+    names = _Names(name, imported | _defined(tree, name))
     return Module(
         name,
         path,
         tuple(_class(node, names) for node in tree.body if isinstance(node, ast.ClassDef)),
         tuple(_function(node, names) for node in tree.body if isinstance(node, ast.FunctionDef)),
         tuple(names.calls(tree)),
+        imported,
         _runs_at(tree),
     )
 

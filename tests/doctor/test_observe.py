@@ -49,6 +49,8 @@ def test_a_compiler_is_asked_to_build_what_torch_would(tmp_path: Path, monkeypat
     fails.chmod(0o755)
     monkeypatch.setenv("CXX", str(fails))
     assert compiler_for("c++").error.endswith("omp.h: No such file or directory")
+    fails.write_text("#!/bin/sh\necho 'warning: this will be an error' >&2\n")
+    assert compiler_for("c++").error == "", "it has only warned"
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiler_for("c++").path is None
 
@@ -106,6 +108,8 @@ def test_the_quota_of_the_control_group_is_read_in_cores(tmp_path: Path) -> None
     (group / "mine" / "cpu.max").write_text("max 100000\n")
     (group / "cpu.max").write_text("150000 100000\n")
     assert quota_of(proc) == 1.5
+    (group / "mine" / "cpu.max").write_text("400000 100000\n")
+    assert quota_of(proc) == 1.5, "that of the group around it"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from batchscout import load
 from orchestrator.cli import main
 from orchestrator.config.load import load_study
+from orchestrator.init.kinds import Kind
 from orchestrator.init.start import read_folder, start
 from orchestrator.init.study_file import PLACEHOLDER, Machine, written
 from orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
@@ -33,9 +34,9 @@ DATA = "from torch.utils.data import TensorDataset\ndef data():\n    return Tens
 
 
 def project(folder: Path, **files: str) -> Path:
-    """A folder with these files; two underscores in a name stand for a slash."""
+    """A folder with these files, each named without its ending."""
     for name, text in files.items():
-        path = folder / f"{name.replace('__', '/')}.py"
+        path = folder / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
@@ -103,17 +104,20 @@ def test_a_model_and_its_data_are_found_and_no_part_of_the_model_is_taken_for_it
 
 
 def test_classes_are_known_by_their_bases_in_other_files(tmp_path: Path) -> None:
-    project(
-        tmp_path,
-        my____init__="from .models.net import Net\n",
-        my__models__base=MODULE + "class Base(nn.Module): pass\n",
-        my__models__net="from .base import Base\nclass Net(Base):\n    def forward(self, x): return x\n",
-        my__sets="import torch.utils.data as d\nclass Own(d.Dataset): pass\ndef make(path='x') -> tuple[Own, Own]:\n    return both(path)\n",
-    )
+    files = {
+        "my/__init__": "from .models.net import Net\n",
+        "my/models/base": MODULE + "class Base(nn.Module): pass\n",
+        "my/models/net": "from .base import Base\nclass Net(Base):\n    def forward(self, x): return x\n",
+        "my/sets": "import torch.utils.data as d\nfrom my import Net as Model\nclass Larger(Model): pass\nclass Own(d.Dataset): pass\n"
+        "def make(path='x') -> tuple[Own, Own]:\n    return both(path)\n",
+    }
+    project(tmp_path, **files)
     subject = own(tmp_path)
     assert subject.model is not None
     assert subject.data is not None
     assert (subject.model.target, subject.data.target) == ("my.models.net:Net", "my.sets:make")
+    classes = read_folder(tmp_path).project.classes_of(Kind.MODULE)
+    assert sorted(one.name for _, one in classes) == ["Base", "Larger", "Net"]
 
 
 def test_a_lightning_module_that_nothing_returns_is_found_with_the_function_to_write(tmp_path: Path) -> None:
@@ -234,7 +238,7 @@ def test_nothing_is_run_and_nothing_else_is_written(tmp_path: Path) -> None:
 
 
 def test_environments_and_hidden_folders_are_not_looked_into(tmp_path: Path) -> None:
-    project(tmp_path, venv__net=NET, **{".hidden__net": NET}, mine__net=NET)
+    project(tmp_path, **{"venv/net": NET, ".hidden/net": NET, "mine/net": NET})
     (tmp_path / "mine" / "pyvenv.cfg").write_text("")
     assert own(tmp_path).model is None
 
