@@ -131,7 +131,7 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("run", "nowhere.yaml"), "there is no study file nowhere.yaml; check the path, or start from one in configs/"),
+    (("run", "nowhere.yaml"), "there is no study file nowhere.yaml; check the path, or let batchscout init write one"),
     (("plan", "tiny.yaml", "--set", "lr"), "--set 'lr' is not of the form key=value; write --set optimizer.lr=3e-4"),
     (("plan", "tiny.yaml", "--set", "parallel=fsdp"),
      "tiny.yaml does not describe a study:\n  parallel: fsdp shards the model over ranks, and world_size is 1; raise it, or use ddp"),

@@ -61,7 +61,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
     object is otherwise in the study. Raises ValueError that says what is wrong, where, and what would be right.
     """
     if not path.is_file():
-        raise ValueError(f"there is no study file {quoted(path)}; check the path, or start from one in configs/")
+        raise ValueError(f"there is no study file {quoted(path)}; check the path, or let batchscout init write one")
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{quoted(path)} holds no keys; a study file needs at least model and data")

@@ -47,19 +47,20 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
             "The line above has editors complete and check the keys; its path is this machine's (batchscout schema study)."
         ),
         *_comment(
-            f"Written by batchscout init, from reading alone: nothing was run. {_AS_IT_IS if not to_do else _NOT_YET}"
+            f"Written by batchscout init, from reading alone: nothing was run. {_NOT_YET if to_do else _AS_IT_IS}"
         ),
+        *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
+        "# Then, in this folder:",
         f"#   batchscout plan {file}    # what would run, what is skipped, predicted memory; starts nothing",
         f"#   batchscout run {file}     # the study; the same command goes on with one that was interrupted",
-        *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
         "",
         f"name: {name}",
     ]
     return Written("\n".join([*head, *keys, *_shared_keys(machine), *_stages(machine)]) + "\n", to_do)
 
 
-_AS_IT_IS = "Look it through, then, in this folder:"
-_NOT_YET = f"Before it runs, do what the lines below say; {PLACEHOLDER} marks what only you know:"
+_AS_IT_IS = "Look it through: it runs as it is."
+_NOT_YET = f"Before it runs, this is to be done; {PLACEHOLDER} marks what only you know:"
 
 
 def _to_do(subject: Subject, file: str) -> Iterator[str]:

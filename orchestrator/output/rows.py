@@ -16,7 +16,8 @@ def labelled_lines(rows: Sequence[tuple[str, str]], width: int, indent: int = 2)
     column = indent + max((len(name) for name, _ in rows), default=0) + _GAP
     for name, text in rows:
         if width - column < LEAST_ROOM:
-            yield " " * indent + name
+            if name.strip():
+                yield " " * indent + name.rstrip()
             yield from _broken(text, width, indent + 2)
         else:
             first, *others = _broken(text, width, column) or [""]

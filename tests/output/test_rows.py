@@ -20,6 +20,14 @@ def test_texts_with_little_room_beside_their_names_go_below_them() -> None:
     assert list(labelled_lines([("a name of many letters", "words")], 40)) == ["  a name of many letters", "    words"]
 
 
+def test_a_text_without_a_name_leaves_no_line_empty() -> None:
+    assert list(labelled_lines([("name of many letters ", "words"), ("", "more")], 40)) == [
+        "  name of many letters",
+        "    words",
+        "    more",
+    ]
+
+
 def test_a_name_without_a_text_stands_alone() -> None:
     assert list(labelled_lines([("a", "")], 80)) == ["  a"]
 
