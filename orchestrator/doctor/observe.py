@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -189,6 +190,14 @@ def cluster_at(address: str) -> Cluster:
 def hub_at(address: str) -> Hub:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return Hub(address, is_offline=True)
+    found = [Hub(address, error=f"no answer within {SECONDS_TO_CONNECT} s")]
+    asking = threading.Thread(target=lambda: found.append(_asked(address)), daemon=True)
+    asking.start()
+    asking.join(SECONDS_TO_CONNECT)  # a name that no server resolves takes longer than the connection may
+    return found[-1]
+
+
+def _asked(address: str) -> Hub:
     try:
         request = urllib.request.Request(address, method="HEAD")
         urllib.request.urlopen(request, timeout=SECONDS_TO_CONNECT).close()
