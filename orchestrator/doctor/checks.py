@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from orchestrator.doctor.check import Check, Verdict
 from orchestrator.doctor.facts import (
     Cluster,
     Compiler,
     Disk,
-    Driver,
-    Gpu,
     Hub,
     Imported,
     Limits,
@@ -20,15 +17,11 @@ from orchestrator.doctor.facts import (
     Needs,
     Processors,
     Seen,
-    Torch,
     Tracker,
 )
+from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
 from orchestrator.units import bytes_text, counted
 from trainers.files import quoted
-
-Verdict = Literal["ok", "warning", "fault"]
-"""ok: a study works here as far as this goes. warning: it works, and something will be slower, or less sure. fault: something that was
-asked for does not work."""
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB
@@ -38,19 +31,8 @@ LEAST_SHARED_MEMORY_BYTES = GIB
 """Docker gives 64 MiB, which Ray's object store or a few batches of data workers fill."""
 LEAST_OPEN_FILES = 4096
 """Ray itself warns below this."""
-SHARE_OF_OTHERS = 0.1
-"""Of a GPU's memory: where more is taken, something else uses the GPU."""
 BUSY_SHARE = 0.5
 """Of the cores: where the load is higher before a study has begun, timings will scatter."""
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    finding: str
-    verdict: Verdict = "ok"
-    remedy: str = ""
-    """What to do; empty where all is well."""
 
 
 def all_checks(seen: Seen) -> list[Check]:
@@ -72,11 +54,6 @@ def all_checks(seen: Seen) -> list[Check]:
         libraries(seen.installed, seen.needs),
         wandb(seen.tracker),
     ]
-
-
-def worst(checks: list[Check]) -> Verdict:
-    verdicts = {check.verdict for check in checks}
-    return "fault" if "fault" in verdicts else "warning" if "warning" in verdicts else "ok"
 
 
 def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
@@ -126,90 +103,6 @@ def _imported(name: str, found: Imported, remedy: str) -> Check:
     if found.error:
         return Check(name, f"cannot be imported: {found.error}", "fault", remedy)
     return Check(name, f"{name} {found.version}")
-
-
-def gpu(driver: Driver | None, found: Torch) -> Check:
-    """Judge whether GPU, driver and torch go together."""
-    if driver is None and not found.gpus:
-        build = f"; torch is built for CUDA {found.cuda}" if found.cuda else ""
-        return Check("gpu", f"none, so studies run on the CPU{build}")
-    if driver is None:
-        return Check("gpu", _named(found.gpus))
-    has = f"{counted(driver.num_gpus, 'GPU')}, driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-    if found.imported.error:
-        return Check("gpu", has)
-    if found.cuda is None:
-        return Check(
-            "gpu", f"{has}; torch {found.imported.version} is a build for CPUs, and uses none of them", "fault",
-            f"install a build for CUDA: pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/{_wheels(driver)}",
-        )  # fmt: skip
-    if int(found.cuda.split(".")[0]) > driver.cuda[0]:
-        return Check(
-            "gpu", f"{has}; torch {found.imported.version} is built for CUDA {found.cuda}, which this driver cannot run", "fault",
-            f"update the driver, or install a build for its CUDA: pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/{_wheels(driver)}",
-        )  # fmt: skip
-    if not found.gpus:
-        said = found.why_none or "it says no more"
-        return Check(
-            "gpu", f"{has}; torch {found.imported.version} for CUDA {found.cuda} finds none: {said}", "fault",
-            "check CUDA_VISIBLE_DEVICES, that nvidia-smi works as this user, and in a container that it was started with --gpus all",
-        )  # fmt: skip
-    without = [one for one in found.gpus if not has_kernels(one.capability, found.kernels)]
-    if without:
-        return Check(
-            "gpu", f"{_named(without)} has compute capability {_dotted(without[0])}; torch {found.imported.version} has kernels for "
-            f"{', '.join(found.kernels)}", "fault", "install a build of torch that has kernels for it, or use another GPU",
-        )  # fmt: skip
-    return Check("gpu", f"{_named(found.gpus)}; driver {driver.version}, torch for CUDA {found.cuda}")
-
-
-def _wheels(driver: Driver) -> str:
-    """Return the folder of torch's wheels for what this driver can run."""
-    return "cu130" if driver.cuda >= (13, 0) else "cu126"
-
-
-def _named(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
-    names = [one.name for one in gpus]
-    return ", ".join(
-        f"{names.count(name)} x {name} ({bytes_text(_of(gpus, name).total_bytes)})" for name in dict.fromkeys(names)
-    )
-
-
-def _of(gpus: tuple[Gpu, ...] | list[Gpu], name: str) -> Gpu:
-    return next(one for one in gpus if one.name == name)
-
-
-def _dotted(one: Gpu) -> str:
-    return ".".join(map(str, one.capability))
-
-
-def has_kernels(capability: tuple[int, int], kernels: tuple[str, ...]) -> bool:
-    """True if code built for these runs on a GPU: machine code within a major version, and what is compiled for a lower one as it is
-    loaded (compute_...) on all later ones."""
-    for kernel in kernels:
-        if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", kernel):
-            kind, built = found[1], (int(found[2]), int(found[3]))
-            if built <= capability and (kind == "compute" or built[0] == capability[0]):
-                return True
-    return False
-
-
-def gpus_for_ranks(gpus: tuple[Gpu, ...], needs: Needs) -> Iterator[Check]:
-    """Name a study that asks for more ranks than there are GPUs."""
-    if 0 < len(gpus) < needs.world_size:
-        said = f"the study file asks for {counted(needs.world_size, 'rank')}, and there is {counted(len(gpus), 'GPU')}"
-        yield Check("gpus for ranks", said, "fault", f"set world_size to {len(gpus)}, or run on a cluster (--address)")
-
-
-def gpus_taken(gpus: tuple[Gpu, ...]) -> Iterator[Check]:
-    """Name GPUs of which something else takes memory."""
-    for number, one in enumerate(gpus):
-        taken = one.total_bytes - one.free_bytes
-        if taken > SHARE_OF_OTHERS * one.total_bytes:
-            yield Check(
-                f"gpu {number}", f"{bytes_text(taken)} of its {bytes_text(one.total_bytes)} are taken", "warning",
-                "end what else uses it (see: nvidia-smi): a study measures memory and speed of what is left",
-            )  # fmt: skip
 
 
 def compiler(found: Compiler, needs: Needs, *, on_gpu: bool) -> Check:

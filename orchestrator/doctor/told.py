@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from orchestrator.doctor.checks import Check, worst
+from orchestrator.doctor.check import Check, worst
 from orchestrator.output.rows import labelled_lines
 from orchestrator.output.shown import Terminal, shown
 from orchestrator.units import counted

@@ -32,7 +32,8 @@ def init(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Say what will work on this machine, what will not, and how to mend it; exits with 1 if there is a fault."""
-    from orchestrator.doctor.checks import all_checks, worst
+    from orchestrator.doctor.check import worst
+    from orchestrator.doctor.checks import all_checks
     from orchestrator.doctor.observe import observe
     from orchestrator.doctor.told import as_json, print_checks
 

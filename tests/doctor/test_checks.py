@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.doctor.check import Check, Verdict, worst
 from orchestrator.doctor.checks import (
     GIB,
-    Check,
-    Verdict,
     all_checks,
     cluster,
     compiler,
     disk,
-    gpu,
-    gpus_for_ranks,
-    gpus_taken,
-    has_kernels,
     hub,
     libraries,
     limits,
@@ -27,7 +22,6 @@ from orchestrator.doctor.checks import (
     processors,
     torch,
     wandb,
-    worst,
 )
 from orchestrator.doctor.facts import (
     Cluster,
@@ -45,6 +39,7 @@ from orchestrator.doctor.facts import (
     Torch,
     Tracker,
 )
+from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
 from orchestrator.doctor.told import as_json, in_all, print_checks
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
