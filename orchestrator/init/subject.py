@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.init.kinds import Kind, Project
 from orchestrator.init.reading import Call, Class, Function, Module
@@ -107,8 +107,8 @@ def _subject_named(project: Project, module: Module, one: Class | Function) -> S
     if isinstance(one, Function) and _makes_data(project, one):
         return _own(project, _best_model(project), place(module, one))
     kind = project.kind_of(f"{module.name}.{one.name}")
-    if kind is Kind.LIGHTNING_MODULE:
-        return next(_unmade(project))
+    if kind is Kind.LIGHTNING_MODULE and isinstance(one, Class):
+        return _lightning_to_write(project, module, one)
     if kind is not Kind.MODULE:
         raise ValueError(
             f"{module.name}:{one.name} ({module.path.name}, line {one.line}) is neither a model, nor data, nor does it say that it returns them; "
@@ -137,10 +137,7 @@ def _made_by(project: Project, module: Module, function: Function) -> FromSubjec
 def _unmade(project: Project) -> Iterator[FromSubject]:
     """Yield what trains elsewhere and is made by no callable yet, with the lines that would do."""
     for module, one in project.classes_of(Kind.LIGHTNING_MODULE):
-        data = next(iter(project.classes_of(Kind.LIGHTNING_DATA)), None)
-        loaders = f"{data[1].name}()" if data else "FILL_IN_the_DataModule_or_a_train_loader()"
-        lines = f"def make():\n    return {one.name}(), {loaders}"
-        yield FromSubject("lightning", place(module, one, "make"), False, lines)
+        yield _lightning_to_write(project, module, one)
     for module in project.modules:
         for call in module.calls:
             if project.kind_of(call.name) is Kind.TRAINER:
@@ -148,16 +145,26 @@ def _unmade(project: Project) -> Iterator[FromSubject]:
                 yield FromSubject("transformers", place(module, call, "make_trainer"), False, lines)
 
 
+def _lightning_to_write(project: Project, module: Module, one: Class) -> FromSubject:
+    """Return a LightningModule with the function that is to return it with its data."""
+    data = next(iter(project.classes_of(Kind.LIGHTNING_DATA)), None)
+    loaders = f"{data[1].name}()" if data else "FILL_IN_the_DataModule_or_a_train_loader()"
+    lines = f"def make():\n    return {one.name}(), {loaders}"
+    return FromSubject("lightning", replace(place(module, one, "make"), required=()), False, lines)
+
+
 def _best_model(project: Project) -> tuple[Module, Class | Function] | None:
-    """Return the module that is a part of no other one; of several the one that needs no arguments, in the file with the data."""
+    """Return the module that is a part of no other one, or else a function that makes one; of several what needs no arguments, in the file
+    with the data."""
     found = project.classes_of(Kind.MODULE)
     parts = {name for _, one in found for name in one.made_in_it if not name.endswith(f".{one.name}")}
-    whole = [
+    whole: Sequence[tuple[Module, Class | Function]] = [
         (module, one) for module, one in found if f"{module.name}.{one.name}" not in parts and one.forward is not None
     ]
+    makers = [(module, one) for module, one in project.functions() if project.kinds_made_by(one) == (Kind.MODULE,)]
     data = _data_of(project)
     beside = data.target.split(":")[0] if data else ""
-    return min(whole or found, key=lambda pair: (len(pair[1].required), pair[0].name != beside), default=None)
+    return min(whole or makers or found, key=lambda pair: (len(pair[1].required), pair[0].name != beside), default=None)
 
 
 def _data_of(project: Project) -> Place | None:
@@ -188,11 +195,8 @@ def _own(project: Project, model: tuple[Module, Class | Function] | None, data: 
 
 def _loss_of(project: Project, model: tuple[Module, Class | Function] | None) -> LossFound:
     """Return the loss: the module's own where its `forward` computes one, else the one that the project's files call."""
-    match model:
-        case (module, Class() as one) if own := _own_loss(module, one):
-            return own
-        case _:
-            pass
+    if model and (own := _own_loss(*model)):
+        return own
     targets = _targets_key(project)
     for module in project.modules:
         for call in module.calls:
@@ -203,15 +207,16 @@ def _loss_of(project: Project, model: tuple[Module, Class | Function] | None) ->
     return LossFound("cross_entropy", "no call of a loss was found; cross_entropy takes logits and classes", targets)
 
 
-def _own_loss(module: Module, one: Class) -> LossFound | None:
-    """Return the loss that a module computes itself; None where it returns outputs."""
-    for call in one.forward or ():
+def _own_loss(module: Module, one: Class | Function) -> LossFound | None:
+    """Return the loss that a module computes itself; None where it returns outputs, as far as that can be told."""
+    made_of = one.bases if isinstance(one, Class) else one.returned
+    for call in (one.forward if isinstance(one, Class) else None) or ():
         where = f"({module.path.name}, line {call.line})"
         if _loss_type(call) and call.keywords.get("reduction") == _SUMS:
             return LossFound(None, f"its forward computes a sum {where}: it is to return (loss_sum, num_targets)")
         if _loss_type(call):
             return LossFound("mean", f"its forward computes a mean itself {where}")
-    is_of_transformers = any(base.startswith("transformers.") for base in one.bases)
+    is_of_transformers = any(name.startswith("transformers.") for name in made_of)
     return LossFound("transformers", "it is a model of transformers") if is_of_transformers else None
 
 

@@ -42,6 +42,12 @@ def project(folder: Path, **files: str) -> Path:
     return folder
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def found(folder: Path) -> Subject:
     return subject_of(read_folder(folder).project)
 
@@ -128,6 +134,22 @@ def test_a_lightning_module_that_nothing_returns_is_found_with_the_function_to_w
     assert isinstance(subject, FromSubject)
     assert (subject.is_there, subject.maker.target) == (False, "train:make")
     assert subject.to_write == "def make():\n    return Net(), Digits()"
+
+
+def test_a_function_that_makes_a_model_of_transformers_is_taken_for_the_model(tmp_path: Path) -> None:
+    build = (
+        "from transformers import AutoModelForCausalLM\ndef build():\n    return AutoModelForCausalLM.from_config(1)\n"
+    )
+    subject = own(project(tmp_path, train=build, sets=DATA))
+    assert subject.model is not None
+    assert (subject.model.target, subject.loss.type) == ("train:build", "transformers")
+
+
+def test_of_two_lightning_modules_the_named_one_is_taken(home: Path) -> None:
+    project(home, train=LIGHTNING + "class A(L.LightningModule): pass\nclass B(L.LightningModule): pass\n")
+    done = start("train:B", None)
+    assert isinstance(done.subject, FromSubject)
+    assert done.subject.to_write.startswith("def make():\n    return B(), ")
 
 
 def test_a_trainer_made_by_a_script_itself_is_found_with_the_function_to_write(tmp_path: Path) -> None:
@@ -243,18 +265,13 @@ def test_environments_and_hidden_folders_are_not_looked_into(tmp_path: Path) -> 
     assert own(tmp_path).model is None
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("what", "keys"),
     [
         ("model:Block", {"model": {"target": "model:Block"}}),
         ("model:make", {"model": {"target": "model:make"}}),
         ("sets:data", {"data": {"target": "sets:data"}}),
+        ("model:Net", {"model": {"target": "model:Net"}}),
         ("train:trainer", {"from": {"transformers": "train:trainer"}}),
     ],
 )
