@@ -1,0 +1,28 @@
+"""Build the site: `python -m website [--into FOLDER]`. It ends with 1 where a page has a link or an anchor that leads nowhere."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from website.pages import ROOT
+from website.staging import stage
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m website", description=__doc__)
+    parser.add_argument("--into", type=Path, default=ROOT / "build" / "website", help="a folder, for pages and site")
+    into = parser.parse_args().into.absolute()
+    stage(into)
+    # In a process of its own, whose working directory is the folder: Zensical keeps a cache there.
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", "mkdocs.yml"]
+    built = subprocess.run(command, cwd=into)
+    if built.returncode == 0:
+        print(f"the site: {into / 'site' / 'index.html'}")
+    return built.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Record the quickstart: `python -m website.record` runs the README's first study, in minutes, and keeps for the pages what it printed
+and what its report is made of."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from website.pages import RECORDED, ROOT
+
+KEPT = ("study.yaml", "journal.jsonl", "recommendation.json", "trials/*/steps.jsonl", "trials/*/noise.jsonl")
+PRINTED = "printed.txt"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:  # short, for the sake of Ray's sockets
+        home = Path(name)
+        shutil.copytree(ROOT / "configs", home / "configs")
+        command = [sys.executable, "-m", "orchestrator", "run", "configs/quickstart.yaml"]
+        done = subprocess.run(command, cwd=home, stdout=subprocess.PIPE, text=True, check=True)
+        keep(home / "runs" / "quickstart", ROOT / RECORDED)
+        (ROOT / RECORDED / PRINTED).write_text(done.stdout.replace(f"{home}/", ""))
+
+
+def keep(run_dir: Path, into: Path) -> None:
+    """Copy what a report is made of, in the place of an earlier record."""
+    shutil.rmtree(into, ignore_errors=True)
+    for pattern in KEPT:
+        for path in run_dir.glob(pattern):
+            kept = into / path.relative_to(run_dir)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, kept)
+
+
+if __name__ == "__main__":
+    main()
