@@ -21,7 +21,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 RECORDED = "docs/recorded/quickstart"
 """The run directory of a real quickstart, which `python -m website.record` has written."""
 
-_INCLUDE = re.compile(r'^--8<-- "(?P<path>[^":]+)(::(?P<name>\w+))?"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^# --8<-- "(?P<path>[^":]+)(::(?P<name>\w+))?"$', re.MULTILINE)
 
 
 def written_pages() -> dict[str, str]:
@@ -36,7 +36,7 @@ def text_of(page: str) -> str:
 
 
 def with_files(text: str) -> str:
-    """Put the file, or what has that name in it, in the place of each line `--8<-- "examples/vit/vit.py::data"`."""
+    """Put the file, or what has that name in it, in the place of each line `# --8<-- "examples/vit/vit.py::data"`."""
 
     def shown(found: re.Match[str]) -> str:
         source = (ROOT / found["path"]).read_text()

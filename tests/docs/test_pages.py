@@ -81,6 +81,7 @@ def test_what_cannot_run_here_is_known_with_its_reason() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("page", with_blocks("sh", "console"))
 def test_commands_do_what_the_page_says(page: str, clone: Path) -> None:
     for block in of_page(page, "sh", "console"):
