@@ -32,7 +32,8 @@ def parts_of(name: str, what: Any) -> Iterator[str]:
         return
     yield f"\n## `batchscout.{name}`\n\n{doc_of(what)}\n"
     if dataclasses.is_dataclass(what):
-        yield f"\n| field | type |\n|---|---|\n{''.join(f'| `{field.name}` | `{_type(field)}` |{chr(10)}' for field in dataclasses.fields(what))}"
+        rows = [f"| `{field.name}` | `{_type(field)}` |" for field in dataclasses.fields(what)]
+        yield "\n".join(["", "| field | type |", "|---|---|", *rows, ""])
     for member, value in vars(what).items():
         if not member.startswith("_") and (described := described_member(member, value)):
             yield described
@@ -68,5 +69,6 @@ def doc_of(what: Any) -> str:
     return inspect.getdoc(what) or ""
 
 
-def _type(field: Any) -> str:
+def _type(field: dataclasses.Field[Any]) -> str:
+    """Return a field's type without the sign that would end a table's cell."""
     return str(field.type).replace(" | ", " or ")

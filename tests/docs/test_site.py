@@ -18,12 +18,11 @@ from website import facade, keys, verbs
 from website.pages import GENERATED, ROOT, named_in, written_pages
 from website.staging import relinked
 
-pytest.importorskip("zensical", reason="pip install -e '.[docs]'")
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as CI builds it."""
+    pytest.importorskip("zensical", reason="pip install -e '.[docs]'")
     into = tmp_path_factory.mktemp("website")
     done = subprocess.run(
         [sys.executable, "-m", "website", "--into", str(into)], cwd=ROOT, capture_output=True, text=True
@@ -84,6 +83,7 @@ def test_a_reader_without_a_network_sees_and_finds_everything(site: Path) -> Non
 
 
 def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="pip install -e '.[docs]'")
     (tmp_path / "pages").mkdir()
     (tmp_path / "mkdocs.yml").write_text("site_name: x\ndocs_dir: pages\n")
     (tmp_path / "pages" / "index.md").write_text("# One\n\n[nowhere](two.md)\n")
