@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from website.gather import gather
 from website.pages import ROOT
-from website.staging import stage
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m website", description=__doc__)
     parser.add_argument("--into", type=Path, default=ROOT / "build" / "website", help="a folder, for pages and site")
     into = parser.parse_args().into.absolute()
-    stage(into)
+    gather(into)
     # In a process of its own, whose working directory is the folder: Zensical keeps a cache there.
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", "mkdocs.yml"]
     built = subprocess.run(command, cwd=into)

@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "sh", ".css": "css", ".toml": "toml"}
 
 
-def stage(into: Path) -> None:
+def gather(into: Path) -> None:
     """Write mkdocs.yml and pages/ into a folder, in the place of what an earlier call wrote there."""
     pages = into / "pages"
     shutil.rmtree(pages, ignore_errors=True)
