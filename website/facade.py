@@ -14,15 +14,16 @@ import batchscout
 INTRODUCTION = """\
 # In Python
 
-Reading a study needs neither torch nor Ray.
+`find` runs a study of objects that a script or a notebook has, `load` reads one from its run directory ([an example](../quickstart.md#use-the-answer)).
+Reading needs neither torch nor Ray.
 """
 
 
 def page() -> str:
     """Return the page."""
-    return INTRODUCTION + "".join(
-        part for name in batchscout.__all__ for part in parts_of(name, getattr(batchscout, name))
-    )
+    public = {name: getattr(batchscout, name) for name in batchscout.__all__}
+    functions_first = sorted(public, key=lambda name: inspect.isclass(public[name]))
+    return INTRODUCTION + "".join(part for name in functions_first for part in parts_of(name, public[name]))
 
 
 def parts_of(name: str, what: Any) -> Iterator[str]:
