@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from website.pages import RECORDED, ROOT, text_of
+from docs.site.pages import RECORDED, ROOT, text_of
 
 LANGUAGES = {"sh", "console", "python", "yaml", "text", "mermaid"}
 _BLOCK = re.compile(

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.site.pages import RECORDED, ROOT, written_pages
+from docs.site.record import PRINTED
+from docs.site.verbs import verbs_of_the_program
 from orchestrator.config.load import parse_study
 from orchestrator.config.sources import From
 from tests.docs.blocks import (
@@ -25,9 +28,6 @@ from tests.docs.blocks import (
     run_console,
     run_python,
 )
-from website.pages import RECORDED, ROOT, written_pages
-from website.record import PRINTED
-from website.verbs import verbs_of_the_program
 
 PAGES = sorted(written_pages())
 MEASUREMENTS = "docs/benchmarks.md"
@@ -143,7 +143,7 @@ def is_ours(words: list[str]) -> bool:
 
 def is_there(words: list[str]) -> bool:
     """True if the script, module or tests that a command names exist."""
-    named = [word.partition("::")[0] for word in words if re.match(r"(tests|benchmarks|website|examples)[/.]?", word)]
+    named = [word.partition("::")[0] for word in words if re.match(r"(tests|benchmarks|docs|examples)[/.]?", word)]
     placeholders = ("NAME", "_DIR")
     return all(
         any(mark in name for mark in placeholders) or (ROOT / name).exists() or _is_module(name) for name in named
@@ -156,7 +156,7 @@ def _is_module(name: str) -> bool:
 
 
 def test_the_recorded_quickstart_is_of_the_study_as_it_is() -> None:
-    """It is recorded again by `python -m website.record` where this fails, or where `run` takes the study for another one."""
+    """It is recorded again by `python -m docs.site.record` where this fails, or where `run` takes the study for another one."""
     printed = (ROOT / RECORDED / PRINTED).read_text()
     recommendation = json.loads((ROOT / RECORDED / "recommendation.json").read_text())
     assert recommendation["complete"]

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs.site import facade, keys, verbs
+from docs.site.gather import relinked
+from docs.site.pages import GENERATED, ROOT, named_in, written_pages
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import Grid
 from tests.support.browser import Browser, chromium
 from trainers.strict import Strict
-from website import facade, keys, verbs
-from website.gather import relinked
-from website.pages import GENERATED, ROOT, named_in, written_pages
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as CI builds it."""
     pytest.importorskip("zensical", reason="pip install -e '.[docs]'")
-    into = tmp_path_factory.mktemp("website")
+    into = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "website", "--into", str(into)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "docs.site", "--into", str(into)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return into / "site"
@@ -44,7 +44,7 @@ def in_navigation(tree: object) -> set[str]:
 
 
 def test_every_page_can_be_reached() -> None:
-    nav = yaml.safe_load((ROOT / "website" / "mkdocs.yml").read_text())["nav"]
+    nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
     assert in_navigation(nav) == {*written_pages().values(), *GENERATED}
 
 

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from docs.site.pages import GENERATED, RECORDED, ROOT, joined, outside_of_code, text_of, written_pages
 from orchestrator.output.loaded import load
 from orchestrator.output.results import write_results
-from website.pages import GENERATED, RECORDED, ROOT, joined, outside_of_code, text_of, written_pages
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "sh", ".css": "css", ".toml": "toml"}
@@ -23,9 +23,9 @@ def gather(into: Path) -> None:
     pages = into / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     pages.mkdir(parents=True)
-    shutil.copy(ROOT / "website" / "mkdocs.yml", into)
+    shutil.copy(ROOT / "docs" / "site" / "mkdocs.yml", into)
     for own in ("extra.css", "iframe-worker.js"):
-        shutil.copy(ROOT / "website" / own, pages)
+        shutil.copy(ROOT / "docs" / "site" / own, pages)
     shutil.copytree(ROOT / RECORDED, pages / "recorded" / "quickstart")
     render_report(pages / "recorded" / "quickstart")
     written = written_pages()

@@ -1,4 +1,4 @@
-"""Build the site: `python -m website [--into FOLDER]`. It ends with 1 where a page has a link or an anchor that leads nowhere."""
+"""Build the site: `python -m docs.site [--into FOLDER]`. It ends with 1 where a page has a link or an anchor that leads nowhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from website.gather import gather
-from website.pages import ROOT
+from docs.site.gather import gather
+from docs.site.pages import ROOT
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m website", description=__doc__)
-    parser.add_argument("--into", type=Path, default=ROOT / "build" / "website", help="a folder, for pages and site")
+    parser = argparse.ArgumentParser(prog="python -m docs.site", description=__doc__)
+    parser.add_argument("--into", type=Path, default=ROOT / "build" / "site", help="a folder, for pages and site")
     into = parser.parse_args().into.absolute()
     gather(into)
     # In a process of its own, whose working directory is the folder: Zensical keeps a cache there.

@@ -1,4 +1,4 @@
-"""Record the quickstart: `python -m website.record` runs the README's first study, in minutes, and keeps for the pages what it printed
+"""Record the quickstart: `python -m docs.site.record` runs the README's first study, in minutes, and keeps for the pages what it printed
 and what its report is made of."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from website.pages import RECORDED, ROOT
+from docs.site.pages import RECORDED, ROOT
 
 KEPT = ("study.yaml", "journal.jsonl", "recommendation.json", "trials/*/steps.jsonl", "trials/*/noise.jsonl")
 PRINTED = "printed.txt"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from website import facade, keys, verbs
+from docs.site import facade, keys, verbs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ON_TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files beside docs/ that are pages too, and how the site calls them."""
 GENERATED: dict[str, Callable[[], str]] = {
@@ -19,7 +19,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 """Pages that are made of the code's own types and docstrings, by their place on the site."""
 RECORDED = "docs/recorded/quickstart"
-"""The run directory of a real quickstart, which `python -m website.record` has written."""
+"""The run directory of a real quickstart, which `python -m docs.site.record` has written."""
 
 _INCLUDE = re.compile(r'^# --8<-- "(?P<path>[^":]+)(::(?P<name>\w+))?"$', re.MULTILINE)
 

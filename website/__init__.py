@@ -1,1 +1,0 @@
-"""The documentation as a site: `python -m website` writes its pages and builds it."""
