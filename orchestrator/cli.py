@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -121,8 +122,33 @@ def _add_launch(verbs: Any) -> None:
     schedulers = verbs.add_parser("launch", help="Run a study as a job of a cluster's scheduler.").add_subparsers(
         required=True, metavar="SCHEDULER"
     )
-    command = _verb(schedulers, slurm, "study", "STUDY.yaml", "the study file")
-    command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable")
+    options_of = {slurm: _add_options_of_slurm, ray: _add_options_of_ray}
+    for scheduler, add_options in options_of.items():
+        command = _verb(schedulers, scheduler, "study", "STUDY.yaml", "the study file")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
+        )
+        add_options(command)
+
+
+def _add_options_of_ray(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--cluster",
+        type=Path,
+        default=Path("cluster.yaml"),
+        metavar="FILE",
+        help="the file for `ray up`; default cluster.yaml",
+    )
+    command.add_argument(
+        "--min-nodes", type=_count, default=1, metavar="N", help="wait until the cluster has so many nodes"
+    )
+    command.add_argument(
+        "--tmux", action="store_true", help="end at once; the study goes on, whatever becomes of this machine"
+    )
+    command.add_argument("--yes", action="store_true", help="start the cluster without asking")
+
+
+def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dir", type=Path, metavar="RUN_DIR", help="where the study lives, on storage that all nodes see"
     )
@@ -319,6 +345,25 @@ def slurm(arguments: argparse.Namespace) -> int:
     print(f"  how far it is:  batchscout status {quoted(run_dir)}")
     print(f"  end it:         scancel {number}; the same command goes on from there")
     return 0
+
+
+def ray(arguments: argparse.Namespace) -> int:
+    """Run the study on the cluster of a file for `ray up`, over SSH; the cluster is started if it is not there yet."""
+    from orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
+
+    changes = [word for change in arguments.set for word in ("--set", change)]
+    sent = SentStudy(
+        cluster=arguments.cluster,
+        name=_config(arguments).name,
+        study=arguments.study,
+        options=(*changes, "--min-nodes", str(arguments.min_nodes)),
+        in_tmux=arguments.tmux,
+    )
+    is_well = launch(sent, is_agreed=arguments.yes)
+    print(f"  how far it is:    {shlex.join(status_command(sent))}")
+    print(f"  fetch the runs:   {shlex.join(fetch_command(sent))}")
+    print(f"  end the cluster:  ray down {quoted(sent.cluster)}")
+    return 0 if is_well else 1
 
 
 def _config(arguments: argparse.Namespace) -> StudyConfig:

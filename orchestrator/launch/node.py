@@ -24,8 +24,9 @@ SECONDS_TO_END = 20
 """How long a node's Ray may take to end its processes."""
 SECONDS_WITHOUT_HEAD = 5
 """When the first node's Ray has answered nothing for so long, the job is over. A node's own Ray would notice after a minute."""
-NOT_DRAINED = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-"""Ray would wait 30 s for work to move to other nodes, and the whole job is over."""
+RAY_ENVIRONMENT = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_worker_niceness": "0"}
+"""At its end Ray would wait 30 s for work to move to other nodes, and the whole job is over. At its own niceness of 15 anything else on
+the node would slow down what is being timed."""
 FIRST_PORT, NUM_PORTS = 20_000, 12_000
 """Where the ports of jobs lie: below those that Linux hands out by itself."""
 
@@ -97,7 +98,7 @@ def _ray_of(node: Node) -> Iterator[subprocess.Popen[bytes]]:
     command = start_command(node, private_folder())
     process = subprocess.Popen(
         command,
-        env=os.environ | NOT_DRAINED,
+        env=os.environ | RAY_ENVIRONMENT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from orchestrator.execution import code_shipping, local_cluster, session
+from tests.support.cluster_file import cluster_yaml, local_variant
 
 CLONE = Path(__file__).parents[2]
 NOBODY = 65534
-LOCAL_VARIANT = "# --- Machines that you already have"
 
 
 @pytest.fixture
@@ -223,6 +222,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from orchestrator.execution import code_shipping, local_cluster, session
+from tests.support.cluster_file import cluster_yaml, local_variant
 code_shipping.import_from_here()
 import my_model
 address = sys.argv[1] if sys.argv[1:] else None
@@ -257,20 +257,6 @@ def test_a_model_in_the_users_directory_resolves_on_driver_and_workers(here: Pat
     assert local == ["7", str(here / "my_model.py"), "False"]
     assert remote[0] == "7"
     assert "working_dir_files" in remote[1]
-
-
-def cluster_yaml() -> dict:
-    return yaml.safe_load((CLONE / "cluster.yaml").read_text())
-
-
-def local_variant() -> dict:
-    """cluster.yaml changed as the comment at its end says."""
-    text = (CLONE / "cluster.yaml").read_text().partition(LOCAL_VARIANT)[2]
-    lines = [line.removeprefix("# ") for line in text.splitlines()[1:]]
-    start = next(number for number, line in enumerate(lines) if line == "provider:")
-    replaced = ("provider", "auth", "max_workers", "head_node_type", "available_node_types")
-    kept = {key: value for key, value in cluster_yaml().items() if key not in replaced}
-    return kept | yaml.safe_load("\n".join(lines[start:]))
 
 
 @pytest.mark.parametrize("config", [cluster_yaml(), local_variant()], ids=["aws", "local"])
@@ -342,14 +328,14 @@ def home(tmp_path: Path) -> Path:
     ("arguments", "says"),
     [
         ("configs/none.yaml", "there is no study configs/none.yaml in"),
-        ("", "takes one study path, but was given 0"),
-        ("my study.yaml", "takes one study path, but was given 2"),
-        ("'my study.yaml'", "'my study.yaml' is not a path inside"),
-        ("'$(touch x).yaml'", "is not a path inside"),
-        ("'a;touch x'", "is not a path inside"),
-        ("/etc/passwd", "is not a path inside"),
-        ("../study.yaml", "is not a path inside"),
-        ("--help", "is not a path inside"),
+        ("", "takes one study path and then options of `batchscout run`, but was given []"),
+        ("my study.yaml", "but was given ['my', 'study.yaml']; ray submit has a shell read what it is given"),
+        ("--help", "takes one study path"),
+        ("'my study.yaml'", "there is no study my study.yaml in"),
+        ("'$(touch x).yaml'", "there is no study $(touch x).yaml in"),
+        ("'a;touch x'", "there is no study a;touch x in"),
+        ("/etc/passwd", "'/etc/passwd' is not a path inside"),
+        ("../study.yaml", "'../study.yaml' is not a path inside"),
     ],
 )
 def test_submit_refuses_what_is_no_study_in_the_clone(home: Path, arguments: str, says: str) -> None:
@@ -362,7 +348,7 @@ def test_submit_refuses_what_is_no_study_in_the_clone(home: Path, arguments: str
 
 def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path: Path) -> None:
     write(tmp_path / "batchscout" / "configs" / "bad.yaml", "model: {target: gpt}\nwhat_is_this: 1\n")
-    done = submit(tmp_path, "configs/bad.yaml")
+    done = submit(tmp_path, "configs/bad.yaml --set optimizer.lr=1e-3")
     assert done.returncode == 2, done.stderr
     assert "configs/bad.yaml does not describe a study" in done.stderr
     assert "what_is_this: no such key" in done.stderr

@@ -22,6 +22,7 @@ from orchestrator.cli import main
 from orchestrator.launch import job
 from orchestrator.launch.node import start_command, this_node
 from orchestrator.launch.slurm import SlurmJob, script
+from tests.support.ports import free_ports
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -165,14 +166,6 @@ class Slurm:
     def state(self, job: str) -> str:
         told = self.ask("scontrol", "show", "job", job)
         return next(word.removeprefix("JobState=") for word in told.split() if word.startswith("JobState="))
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.fixture

@@ -1,0 +1,206 @@
+"""A study on the cluster of a file for `ray up`: what Ray's launcher is given, and a real one, with real sshds, whose laptop, head
+and worker are machines in namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli import main
+from orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
+from tests.support.cluster_file import cluster_yaml, local_variant
+from tests.support.machines import CLONE, HOME, Machine, listens_for_ssh, machines, missing
+from tests.support.studies import TINY, grid
+
+HOSTILE = "a b;touch INJECTED $(touch INJECTED) `touch INJECTED` 'x' \"y\" $HOME ~ * !! && | >INJECTED"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's clone, entered, and a home without a token."""
+    folder = tmp_path / "clone"
+    (folder / "mine").mkdir(parents=True)
+    (folder / "cluster.yaml").write_text("cluster_name: mine\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def read_by_a_shell(words: list[str]) -> list[str]:
+    """What a program is given that Ray starts on the head: it joins the words, and bash reads them."""
+    started = f"printf '%s\\0' {' '.join(words)}"
+    return subprocess.run(["bash", "-c", started], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+
+
+def test_the_head_is_given_what_was_typed(clone: Path) -> None:
+    options = ("--set", f"name={HOSTILE}", "--tmux", "--stop")
+    sent = SentStudy(Path("cluster.yaml"), "s", Path("mine", f"{HOSTILE}.yaml".replace("/", "_")), options)
+    ray, verb, end_of_options, cluster, *words = run_command(sent)
+    assert (ray, verb, end_of_options, cluster) == ("ray", "exec", "--", "cluster.yaml")
+    assert len(words) == 1
+    given = read_by_a_shell(words)
+    assert given == ["python", "batchscout/configs/submit.py", f"mine/{HOSTILE}.yaml", *options]
+    assert list(clone.glob("INJECTED")) == []
+    (asked,) = status_command(SentStudy(Path("cluster.yaml"), HOSTILE, Path("mine/s.yaml")))[4:]
+    assert read_by_a_shell([asked]) == ["batchscout", "status", f"batchscout/runs/{HOSTILE}"]
+
+
+def test_what_the_cluster_would_not_have_is_refused(clone: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"s\.yaml is not in .*clone, which is all that the cluster is sent; move it there"
+    ):
+        SentStudy(Path("cluster.yaml"), "s", Path("../s.yaml"))
+    with pytest.raises(
+        ValueError, match=r"there is no other\.yaml, which is to say where the cluster is; run this in the"
+    ):
+        SentStudy(Path("other.yaml"), "s", Path("mine/s.yaml"))
+
+
+def test_a_study_with_a_fault_reaches_no_cluster(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine/s.yaml").write_text(yaml.safe_dump(TINY | {"what_is_this": 1}))
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "ray", "mine/s.yaml"])
+    assert ended.value.code == 2
+    assert "what_is_this: no such key" in capsys.readouterr().err
+    assert not Path("~/.ray").expanduser().exists()
+
+
+def test_the_key_is_made_once_and_is_its_owners_alone(clone: Path) -> None:
+    token = Path("~/.ray/auth_token").expanduser()
+    make_token()
+    made = token.read_text()
+    assert re.fullmatch("[0-9a-f]{64}", made)
+    assert [oct(path.stat().st_mode & 0o777) for path in (token.parent, token)] == ["0o700", "0o600"]
+    token.chmod(0o644)  # as `ray get-auth-token --generate` leaves it
+    make_token()
+    assert token.read_text() == made
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert list(token.parent.iterdir()) == [token]
+
+
+# With real daemons
+
+KEY = HOME / ".ssh/id_ed25519"
+ON_THE_LAPTOP, ON_THE_HEAD = HOME / "clone", HOME / "batchscout"
+STUDY = TINY | {"name": "sent", "sample_budget": 64, "stages": grid(learning_rate=[1e-3])}
+
+
+@dataclass(frozen=True)
+class Site:
+    laptop: Machine
+    head: Machine
+    worker: Machine
+
+    def ray(self, *command: str, code: int = 0) -> str:
+        return self.laptop.run("ray", *command, code=code, folder=ON_THE_LAPTOP)
+
+    def batchscout(self, *arguments: str, code: int = 0) -> str:
+        return self.laptop.run(sys.executable, "-m", "orchestrator", *arguments, code=code, folder=ON_THE_LAPTOP)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    why = missing()
+    if why is not None:
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        made = machines(tmp_path_factory.mktemp("machines"), ("laptop", "head", "worker"))
+        laptop, head, worker = stack.enter_context(made)
+        laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(KEY))
+        for machine in (head, worker):
+            stack.enter_context(listens_for_ssh(machine, laptop.run("cat", f"{KEY}.pub")))
+        left_out = [f"--exclude={pattern}" for pattern in cluster_yaml()["rsync_exclude"]]
+        laptop.run("rsync", "-a", *left_out, f"{CLONE}/", f"{ON_THE_LAPTOP}/")
+        laptop.write(ON_THE_LAPTOP / "cluster.yaml", yaml.safe_dump(cluster_file(head, worker)))
+        yield Site(laptop, head, worker)
+
+
+def cluster_file(head: Machine, worker: Machine) -> dict[str, Any]:
+    """The local variant for these machines, whose set-up takes from this machine what it would download."""
+    file = local_variant()
+    file["provider"] |= {"head_ip": head.address, "worker_ips": [worker.address]}
+    file["auth"] |= {"ssh_user": "root", "ssh_private_key": str(KEY)}
+    return file | {"setup_commands": list(map(set_up, file["setup_commands"])), "head_setup_commands": []}
+
+
+def set_up(command: str) -> str:
+    if "apt-get install" in command:
+        return "which rsync tmux"
+    if "-m venv" in command:
+        return f"test -d ~/env || {sys.executable} -m venv --without-pip ~/env"
+    if "pip install" in command:
+        site = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+        programs = {
+            "batchscout": "orchestrator.cli import program",
+            "ray": "ray.scripts.scripts import main as program",
+        }
+        written = {
+            f"~/env/bin/{name}": f"#!{HOME}/env/bin/python\nfrom {it}\nprogram()\n" for name, it in programs.items()
+        }
+        written["$(echo ~/env/lib/python*/site-packages)/all.pth"] = f"{ON_THE_HEAD}\n{site}\n"
+        writes = [f"printf %s {shlex.quote(text)} > {path}" for path, text in written.items()]
+        return " && ".join([*writes, "chmod +x ~/env/bin/ray ~/env/bin/batchscout"])
+    return command
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cluster_is_started_given_studies_looked_at_and_ended_over_ssh(site: Site) -> None:
+    name = "a b;touch INJECTED $(touch INJECTED) `touch INJECTED` 'x' \"y\" $HOME ~ * !!"
+    site.laptop.write(ON_THE_LAPTOP / f"mine/{HOSTILE}.yaml", yaml.safe_dump(STUDY))
+    sent = ("launch", "ray", f"mine/{HOSTILE}.yaml", "--yes", "--min-nodes", "2", "--set", f"name={name}", "--tmux")
+    assert "how far it is:    ray exec -- cluster.yaml" in site.batchscout(*sent)
+    until_complete(site, name)
+    assert any("raylet" in process for process in site.worker.processes())
+
+    site.laptop.write(ON_THE_LAPTOP / "mine/plain.yaml", yaml.safe_dump(STUDY | {"name": name}))
+    site.ray("rsync-up", "cluster.yaml", "./", "~/batchscout/")
+    again = site.ray("submit", "cluster.yaml", "configs/submit.py", "mine/plain.yaml")
+    assert "Train with micro-batch 4" in again, "the same study, which has ended"
+
+    site.ray("rsync-down", "cluster.yaml", "~/batchscout/runs/", "runs/")
+    found = site.laptop.run("cat", str(ON_THE_LAPTOP / "runs" / name / "recommendation.json"))
+    assert json.loads(found)["micro_batch_size"] == 4
+    nothing_leaks(site)
+
+    site.ray("down", "--yes", "cluster.yaml")
+    left = site.head.processes()
+    assert [process for process in left if "raylet" in process or "gcs_server" in process] == []
+
+
+def until_complete(site: Site, name: str) -> None:
+    """Look, as a user outside of the cluster does, until the study has ended."""
+    deadline = time.monotonic() + 200
+    while site.head.run("ls", f"{ON_THE_HEAD}/runs").count(name) == 0:  # it has just been started
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    look = shlex.join(["batchscout", "status", f"batchscout/runs/{name}"])
+    while "grid: complete" not in (said := site.ray("exec", "cluster.yaml", look)):
+        assert time.monotonic() < deadline, said
+        time.sleep(1)
+
+
+def nothing_leaks(site: Site) -> None:
+    """No word of the user's was run, and nothing but its own file, closed to others, has the token."""
+    token = site.laptop.run("cat", ".ray/auth_token")
+    for machine in (site.laptop, site.head, site.worker):
+        where = ["/home", "/tmp/ray"]
+        assert machine.run("find", *where, "-name", "INJECTED") == ""
+        assert machine.run("stat", "--format=%a", ".ray", ".ray/auth_token").split() == ["700", "600"]
+        told = machine.run("sh", "-c", 'grep -rlsF "$0" "$@" || true', token, *where).split("\n")
+        assert told == [f"{HOME}/.ray/auth_token", ""]
