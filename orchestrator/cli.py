@@ -122,7 +122,7 @@ def _add_launch(verbs: Any) -> None:
     schedulers = verbs.add_parser("launch", help="Run a study as a job of a cluster's scheduler.").add_subparsers(
         required=True, metavar="SCHEDULER"
     )
-    options_of = {slurm: _add_options_of_slurm, ray: _add_options_of_ray}
+    options_of = {slurm: _add_options_of_slurm, ray: _add_options_of_ray, kuberay: _add_options_of_kuberay}
     for scheduler, add_options in options_of.items():
         command = _verb(schedulers, scheduler, "study", "STUDY.yaml", "the study file")
         command.add_argument(
@@ -146,6 +146,16 @@ def _add_options_of_ray(command: argparse.ArgumentParser) -> None:
         "--tmux", action="store_true", help="end at once; the study goes on, whatever becomes of this machine"
     )
     command.add_argument("--yes", action="store_true", help="start the cluster without asking")
+
+
+def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="beside which to write the manifest")
+    command.add_argument("--image", required=True, metavar="IMAGE", help="of the clone, made with its Dockerfile")
+    command.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim for run directories")
+    command.add_argument("--nodes", type=_count, default=1, metavar="N", help="pods that run lanes, beside the head's")
+    command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each")
+    command.add_argument("--cpus-per-node", type=_count, default=4, metavar="N", help="CPUs of each")
+    command.add_argument("--memory-per-node", default="16Gi", metavar="SIZE", help="memory of each")
 
 
 def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
@@ -364,6 +374,32 @@ def ray(arguments: argparse.Namespace) -> int:
     print(f"  fetch the runs:   {shlex.join(fetch_command(sent))}")
     print(f"  end the cluster:  ray down {quoted(sent.cluster)}")
     return 0 if is_well else 1
+
+
+def kuberay(arguments: argparse.Namespace) -> int:
+    """Write the study as a RayJob of KubeRay; another job of the same study goes on with it."""
+    from orchestrator.launch.kuberay import KubeRayJob, resource_name, write_manifest
+
+    config = _config(arguments)
+    job = KubeRayJob(
+        name=config.name,
+        study=arguments.study.read_text(),
+        image=arguments.image,
+        claim=arguments.claim,
+        changes=tuple(arguments.set),
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        cpus_per_node=arguments.cpus_per_node,
+        memory_per_node=arguments.memory_per_node,
+    )
+    run_dir = _run_dir(arguments, config)
+    path = run_dir.with_name(f"{run_dir.name}.rayjob.yaml")
+    write_manifest(path, job)
+    print(f"wrote {quoted(path)}")
+    print(f"  run it, or go on:  kubectl replace --force -f {quoted(path)}")
+    print(f"  how far it is:     kubectl get rayjob {resource_name(config.name)}")
+    print(f"  what it says:      kubectl logs -f job/{resource_name(config.name)}")
+    return 0
 
 
 def _config(arguments: argparse.Namespace) -> StudyConfig:
