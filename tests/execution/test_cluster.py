@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.ports import free_ports
 from tests.support.processes import descendants, read
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
@@ -28,7 +28,7 @@ from tests.support.studies import TINY, grid
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CLONE = Path(__file__).parents[2]
-SECONDS_TO_START = 60
+SECONDS_TO_START = 120
 STUDY = TINY | {"name": "token", "sample_budget": 16, "stages": grid(learning_rate=[1e-3])}
 SHOWN = {"RAY_AUTH_MODE": "token"}
 
@@ -37,12 +37,21 @@ SHOWN = {"RAY_AUTH_MODE": "token"}
 class Cluster:
     folder: Path
     address: str
+    dashboard: str
     head: subprocess.Popen[str]
 
     def user(self, name: str) -> Path:
         """The home of somebody who may have a token; the owner's has the cluster's."""
         home = self.folder / name
         home.mkdir(exist_ok=True)
+        return home
+
+    def stranger(self, token: str | None) -> Path:
+        """The home of somebody with another token, or with none."""
+        home = self.user(f"stranger-{token}")
+        if token is not None:
+            (home / ".ray").mkdir(exist_ok=True)
+            (home / ".ray/auth_token").write_text(token)
         return home
 
     def batchscout(self, home: Path, study: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
@@ -55,18 +64,18 @@ class Cluster:
             command, cwd=home / "work", env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
+    def submit_job(self, home: Path, *entrypoint: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`ray job submit` of this user, by HTTP to the dashboard."""
+        command = ["ray", "job", "submit", "--address", self.dashboard, "--", *entrypoint]
+        settings = settings_of(home) | environment
+        return subprocess.run(
+            command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
+        )
+
 
 def settings_of(home: Path) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return own | {"HOME": str(home), "PYTHONPATH": str(CLONE), "PATH": f"{Path(sys.executable).parent}:{own['PATH']}"}
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def start_command(name: str, **replaced: str) -> str:
@@ -90,11 +99,15 @@ def start(command: str, home: Path) -> subprocess.Popen[str]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-    deadline = time.monotonic() + SECONDS_TO_START
-    while "will now block" not in (said := log.read_text()):  # the last words of a start, after the address
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.1)
+    try:
+        deadline = time.monotonic() + SECONDS_TO_START
+        while "will now block" not in (said := log.read_text()):  # the last words of a start, after the address
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+    except AssertionError:
+        end(process)
+        raise
     return process
 
 
@@ -124,7 +137,7 @@ def cluster() -> Iterator[Cluster]:
             address = re.findall(rf"[0-9.]+:{gcs}", (owner / "0.log").read_text())[0]
             worker = start_command("worker_start_ray_commands", **{"$RAY_HEAD_IP:6379": address})
             nodes.append(start(f"{worker} --num-cpus=1", owner))
-            yield Cluster(folder, address, nodes[0])
+            yield Cluster(folder, address, f"http://127.0.0.1:{dashboard}", nodes[0])
         finally:
             for node in reversed(nodes):
                 end(node)
@@ -144,11 +157,7 @@ def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
     ("token", "shown"), [(None, {}), (None, SHOWN), (8 * "deadbeef", SHOWN)], ids=["none", "none to show", "another"]
 )
 def test_a_stranger_is_refused_in_one_sentence(cluster: Cluster, token: str | None, shown: dict[str, str]) -> None:
-    home = cluster.user(f"stranger-{token}-{bool(shown)}")
-    if token is not None:
-        (home / ".ray").mkdir()
-        (home / ".ray/auth_token").write_text(token)
-    driver = cluster.batchscout(home, STUDY, **shown)
+    driver = cluster.batchscout(cluster.stranger(token), STUDY, **shown)
     said, _ = driver.communicate(timeout=120)
     assert driver.returncode == 2, said
     assert said.splitlines()[-1] == (
@@ -158,6 +167,39 @@ def test_a_stranger_is_refused_in_one_sentence(cluster: Cluster, token: str | No
     )
     assert "InvalidAuthToken" not in said
     assert "Traceback" not in said
+
+
+def test_a_study_is_a_job_of_who_has_the_token_and_its_words_arrive_as_they_were_typed(cluster: Cluster) -> None:
+    owner, name = cluster.user("owner"), "a b;touch INJECTED $(touch INJECTED) 'x' \"y\""
+    (owner / "batchscout" / "mine").mkdir(parents=True)
+    (owner / f"batchscout/mine/{name}.yaml").write_text(yaml.safe_dump(STUDY))
+    command = ["python", str(CLONE / "configs/submit.py"), f"mine/{name}.yaml", "--set", f"name={name}"]
+    done = cluster.submit_job(owner, *command, **SHOWN)
+    assert done.returncode == 0, done.stdout
+    assert "Train with micro-batch" in done.stdout
+    run_dir = owner / "batchscout/runs" / name
+    outside = [sys.executable, "-m", "orchestrator", "status", str(run_dir)]
+    assert "grid: complete" in subprocess.run(outside, env=settings_of(owner), capture_output=True, text=True).stdout
+    assert list(cluster.folder.rglob("INJECTED")) == []
+    token = (owner / ".ray/auth_token").read_text()
+    told = [file for file in cluster.folder.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
+    assert told == [owner / ".ray/auth_token"]
+
+
+@pytest.mark.parametrize(
+    ("token", "shown", "said"),
+    [
+        (None, {}, "Unauthorized: Missing authentication token"),
+        (None, SHOWN, "Token authentication is enabled but Ray couldn't find an authentication token"),
+        (8 * "deadbeef", SHOWN, "Forbidden: Invalid authentication token"),
+    ],
+    ids=["none", "none to show", "another"],
+)
+def test_a_strangers_job_is_refused(cluster: Cluster, token: str | None, shown: dict[str, str], said: str) -> None:
+    done = cluster.submit_job(cluster.stranger(token), "touch", str(cluster.folder / "INJECTED"), **shown)
+    assert done.returncode == 1, done.stdout
+    assert said in done.stdout
+    assert not (cluster.folder / "INJECTED").exists()
 
 
 def test_a_node_without_the_token_does_not_join(cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from tests.support.processes import descendants
 CLONE = Path(__file__).parents[2]
 HOME = Path("/home/scout")
 """The home of root on each machine, empty but for what a new user has: this machine's own stays unread."""
+NAMESPACES = ("--pid", "--net", "--mount", "--uts", "--ipc")
 TOOLS = ("ip", "nsenter", "rsync", "ssh", "ssh-keygen", "sshd", "tmux", "unshare")
 PACKAGES = "apt-get install iproute2 openssh-server rsync tmux"
 SEEN = sorted({str(CLONE), sys.prefix, sys.base_prefix})
@@ -38,7 +39,7 @@ mount --rbind /dev dev
 mount -t tmpfs -o mode=1777 shm dev/shm
 mount --rbind /sys sys
 mount -t tmpfs run run
-for seen in {seen}; do mkdir -p ./$seen; mount --bind $seen ./$seen; done
+for seen in {seen}; do mkdir -p ./$seen; mount --bind -o ro $seen ./$seen; done
 rm -rf tmp/ray tmp/ray_ssh_* home/scout
 mkdir -p run/sshd home/scout/.ssh
 cp -r etc/skel/. home/scout
@@ -50,7 +51,8 @@ printf '%s\n' '127.0.0.1 localhost' {hosts} > etc/hosts
 ip link set lo up
 exec chroot . {python} -c 'import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print("up", flush=True); sys.stdin.read()'
 """
-"""What makes a machine, and is its first process: that lets go of orphans that have ended, and ends with the test's pipe."""
+"""What makes a machine, and is its first process, which lets go of orphans that have ended, and ends with the test's pipe. All that it
+writes or removes is in the copy."""
 
 
 def missing() -> str | None:
@@ -62,9 +64,6 @@ def missing() -> str | None:
         return f"{', '.join(lacks)} not installed: {PACKAGES}"
     tried = subprocess.run(["unshare", "--fork", *NAMESPACES, "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True)
     return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.decode().strip()}"
-
-
-NAMESPACES = ("--pid", "--net", "--mount", "--uts", "--ipc")
 
 
 @dataclass(frozen=True)
