@@ -260,6 +260,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from orchestrator.config.trial import uses_compile
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.output.plan import print_plan
+    from orchestrator.output.tracking import require_libraries
     from orchestrator.study.facts import Facts
     from orchestrator.study.run_directory import as_it_began, refuse_other_study
     from trainers.notices import heard_by
@@ -271,6 +272,7 @@ def plan(arguments: argparse.Namespace) -> int:
     facts = Facts()
     if not arguments.no_memory:
         preflight.check_host(config)
+        require_libraries(config.tracking)
         preflight.check_ranks(config)
         say = functools.partial(print, file=sys.stderr)
         with heard_by(lambda notice: say(printable(notice.text))):

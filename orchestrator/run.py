@@ -30,7 +30,9 @@ from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
-from orchestrator.output.tracking import open_trackers, track_verdict
+from orchestrator.output.tracking import open_trackers, require_libraries
+from orchestrator.output.tracking.runs import TrialRuns
+from orchestrator.output.tracking.tables import found_by
 from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -88,6 +90,7 @@ def run_study(
 
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
     """
+    require_libraries(config.tracking)
     config = as_it_began(config, run_dir)
     with open_run_directory(config, run_dir) as journal, all_are_ctrl_c():
         again = _try_again(config, run_dir, journal, retry_failed=retry_failed)
@@ -103,13 +106,14 @@ def run_study(
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
-                _run_stages(Driver(config, run_dir, journal, progress, token, remeasure, min_nodes), address)
+                trackers = _run_stages(Driver(config, run_dir, journal, progress, token, remeasure, min_nodes), address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
             return _stopped(130, STOPPED, config, run_dir, journal)
         ending = finish(config, run_dir, journal.study)
-        track_verdict(config.tracking, config.name, run_dir, ending.message)
+        for tracker in trackers:
+            tracker.tell_study(found_by(journal.study, run_dir, ending.message))
         return ending
 
 
@@ -163,11 +167,12 @@ def _begin(
     return token, [*journal.met, *notices]
 
 
-def _run_stages(driver: Driver, address: str | None) -> None:
-    """Start Ray and the lanes once, and run every stage that is not concluded."""
+def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
+    """Start Ray and the lanes once, and run every stage that is not concluded. Return the trackers, which are yet to hear what the
+    study has found."""
     config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
     live_report = LiveReport(config, journal.study, run_dir, say)
-    trackers = open_trackers(config.tracking, config.name, run_dir)
+    trackers = open_trackers(config.tracking, config.name, run_dir, functools.partial(_tell, driver))
     observer = Observers([driver.progress, *trackers, live_report])
     started = time.monotonic()
     say("starting Ray and the lanes")
@@ -198,6 +203,7 @@ def _run_stages(driver: Driver, address: str | None) -> None:
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
+    return trackers
 
 
 def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:

@@ -137,11 +137,17 @@ class Tracking(Strict):
         BeforeValidator(_yaml_off, json_schema_input_type=Literal["off", "offline", "online", False]),
     ] = "off"
     """Whether each trial is a run in Weights & Biases, and all of a study one group: off, offline (written to disk,
-    to be sent with `wandb sync`) or online."""
+    to be sent with `wandb sync`) or online. Without a key or a network the study goes on offline, and says so."""
     project: str = "batchscout"
-    """The project in Weights & Biases."""
+    """The project in Weights & Biases and in Trackio, and the experiment in MLflow."""
     tensorboard: bool = False
     """true: the curves of each trial are also written for TensorBoard, into the run directory's `tensorboard/`."""
+    mlflow: bool = False
+    """true: each trial is also a run in MLflow, below one of the study: in the run directory's `mlflow.db`, or on the server that the
+    environment variable MLFLOW_TRACKING_URI names. `pip install mlflow-skinny sqlalchemy alembic`; to look at it, `mlflow`."""
+    trackio: bool = False
+    """true: each trial is also a run in Trackio, and all of a study one group: in Trackio's own directory, which the environment
+    variable TRACKIO_DIR names. `pip install trackio`."""
 
 
 class Placement(Strict):

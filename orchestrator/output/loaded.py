@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import Recommendation, recommend
+from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.journal import replay
 from orchestrator.study.state import Study
 from trainers.files import own_file, quoted
@@ -63,7 +64,7 @@ class LoadedStudy:
         """Return a row for each trial: its stage, state and reason, its split and learning rate, and its last metrics."""
         import pandas
 
-        return pandas.DataFrame([_row(trial) for trial in self.replayed.trials.values()])
+        return pandas.DataFrame([trial_row(trial) for trial in self.replayed.trials.values()])
 
     def figure(self, name: str) -> Picture:
         """Return a figure of the report by its name, such as "surface" or "timeline"; a notebook shows it. Raises ValueError, with
@@ -97,21 +98,3 @@ def load(run_dir: str | Path) -> LoadedStudy:
         )
     config = load_stored_study(path)
     return LoadedStudy(where.absolute(), config, replay(where / "journal.jsonl", config.name))
-
-
-def _row(trial: Any) -> dict[str, Any]:
-    config = trial.config
-    return {
-        "trial": trial.id,
-        "stage": trial.stage,
-        "state": trial.state.value,
-        "reason": trial.explanation,
-        "micro_batch_size": config.micro_batch_size,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "world_size": config.world_size,
-        "effective_batch_size": config.effective_batch_size,
-        "activation_checkpointing": str(config.activation_checkpointing),
-        "learning_rate": config.learning_rate,
-        "sample_budget": config.sample_budget,
-        **trial.metrics,
-    }

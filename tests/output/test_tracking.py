@@ -1,6 +1,8 @@
-"""W&B offline and TensorBoard, for real: what was logged is read back from the files that they write."""
+"""Trackers, offline and for real: what was logged is read back from the files that they write."""
 
+import importlib.util
 import json
+import os
 import re
 import struct
 import subprocess
@@ -15,39 +17,23 @@ import pytest
 
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
-from orchestrator.output.tracking import how_to_look, open_trackers, track_verdict
-from orchestrator.output.tracking.of_wandb import run_id
+from orchestrator.output.tracking import how_to_look, open_trackers, require_libraries
+from orchestrator.output.tracking.names import run_id, study_token
+from orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
 from orchestrator.study.causes import Cause
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
-from trainers import step_log
-from trainers.config import DataConfig, ModelConfig, TrialConfig
+from orchestrator.study.trial import Trial, TrialState
+from tests.support.tracked import evaluate, found_in, opened, run_twice, trial
 from trainers.files import StorageLost
+from trainers.notices import Notice, NoticeKind
 
 BLOCK = 32768
 
 
 @pytest.fixture
 def tracker(tmp_path: Path) -> Iterator[Observer]:
-    (tracker,) = open_trackers(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+    tracker = opened(Tracking(wandb="offline", project="tests"), tmp_path)
     yield tracker
     tracker.close()
-
-
-def trial(trial_id: str = "train-m2", **fields: Any) -> Trial:
-    config = TrialConfig(
-        model=ModelConfig(target="gpt"),
-        data=DataConfig(target="python_stdlib"),
-        micro_batch_size=2,
-        learning_rate=1e-3,
-        sample_budget=64,
-    )
-    return Trial(Proposal(trial_id, "train", config, candidate=trial_id), TrialState.RUNNING, **fields)
-
-
-def evaluate(tracker: Observer, samples: float, val_loss: float, trial_id: str = "train-m2") -> None:
-    metrics: Metrics = {"samples_seen": samples, "val_loss": val_loss}
-    tracker.evaluated(trial(trial_id, metrics=metrics), metrics)
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -162,7 +148,7 @@ def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
     evaluate(tracker, 8, 3.0)
     tracker.close()
     time.sleep(1.1)  # W&B names its folders by the second
-    (again,) = open_trackers(Tracking(wandb="offline"), "my-study", tmp_path)
+    again = opened(Tracking(wandb="offline"), tmp_path)
     again.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
     evaluate(again, 8, 3.0)
     evaluate(again, 16, 2.0)
@@ -177,7 +163,8 @@ def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
 def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path: Path) -> None:
     ids = set()
     for name in ("here", "there"):
-        (tracker,) = open_trackers(Tracking(wandb="offline"), "my-study", tmp_path / name)
+        (tmp_path / name).mkdir()
+        tracker = opened(Tracking(wandb="offline"), tmp_path / name)
         tracker.started(trial())
         tracker.close()
         ids.add(read_run(tmp_path / name, "train-m2")[0][0].run_id)
@@ -185,30 +172,30 @@ def test_a_study_begun_afresh_elsewhere_has_its_own_runs(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_verdict_is_a_run_of_its_own_beside_those_of_the_trials(tmp_path: Path) -> None:
-    recommendation = {
-        "micro_batch_size": 4,
-        "learning_rate": 1e-3,
-        "evidence": {"trial": "a"},
-        "ruled_out": [],
-        "verdict": "Train",
-    }
-    (tmp_path / "recommendation.json").write_text(json.dumps(recommendation))
-    track_verdict(Tracking(wandb="offline", project="tests"), "my-study", tmp_path, "Train with micro-batch 4")
+def test_what_the_study_has_found_is_a_run_of_its_own_with_tables_and_report(tmp_path: Path) -> None:
+    opened(Tracking(wandb="offline", project="tests"), tmp_path).tell_study(found_in(tmp_path))
     ((run, rows, summary, code),) = read_run(tmp_path, "study")
     assert (run.project, run.run_group, run.display_name, run.job_type) == ("tests", "my-study", "study", "study")
-    said = {key: value for key, value in summary.items() if key and not key.startswith("_")}
-    assert said == {"verdict": "Train with micro-batch 4", "micro_batch_size": 4, "learning_rate": 1e-3}
-    assert (rows, code) == ([], 0)
+    assert (summary["verdict"], summary["micro_batch_size"], code) == ("Train with micro-batch 4", 4, 0)
+    media = next(tmp_path.glob("wandb/offline-run-*/files/media"))
+    (row,) = rows
+    table = json.loads((media.parent / row["trials/path"]).read_text())
+    assert (table["columns"], table["data"]) == (["trial", "val_loss"], [["train-m2", 2.0], ["train-m4", None]])
+    assert (media.parent / row["report/path"]).read_text() == (tmp_path / "report.html").read_text()
 
 
-def test_the_command_that_sends_an_offline_study_is_told(tmp_path: Path) -> None:
+def test_the_commands_that_send_and_show_are_told(tmp_path: Path) -> None:
     run_dir = tmp_path / "my study"
-    sync = {"send to W&B": f"wandb sync '{run_dir}'/wandb/offline-run-*"}
-    assert how_to_look(Tracking(wandb="offline"), run_dir) == sync
-    curves = {"look at curves": f"tensorboard --logdir '{run_dir}'/tensorboard"}
-    assert how_to_look(Tracking(wandb="offline", tensorboard=True), run_dir) == sync | curves
     assert how_to_look(Tracking(wandb="online"), run_dir) == how_to_look(Tracking(), run_dir) == {}
+    (run_dir / "wandb" / "offline-run-1").mkdir(parents=True)
+    (run_dir / "mlflow.db").touch()
+    told = how_to_look(Tracking(wandb="offline", tensorboard=True, mlflow=True, trackio=True), run_dir)
+    assert told == {
+        "send to W&B": f"wandb sync '{run_dir}'/wandb/offline-run-*",
+        "look at curves": f"tensorboard --logdir '{run_dir}'/tensorboard",
+        "look in MLflow": f"mlflow ui --backend-store-uri sqlite:///'{run_dir}/mlflow.db'",
+        "look in Trackio": "trackio show --project batchscout",
+    }
 
 
 def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
@@ -219,52 +206,116 @@ def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
 
 
 def test_off_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
-    assert open_trackers(Tracking(), "my-study", tmp_path) == []
+    assert open_trackers(Tracking(), "my-study", tmp_path, print) == []
     code = "import sys, orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("key", "says"), [(None, "there is no W&B API key"), ("too-short", "refused this login: .*API key must have")]
+    ("environment", "says"),
+    [
+        ({}, "there is no W&B API key"),
+        ({"WANDB_API_KEY": "too-short"}, "refused this login.*API key must have"),
+        (
+            {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_HTTP_TIMEOUT": "1"},
+            "was not reached",
+        ),
+    ],
+    ids=["no_key", "no_valid_key", "no_network"],
 )
-def test_online_without_a_login_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, says: str
+@pytest.mark.slow
+def test_online_without_a_key_or_a_network_the_study_goes_on_offline_and_says_so_once(
+    tmp_path: Path, environment: dict[str, str], says: str
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    if key:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    with pytest.raises(ValueError, match=f"(?s){says}.*wandb login.*tracking.wandb: offline"):
-        open_trackers(Tracking(wandb="online"), "my-study", tmp_path)
-    assert not (tmp_path / "wandb").exists()
+    """In a process of its own: W&B keeps what it knows of a login for as long as one lives."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and name != "NETRC"}
+    code = f"""
+from pathlib import Path
+from orchestrator.config.keys import Tracking
+from orchestrator.output.tracking import open_trackers
+from tests.support.tracked import evaluate, found_in, trial
+run_dir = Path({str(tmp_path)!r})
+(tracker,) = open_trackers(Tracking(wandb="online", project="tests"), "my-study", run_dir, lambda notice: print(notice.text))
+tracker.started(trial())
+evaluate(tracker, 8, 3.0)
+tracker.close()
+tracker.tell_study(found_in(run_dir))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, "HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sync = re.escape(f"`wandb login` (or set WANDB_API_KEY), and then wandb sync {tmp_path}/wandb/offline-run-*")
+    assert re.fullmatch(f"tracking.wandb is online, but .*{says}.*the study goes on, .*{sync}\n", told.stdout)
+    assert [row["val_loss"] for _, rows, _, _ in read_run(tmp_path, "train-m2") for row in rows] == [3.0]
+    assert len(read_run(tmp_path, "study")) == 1
+
+
+class FullTracker:
+    """One whose place has run out of room, or whose server has gone."""
+
+    name = "Full"
+
+    def open(self, trial: Trial) -> OpenRun:
+        raise ConnectionError("nobody\nlistens")
+
+    def tell_study(self, found: Found) -> None:
+        raise AssertionError("it was to be told no more")
+
+
+def test_a_tracker_that_fails_is_named_once_and_told_no_more(tmp_path: Path) -> None:
+    told: list[Notice] = []
+    runs = TrialRuns(FullTracker(), tmp_path, told.append)
+    runs.started(trial())
+    evaluate(runs, 8, 3.0)
+    runs.ended(trial())
+    runs.close()
+    runs.tell_study(found_in(tmp_path))
+    (notice,) = told
+    assert notice.kind is NoticeKind.TRACKER_LOST
+    assert notice.text.startswith("Full has failed (ConnectionError: nobody listens): the study goes on without it")
+
+
+@pytest.mark.parametrize(
+    ("key", "module", "packages"),
+    [("mlflow", "sqlalchemy", "mlflow-skinny sqlalchemy alembic"), ("trackio", "trackio", "trackio")],
+)
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, key: str, module: str, packages: str
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name) or object())
+    says = f"tracking.{key} is true, but .*{module} cannot be imported; pip install {packages}, or set it to false"
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        require_libraries(Tracking.model_validate({key: True}))
+    require_libraries(Tracking(tensorboard=True, wandb="offline"))
+
+
+def test_a_trial_that_is_tried_again_has_a_run_of_its_own(tmp_path: Path) -> None:
+    runs = opened(Tracking(tensorboard=True), tmp_path)
+    for earlier in ((), ("failed (a bug)",)):
+        runs.started(trial(earlier_tries=earlier))
+        evaluate(runs, 8, 3.0)
+        runs.ended(replace(trial(earlier_tries=earlier), state=TrialState.FAILED))
+    for folder in ("train-m2", "train-m2-try2"):
+        assert scalars(tmp_path / "tensorboard" / folder) == {"val_loss": [(8, 3.0)]}
 
 
 def test_a_directory_in_place_of_the_studys_token_is_named(tmp_path: Path) -> None:
-    (token := tmp_path / "wandb" / "study-token").mkdir(parents=True)
+    (token := tmp_path / "tracking-token").mkdir()
     with pytest.raises(StorageLost, match=rf"^{re.escape(str(token))} could not be read: Is a directory$"):
-        open_trackers(Tracking(wandb="offline", project="tests"), "my-study", tmp_path)
+        opened(Tracking(wandb="offline", project="tests"), tmp_path)
 
 
-def keep_steps(run_dir: Path, numbers: range) -> None:
-    steps = [step_log.Step(number, 2 * number, 4.0 / number, 0.5, 1e-3) for number in numbers]
-    step_log.append(trial_directory(run_dir, "train-m2") / step_log.FILE_NAME, [step_log.line_of(steps)])
-
-
-def run_twice(tracking: Tracking, run_dir: Path) -> None:
-    """A trial of eight steps and two evaluations; the driver dies after the first, and the run takes two steps again."""
-    (first,) = open_trackers(tracking, "my-study", run_dir)
-    first.started(trial())
-    keep_steps(run_dir, range(1, 7))
-    evaluate(first, 8, 3.0)
-    first.close()
-    (second,) = open_trackers(tracking, "my-study", run_dir)
-    second.started(trial(history=({"samples_seen": 8, "val_loss": 3.0},)))
-    keep_steps(run_dir, range(5, 9))
-    evaluate(second, 8, 3.0)
-    evaluate(second, 16, 2.0)
-    second.ended(replace(trial(), state=TrialState.COMPLETE))
+def test_a_study_of_an_earlier_version_goes_on_in_its_own_runs(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "study-token").write_text("abc123")
+    assert study_token(tmp_path) == "abc123"
+    assert not (tmp_path / "tracking-token").exists()
 
 
 @pytest.mark.slow
@@ -301,7 +352,8 @@ def test_tensorboard_has_every_step_once_and_the_evaluations(tmp_path: Path) -> 
     assert "samples_seen" not in found
 
 
-def test_tensorboard_has_the_verdict(tmp_path: Path) -> None:
-    track_verdict(Tracking(tensorboard=True), "my-study", tmp_path, "Train with micro-batch 4")
+def test_tensorboard_has_the_verdict_and_the_tables_and_names_the_report(tmp_path: Path) -> None:
+    opened(Tracking(tensorboard=True), tmp_path).tell_study(found_in(tmp_path))
     (file,) = (tmp_path / "tensorboard" / "study").iterdir()
-    assert b"Train with micro-batch 4" in file.read_bytes()
+    for text in (b"Train with micro-batch 4", b"| train-m2 | 2.0 |", b"report.html, in the run directory"):
+        assert text in file.read_bytes()

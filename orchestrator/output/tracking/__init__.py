@@ -2,51 +2,100 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.config.keys import Tracking
+from orchestrator.output.tracking import of_mlflow
+from orchestrator.output.tracking.of_mlflow import Mlflow
 from orchestrator.output.tracking.of_tensorboard import TensorBoard
-from orchestrator.output.tracking.of_wandb import Wandb, require_login
-from orchestrator.output.tracking.runs import Tracker, TrialRuns, Value
-from trainers.files import own_file, quoted
+from orchestrator.output.tracking.of_trackio import Trackio
+from orchestrator.output.tracking.of_wandb import Wandb, why_not_online
+from orchestrator.output.tracking.runs import Tracker, TrialRuns
+from trainers.files import quoted
+from trainers.notices import Notice, NoticeKind
+
+Tell = Callable[[Notice], object]
+
+_EXTRAS: dict[str, tuple[str, ...]] = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
+"""What a tracker that batchscout does not bring itself imports, by its key, which is also the name of the extra."""
+_PACKAGES = {"mlflow": "mlflow-skinny"}
+"""What is installed to import it, where that has another name."""
 
 
-def open_trackers(config: Tracking, study_name: str, run_dir: Path) -> list[TrialRuns]:
-    """Return what hears of the trials, for each tracker that the study file asks for. Raises ValueError for W&B online without a login."""
-    if config.wandb == "online":
-        require_login()
-    return [TrialRuns(tracker, run_dir) for tracker in _trackers(config, study_name, run_dir)]
+def require_libraries(config: Tracking) -> None:
+    """Raise ValueError, with the command that installs them, where the libraries of a tracker are not there."""
+    for key, modules in _EXTRAS.items():
+        missing = [name for name in modules if getattr(config, key) and importlib.util.find_spec(name) is None]
+        if missing:
+            packages = " ".join(_PACKAGES.get(name, name) for name in modules)
+            raise ValueError(
+                f"tracking.{key} is true, but {' and '.join(missing)} cannot be imported; pip install {packages}, or set it to false"
+            )
 
 
-def track_verdict(config: Tracking, study_name: str, run_dir: Path, verdict: str) -> None:
-    """Tell every tracker the verdict and the numbers of recommendation.json."""
-    summary: dict[str, Value] = {"verdict": verdict, **_recommended(run_dir / "recommendation.json")}
-    for tracker in _trackers(config, study_name, run_dir):
-        tracker.tell_study(summary)
+def open_trackers(config: Tracking, study_name: str, run_dir: Path, tell: Tell) -> list[TrialRuns]:
+    """Return what hears of the study and its trials, for each tracker that the study file asks for. Where one's server is not reached
+    its runs are kept here instead; tell: who hears of that, and of a tracker that fails later."""
+    found: list[Tracker] = []
+    if config.wandb != "off":
+        found.append(_wandb(config, study_name, run_dir, tell))
+    if config.tensorboard:
+        found.append(TensorBoard(run_dir))
+    if config.mlflow:
+        found.append(_mlflow(config, study_name, run_dir, tell))
+    if config.trackio:
+        found.append(Trackio(config.project, study_name, run_dir))
+    return [TrialRuns(tracker, run_dir, tell) for tracker in found]
+
+
+def _wandb(config: Tracking, study_name: str, run_dir: Path, tell: Tell) -> Wandb:
+    assert config.wandb != "off"
+    why = why_not_online() if config.wandb == "online" else ""
+    if why:
+        remedy = "to send them, run `wandb login` (or set WANDB_API_KEY), and then"
+        tell(_kept_here("tracking.wandb is online, but", why, run_dir / "wandb", f"{remedy} {_sync(run_dir)}"))
+    return Wandb("offline" if why else config.wandb, config.project, study_name, run_dir)
+
+
+def _mlflow(config: Tracking, study_name: str, run_dir: Path, tell: Tell) -> Mlflow:
+    from mlflow.exceptions import MlflowException
+
+    server, own = of_mlflow.server(), of_mlflow.database(run_dir)
+    try:
+        return Mlflow(server or own, config.project, study_name, run_dir)
+    except MlflowException as error:
+        if server is None:
+            raise
+        why = f"{server} does not answer: {' '.join(str(error).split())[:300]}"
+        tell(_kept_here("MLFLOW_TRACKING_URI is set, but", why, run_dir / of_mlflow.DATABASE, _mlflow_ui(run_dir)))
+        return Mlflow(own, config.project, study_name, run_dir)
+
+
+def _kept_here(but: str, why: str, where: Path, how: str) -> Notice:
+    return Notice(
+        NoticeKind.TRACKER_LOST, f"{but} {why}; the study goes on, and its runs are kept in {quoted(where)}: {how}"
+    )
 
 
 def how_to_look(config: Tracking, run_dir: Path) -> dict[str, str]:
     """Return the commands that show what was tracked, or send it, each under what it does."""
     commands = {}
-    if config.wandb == "offline":
-        commands["send to W&B"] = f"wandb sync {quoted(run_dir)}/wandb/offline-run-*"
+    if config.wandb != "off" and any((run_dir / "wandb").glob("offline-run-*")):
+        commands["send to W&B"] = _sync(run_dir)
     if config.tensorboard:
         commands["look at curves"] = f"tensorboard --logdir {quoted(run_dir)}/tensorboard"
+    if config.mlflow and (run_dir / of_mlflow.DATABASE).exists():
+        commands["look in MLflow"] = _mlflow_ui(run_dir)
+    if config.trackio:
+        commands["look in Trackio"] = f"trackio show --project {quoted(config.project)}"
     return commands
 
 
-def _trackers(config: Tracking, study_name: str, run_dir: Path) -> list[Tracker]:
-    found: list[Tracker] = []
-    if config.wandb != "off":
-        found.append(Wandb(config.wandb, config.project, study_name, run_dir))
-    if config.tensorboard:
-        found.append(TensorBoard(run_dir))
-    return found
+def _sync(run_dir: Path) -> str:
+    return f"wandb sync {quoted(run_dir)}/wandb/offline-run-*"
 
 
-def _recommended(path: Path) -> dict[str, Value]:
-    """Return what a recommendation says in single values."""
-    with own_file(path, "read"):
-        tree = json.loads(path.read_text()) if path.exists() else {}
-    return {key: value for key, value in tree.items() if not isinstance(value, (dict, list)) and key != "verdict"}
+def _mlflow_ui(run_dir: Path) -> str:
+    return f"mlflow ui --backend-store-uri sqlite:///{quoted(run_dir.absolute() / of_mlflow.DATABASE)}"

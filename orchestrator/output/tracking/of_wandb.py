@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from zlib import crc32
 
-from orchestrator.output.tracking.runs import STUDY_RUN, Value
+from orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
+from orchestrator.output.tracking.runs import End, Found, Row
 from orchestrator.study.trial import Trial
-from trainers.files import own_file
 
 if TYPE_CHECKING:
     from wandb import Run, Settings
 
+SECONDS_TO_REACH = 30.0
+"""How long its server is waited for, when a run begins and when it ends. What has not been sent by then stays on the
+disk, for `wandb sync`."""
+
 
 class Wandb:
     """Opens runs in one project."""
+
+    name = "W&B"
 
     def __init__(self, mode: Literal["offline", "online"], project: str, study_name: str, run_dir: Path) -> None:
         self._mode: Literal["offline", "online"] = mode
@@ -27,11 +30,20 @@ class Wandb:
 
     def open(self, trial: Trial) -> WandbRun:
         config = trial.config.model_dump(mode="json") | {"stage": trial.stage, "role": trial.role}
-        return WandbRun(self._begun(trial.id, job_type=trial.stage, config=config))
+        return WandbRun(self._begun(run_name(trial), job_type=trial.stage, config=config))
 
-    def tell_study(self, summary: Mapping[str, Value]) -> None:
+    def tell_study(self, found: Found) -> None:
+        import wandb
+
         run = self._begun(STUDY_RUN, job_type=STUDY_RUN, config=None)
-        run.summary.update(dict(summary))
+        shown: dict[str, Any] = {
+            name: wandb.Table(list(table.columns), [list(row) for row in table.rows], allow_mixed_types=True)
+            for name, table in found.tables.items()
+        }
+        if found.report is not None:
+            shown["report"] = wandb.Html(str(found.report), inject=False)
+        run.log(shown)
+        run.summary.update(dict(found.summary))
         run.finish()
 
     def _begun(self, name: str, *, job_type: str, config: dict[str, Any] | None) -> Run:
@@ -61,46 +73,26 @@ class WandbRun:
         run.define_metric("samples_seen")
         run.define_metric("*", step_metric="samples_seen")
 
-    def log(self, figures: Mapping[str, float | None], samples: float | None) -> None:
-        # The samples as the step, too: it goes on where a resumed run left off, and W&B drops what it already has.
-        self._run.log(dict(figures), step=None if samples is None else int(samples))
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            # The samples as the step, too: it goes on where a resumed run left off, and W&B drops what it already has.
+            self._run.log(dict(row.figures), step=None if row.samples is None else int(row.samples))
 
-    def end(self, summary: Mapping[str, Value], *, has_failed: bool) -> None:
-        self._run.summary.update(dict(summary))
-        self._run.finish(exit_code=1 if has_failed else 0)
+    def end(self, end: End) -> None:
+        self._run.summary.update(dict(end.summary))
+        self._run.finish(exit_code=1 if end.has_failed else 0)
 
 
-def require_login() -> None:
-    """Raise ValueError, with the remedy, where W&B has no valid API key; never ask at the terminal."""
+def why_not_online() -> str:
+    """Return why W&B's server takes nothing from here, in words; empty where it does. Never asks at the terminal."""
     import wandb
     from wandb.errors import AuthenticationError, UsageError
 
-    remedy = "run `wandb login` (or set WANDB_API_KEY), or set tracking.wandb: offline"
     try:
         logged_in = wandb.login(prompt=False)
     except (AuthenticationError, UsageError) as error:
-        raise ValueError(f"tracking.wandb is online, but W&B refused this login: {error}; {remedy}") from error
-    if not logged_in:
-        raise ValueError(f"tracking.wandb is online, but there is no W&B API key that may be used here; {remedy}")
-
-
-def run_id(study_name: str, trial_id: str, token: str) -> str:
-    """Return `<study>-<trial id>-<token>` in letters and length that W&B takes; no two trials share one."""
-    wanted = f"{study_name}-{trial_id}"
-    allowed = re.sub(r"[^A-Za-z0-9_-]", "-", wanted)[:100]
-    return f"{allowed}-{token}" if allowed == wanted else f"{allowed}-{crc32(wanted.encode()):08x}-{token}"
-
-
-def study_token(run_dir: Path) -> str:
-    """Return six letters that belong to the run directory: the same study in another directory must not add to its
-    runs."""
-    file = run_dir / "wandb" / "study-token"
-    with own_file(file):
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(secrets.token_hex(3))
-    with own_file(file, "read"):
-        return file.read_text()
+        return f"W&B refused this login, or was not reached: {' '.join(str(error).split())}"
+    return "" if logged_in else "there is no W&B API key that may be used here"
 
 
 def _quiet() -> Settings:
@@ -111,6 +103,8 @@ def _quiet() -> Settings:
         silent=True,
         quiet=True,
         console="off",
+        init_timeout=SECONDS_TO_REACH,
+        finish_timeout=SECONDS_TO_REACH,
         disable_git=True,
         disable_code=True,
         save_code=False,

@@ -1,0 +1,47 @@
+"""What trackers are told at the end of a study: its verdict, its tables and its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.output.trial_rows import trial_row
+from orchestrator.output.tracking.runs import Found, Table, Value
+from orchestrator.study.state import Study
+from trainers.files import own_file
+
+
+def found_by(study: Study, run_dir: Path, verdict: str) -> Found:
+    """Return what a study has found, once its results are written."""
+    tree = _recommendation(run_dir / "recommendation.json")
+    numbers = {key: value for key, value in tree.items() if not isinstance(value, (dict, list))}
+    report = run_dir / "report.html"
+    return Found({**numbers, "verdict": verdict}, _tables(study, tree), report if report.exists() else None)
+
+
+def _tables(study: Study, recommendation: Mapping[str, Any]) -> dict[str, Table]:
+    stages = [{"stage": name, "found": conclusion.reason} for name, conclusion in study.conclusions.items()]
+    all_rows = {
+        "trials": [trial_row(trial) for trial in study.trials.values()],
+        "stages": stages,
+        "alternatives": recommendation.get("alternatives", []),
+        "ruled_out": recommendation.get("ruled_out", []),
+    }
+    return {name: table_of(rows) for name, rows in all_rows.items() if rows}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows as a table of all columns that any of them has, in the order in which they come up."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return Table(columns, [[_single(row.get(name)) for name in columns] for row in rows])
+
+
+def _single(value: Any) -> Value:
+    return json.dumps(value) if isinstance(value, (dict, list)) else value
+
+
+def _recommendation(path: Path) -> dict[str, Any]:
+    with own_file(path, "read"):
+        return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,26 @@
+"""Trials as rows of a table, for Python and for trackers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.study.trial import Trial
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """Return its stage, state and reason, its split and learning rate, and its last metrics."""
+    config = trial.config
+    return {
+        "trial": trial.id,
+        "stage": trial.stage,
+        "state": trial.state.value,
+        "reason": trial.explanation,
+        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "world_size": config.world_size,
+        "effective_batch_size": config.effective_batch_size,
+        "activation_checkpointing": str(config.activation_checkpointing),
+        "learning_rate": config.learning_rate,
+        "sample_budget": config.sample_budget,
+        **trial.metrics,
+    }
