@@ -37,7 +37,7 @@ from orchestrator.study.events import (
     proposed,
 )
 from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
+from orchestrator.study.messages import HeldLane, Message
 from orchestrator.study.reuse import Measured, Measurements
 from orchestrator.study.state import Conclusion, Halted, speed_kind
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
@@ -73,6 +73,8 @@ class Director:
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._losses: dict[str, list[float]] = {}
+        self._lanes: dict[str, HeldLane] = {}
+        """Of each trial that holds one, where it was heard of last."""
         """The loss of every step heard of each running trial."""
         self._spending = Spending(context.config, self.study, clock)
         self._halted = self._impossible = ""
@@ -144,6 +146,8 @@ class Director:
     def on_message(self, trial_id: str, message: Message) -> Decision:
         """Take in what a trial said, journal what must not be lost, and decide what becomes of it."""
         trial = self._trial(trial_id)
+        if message.lane is not None:
+            self._lanes[trial_id] = message.lane
         if trial.state.ended:  # it was cut meanwhile, by the verdict on another seed or at a rung that it repeats
             return Decision(Action.STOP, trial.cause, trial.reason)
         if message.notice is not None:
@@ -298,7 +302,7 @@ class Director:
 
     def _evaluated(self, trial_id: str, message: Message) -> None:
         values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
-        self._record(Evaluated(id=trial_id, metrics={**message.metrics}, rungs={**values}))
+        self._record(Evaluated(id=trial_id, metrics={**message.metrics}, rungs={**values}, lane=message.lane))
 
     def _on_outcome(self, trial: Trial, message: Message) -> None:
         match message.outcome:
@@ -325,7 +329,7 @@ class Director:
         if probed.action is Action.STOP:
             return self._end(trial_id, TrialState.PRUNED, probed.cause, probed.reason, metrics)
         if "val_loss" in message.metrics:
-            self._record(Evaluated(id=trial_id, metrics=metrics))
+            self._record(Evaluated(id=trial_id, metrics=metrics, lane=message.lane))
         return self._end(trial_id, TrialState.COMPLETE, None, message.reason, metrics)
 
     def _on_interrupted(self, trial_id: str, reason: str) -> None:
@@ -335,7 +339,8 @@ class Director:
         if times == MAX_INTERRUPTIONS:
             what = f"its machine was lost {times} times since its last evaluation; {reason}"
             return self._end(trial_id, TrialState.FAILED, Cause.FAILED, what)
-        return self._record(Interrupted(id=trial_id, reason=reason, seconds=self._spending.end(trial_id)))
+        seconds, lane = self._spending.end(trial_id), self._lanes.pop(trial_id, None)
+        return self._record(Interrupted(id=trial_id, reason=reason, seconds=seconds, lane=lane))
 
     # Rungs
 
@@ -350,7 +355,8 @@ class Director:
         if rung in trial.promoted:
             return GO_ON
         reason = f"waiting at {rung} samples"
-        self._record(Paused(id=trial_id, rung=rung, reason=reason, seconds=self._spending.end(trial_id)))
+        seconds, lane = self._spending.end(trial_id), self._lanes.pop(trial_id, None)
+        self._record(Paused(id=trial_id, rung=rung, reason=reason, seconds=seconds, lane=lane))
         return Decision(Action.PAUSE, Cause.RUNG, reason)
 
     def _judge_paused(self) -> None:
@@ -382,8 +388,10 @@ class Director:
     def _end(
         self, trial_id: str, state: TrialState, cause: Cause | None, reason: str, metrics: Metrics | None = None
     ) -> None:
-        seconds = self._spending.end(trial_id)
-        event = Ended(id=trial_id, state=state, cause=cause, reason=reason, metrics=metrics or {}, seconds=seconds)
+        seconds, lane = self._spending.end(trial_id), self._lanes.pop(trial_id, None)
+        event = Ended(
+            id=trial_id, state=state, cause=cause, reason=reason, metrics=metrics or {}, seconds=seconds, lane=lane
+        )
         self._record(event)
         self._losses.pop(trial_id, None)
         if self._measurements:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from orchestrator.execution import process_endings
 from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Blame, Host, Message
+from orchestrator.study.messages import Assignment, Blame, HeldLane, Host, Message
 from orchestrator.units import ending_text
 from trainers.files import quoted
 
@@ -98,6 +98,8 @@ class _Handover:
         """False once it is dismissed."""
         self.has_ended = False
         """True once its last word has come."""
+        self.lane: HeldLane | None = None
+        """The lane that has it, or had it last; None before the first."""
         self.heard_at: float | None = None
         """When its lane last said something about it; None while it waits in the queue or for an answer."""
         self._unread: deque[Message] = deque()
@@ -110,7 +112,7 @@ class _Handover:
     def deliver(self, message: Message) -> None:
         """Keep a message for the driver, unless the last word has come already."""
         if not self.has_ended:
-            self._unread.append(message)
+            self._unread.append(replace(message, lane=self.lane))
             self.has_ended = message.outcome is not None
             self._has_unread.set()
 
@@ -141,7 +143,8 @@ class _Handover:
 class _Lane:
     """One lane, and all that is known of it. Its methods are the only transitions between its states."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.state = LaneState.STARTING
         self.trial: _Handover | None = None
         """The trial it took, until its ranks are done with it. If they die it stays here until their death is dealt
@@ -195,6 +198,7 @@ class _Lane:
     def begin(self, trial: _Handover) -> None:
         assert self.state is LaneState.IDLE, f"a trial began on a lane that was {self.state.value}"
         self.state, self.trial = LaneState.RUNNING, trial
+        trial.lane = HeldLane(self.number, self.processes[0].host.name) if 0 in self.processes else None
         trial.hear()
 
     def let_go(self) -> _Handover | None:
@@ -278,7 +282,7 @@ class Dispatcher:
         """max_silent_seconds: a trial that has said nothing for longer has hung; None: trials may be silent for
         ever."""
         self._num_lanes, self._max_silent_seconds = num_lanes, max_silent_seconds
-        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._lanes: defaultdict[str, _Lane] = defaultdict(lambda: _Lane(len(self._lanes)))
         self._given_up: list[_Lane] = []
         """In the order in which they were given up."""
         self._wanted: dict[str, _Handover] = {}

@@ -7,12 +7,22 @@ and writes a reader like `version0` for the format that was used until then.
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
+from orchestrator.study.messages import HeldLane
 from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
 from orchestrator.terminal import printable
 from orchestrator.units import shortened
@@ -55,6 +65,18 @@ class _Event(BaseModel):
 
     version: Literal[1] = FORMAT_VERSION
     time: float = Field(default_factory=_now)
+
+
+class _OnALane(_Event):
+    """What a trial told from a lane, or what was concluded from it."""
+
+    lane: HeldLane | None = None
+    """Where it ran; None if it was not heard of there."""
+
+    @model_serializer(mode="wrap")
+    def _without_an_unknown_lane(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what earlier versions did not write."""
+        return {key: value for key, value in serialise(self).items() if key != "lane" or value is not None}
 
 
 class RunBegan(_Event):
@@ -108,7 +130,7 @@ class Started(_Event):
     id: str
 
 
-class Evaluated(_Event):
+class Evaluated(_OnALane):
     """A trial has evaluated itself, and saved a checkpoint."""
 
     kind: Literal["evaluated"] = "evaluated"
@@ -118,7 +140,7 @@ class Evaluated(_Event):
     """The objective's value at each rung that it has reached here."""
 
 
-class Paused(_Event):
+class Paused(_OnALane):
     """A trial waits at a rung for the verdict on it."""
 
     kind: Literal["paused"] = "paused"
@@ -138,7 +160,7 @@ class Promoted(_Event):
     reason: Prose
 
 
-class Interrupted(_Event):
+class Interrupted(_OnALane):
     """A trial lost its machine through no fault of its own: it waits again."""
 
     kind: Literal["interrupted"] = "interrupted"
@@ -148,7 +170,7 @@ class Interrupted(_Event):
     """How long it has held its lane."""
 
 
-class Ended(_Event):
+class Ended(_OnALane):
     """A trial has its final state."""
 
     kind: Literal["ended"] = "ended"

@@ -57,6 +57,16 @@ class Host:
 
 
 @dataclass(frozen=True)
+class HeldLane:
+    """The lane that a trial runs on."""
+
+    number: int
+    """From 0, among those of this run of the study."""
+    node: str
+    """The host of its rank 0."""
+
+
+@dataclass(frozen=True)
 class Message:
     """What a trial says: a report on the way, a notice, or (with an outcome) its last word."""
 
@@ -70,3 +80,5 @@ class Message:
     reason: str = ""
     notice: Notice | None = None
     """Something that it met and has dealt with; such a message says nothing else."""
+    lane: HeldLane | None = None
+    """Where the trial runs; None if it has no lane, or is told of by one that does not know."""

@@ -31,6 +31,7 @@ from orchestrator.study.events import (
     TrialEvent,
 )
 from orchestrator.study.facts import Facts
+from orchestrator.study.messages import HeldLane
 from orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
 from trainers.config import TrialConfig
 from trainers.notices import Notice
@@ -281,6 +282,8 @@ def _from_its_beginning(trial: Trial) -> Trial:
 
 def changed(trial: Trial, event: TrialEvent) -> Trial:
     """Return the trial after the event; the trial must not have ended."""
+    if isinstance(event, Evaluated | Paused | Interrupted | Ended) and event.lane is not None:
+        trial = _heard_from(trial, event.lane)
     match event:
         case Started():
             # An event that comes once more begins no other hold.
@@ -309,6 +312,13 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
             ended = replace(freed, state=event.state, cause=event.cause, reason=event.reason, reused=event.reused)
             metrics = trial.metrics | _with_shared_names(event.metrics)
             return replace(ended, metrics=metrics, seconds=trial.seconds + event.seconds)
+
+
+def _heard_from(trial: Trial, lane: HeldLane) -> Trial:
+    """Return the trial with the lane that it has spoken from, if it holds one."""
+    if not trial.holds or trial.holds[-1].ended is not None:
+        return trial
+    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], lane=lane)))
 
 
 def _freed(trial: Trial, time: float | None, *, lost: bool = False) -> Trial:

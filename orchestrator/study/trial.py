@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.study.causes import Cause
+from orchestrator.study.messages import HeldLane
 from trainers.config import TrialConfig
 from trainers.files import quoted
 
@@ -54,6 +55,8 @@ class Hold:
     """None while it runs."""
     lost: bool = False
     """True if it ended because the lane or the driver did; a driver that dies leaves no time, so that is the last one known."""
+    lane: HeldLane | None = None
+    """The lane that it spoke from last; None before it has spoken, and in journals that do not tell."""
 
 
 @dataclass(frozen=True)

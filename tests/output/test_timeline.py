@@ -7,9 +7,10 @@ import itertools
 import pytest
 
 from orchestrator.output.report import timeline as module
-from orchestrator.output.report.timeline import MOST_HOLDS, timeline
+from orchestrator.output.report.timeline import MOST_HOLDS, MOST_OF_A_NODE, timeline
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, Event, Interrupted, Paused, Promoted, RunBegan, Started
+from orchestrator.study.events import Ended, Evaluated, Event, Interrupted, Paused, Promoted, RunBegan, Started
+from orchestrator.study.messages import HeldLane
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Hold, TrialState
 from tests.support.example_study import add_trial, example_config, tell
@@ -50,6 +51,68 @@ def test_what_ran_when_its_driver_died_held_its_lane_until_the_last_that_is_know
     assert study.trials["a"].holds == (Hold(10, 14, lost=True),)
     tell(study, Started(id="a", time=100))
     assert study.trials["a"].holds == (Hold(10, 14, lost=True), Hold(100))
+
+
+def rows_of(study: Study) -> dict[str, list[str]]:
+    """The trials in each row of the figure, by what stands beside the row."""
+    figure = timeline(study)
+    assert figure is not None
+    names = {tick: figure.y.text(tick) for tick in figure.y.ticks}
+    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    for cell in figure.cells:
+        found[names[round((cell.y_low + cell.y_high) / 2)]].append(cell.told.split(":")[0])
+    return found
+
+
+def on(lane: HeldLane, trial: str, at: float) -> Ended:
+    return ended(trial, at).model_copy(update={"lane": lane})
+
+
+def test_the_rows_are_the_lanes_whichever_began_first() -> None:
+    here, there = HeldLane(0, "n"), HeldLane(1, "n")
+    study = study_of(
+        Started(id="a", time=0), Started(id="b", time=1), on(there, "a", 5), on(here, "b", 6), Started(id="c", time=7),
+        on(there, "c", 9), trials=("a", "b", "c"),
+    )  # fmt: skip
+    assert rows_of(study) == {"1": ["b"], "2": ["a", "c"]}
+    figure = timeline(study)
+    assert figure is not None
+    assert "each row is a lane of n" in figure.caption
+    assert "a: complete after 5 s on lane 2 of n" in figure.cells[0].told
+
+
+def test_the_lanes_of_several_nodes_are_named_by_them() -> None:
+    events = [
+        Started(id="a", time=0),
+        Started(id="b", time=1),
+        on(HeldLane(0, "x" * 40), "a", 5),
+        on(HeldLane(1, "y"), "b", 6),
+    ]
+    (first, second) = rows_of(study_of(*events))
+    assert (first[:5], second) == ("1, xx", "2, y")
+    assert len(first) <= MOST_OF_A_NODE + 5
+
+
+def test_a_running_trial_and_two_on_one_lane_at_once_have_rows_of_their_own() -> None:
+    """A trial that its lane died under goes on in another, where one may have been until then."""
+    lane = HeldLane(0, "n")
+    events = [
+        Started(id="a", time=0),
+        Started(id="b", time=1),
+        on(lane, "a", 5),
+        on(lane, "b", 6),
+        Started(id="c", time=6),
+    ]
+    figure = timeline(study_of(*events, trials=("a", "b", "c")))
+    assert figure is not None
+    assert [figure.y.text(tick) for tick in figure.y.ticks] == ["1", "", ""]
+    assert len({cell.y_low for cell in figure.cells}) == 3
+
+
+def test_the_lane_of_a_running_trial_is_known_once_it_has_evaluated_itself() -> None:
+    lane = HeldLane(0, "n")
+    study = study_of(Started(id="a", time=0), Evaluated(id="a", time=2, metrics={}, lane=lane), Started(id="b", time=3))
+    assert [study.trials[name].holds[0].lane for name in "ab"] == [lane, None]
 
 
 def test_holds_at_one_time_lie_in_rows_of_their_own_and_others_do_not() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, time_axis
+from orchestrator.study.messages import HeldLane
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Hold, Trial, TrialState
 from orchestrator.units import seconds_text
 
 MOST_HOLDS = 600
 """How many holds the figure shows: more of them are narrower than a pixel."""
+MOST_OF_A_NODE = 20
+"""The characters of a node's name that stand beside its rows; all of them are told at each bar."""
 
 _RUNNING, _WAITS, _COMPLETE, _COMPILING, _PRUNED = 0, 5, 2, 3, 4
 _COLOURS = {
@@ -38,18 +41,18 @@ def timeline(study: Study) -> Figure | None:
     began, last = study.began, study.last
     shown = sorted(holds, key=lambda one: _ended(one[1], last) - one[1].began, reverse=True)[:MOST_HOLDS]
     shown.sort(key=lambda one: one[1].began)
-    rows = _rows([hold for _, hold in shown], last)
+    rows, names = _rows([hold for _, hold in shown], last)
     left_out = f" Of {len(holds):,} stretches the {len(shown)} longest." if len(shown) < len(holds) else ""
     cells = [
         cell for (trial, hold), row in zip(shown, rows, strict=True) for cell in _cells(trial, hold, row, began, last)
     ]
-    ticks = tuple(-float(row) for row in range(max(rows) + 1))
+    ticks = tuple(-float(row) for row in range(len(names)))
     return Figure(
         "timeline",
         time_axis("since the study began", last - began),
-        Axis("at once", lambda row: f"{1 - int(row)}", ticks=ticks),
+        Axis("lane" if any(hold.lane for _, hold in shown) else "at once", lambda row: names[-int(row)], ticks=ticks),
         (),
-        "Each bar is a trial on a lane, in the colour of what it came to; trials that ran at once lie in rows of their own. "
+        f"Each bar is a trial on a lane, in the colour of what it came to; {_what_rows_are(shown)}. "
         f"Compiling is drawn at the beginning of a trial.{left_out}",
         cells=tuple(cells),
         key={name: colour for colour, name in _NAMES.items() if any(cell.colour == colour for cell in cells)},
@@ -62,15 +65,43 @@ def _ended(hold: Hold, last: float) -> float:
     return last if hold.ended is None else hold.ended
 
 
-def _rows(holds: Sequence[Hold], last: float) -> list[int]:
-    """Return the first row that is free when each begins. They are sorted by their beginnings."""
-    free_from: list[float] = []
-    rows = []
+def _what_rows_are(shown: Sequence[tuple[Trial, Hold]]) -> str:
+    if not any(hold.lane for _, hold in shown):
+        return "trials that ran at once lie in rows of their own"
+    nodes = sorted({hold.lane.node for _, hold in shown if hold.lane})
+    return f"each row is a lane{'' if len(nodes) > 1 else f' of {nodes[0]}'}"
+
+
+def _rows(holds: Sequence[Hold], last: float) -> tuple[list[int], list[str]]:
+    """Return the row of each hold, and the rows' names. The holds are sorted by their beginnings.
+
+    A row is a lane. Holds of which no lane is known lie below, and where two are known of one lane at once, since the trial of a
+    lane that died went on in another, the second lies in a row of its own: each in the first that is free when it begins.
+    """
+    free_from: dict[HeldLane | None, list[float]] = {}
+    places = []
     for hold in holds:
-        row = next((i for i, free in enumerate(free_from) if free <= hold.began), len(free_from))
-        free_from[row : row + 1] = [_ended(hold, last)]
-        rows.append(row)
-    return rows
+        rows = free_from.setdefault(hold.lane, [])
+        row = next((i for i, free in enumerate(rows) if free <= hold.began), len(rows))
+        rows[row : row + 1] = [_ended(hold, last)]
+        places.append((hold.lane, row))
+    in_order = sorted(free_from, key=lambda lane: (lane is None, lane and (lane.number, lane.node)))
+    order = [(lane, row) for lane in in_order for row in range(len(free_from[lane]))]
+    has_nodes = len({lane.node for lane in free_from if lane}) > 1
+    names = [_name(lane, row, has_nodes=has_nodes, has_lanes=in_order[0] is not None) for lane, row in order]
+    return [order.index(place) for place in places], names
+
+
+def _name(lane: HeldLane | None, row: int, *, has_nodes: bool, has_lanes: bool) -> str:
+    """Return what stands beside a row; nothing where it is a lane's second one, or one of holds that no lane is known of among others."""
+    if lane is None:
+        return "" if has_lanes else f"{row + 1}"
+    name = f"{lane.number + 1}, {_short(lane.node)}" if has_nodes else f"{lane.number + 1}"
+    return name if row == 0 else ""
+
+
+def _short(node: str) -> str:
+    return node if len(node) <= MOST_OF_A_NODE else f"{node[: MOST_OF_A_NODE - 3]}..."
 
 
 def _cells(trial: Trial, hold: Hold, row: int, began: float, last: float) -> list[Cell]:
@@ -78,7 +109,8 @@ def _cells(trial: Trial, hold: Hold, row: int, began: float, last: float) -> lis
     start, end = hold.began - began, max(_ended(hold, last) - began, hold.began - began + 1e-3)
     colour, came_to = _end_of(trial, hold)
     compiled = min((trial.metric("compile_seconds") or 0.0) if hold is trial.holds[0] else 0.0, end - start)
-    told = f"{trial.id}: {came_to} after {seconds_text(end - start)} on its lane, from {seconds_text(start)} on"
+    where = f"lane {hold.lane.number + 1} of {hold.lane.node}" if hold.lane else "its lane"
+    told = f"{trial.id}: {came_to} after {seconds_text(end - start)} on {where}, from {seconds_text(start)} on"
     low, high = -row - 0.4, -row + 0.4
     cells = [Cell(start + compiled, end, low, high, told, colour, 0.85)]
     if compiled:
