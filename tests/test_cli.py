@@ -471,12 +471,19 @@ def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_directory_whose_name_no_file_system_takes_is_named(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (300 * "x", "File name too long"),
+        ("/proc/x", "No such file or directory"),
+        ("tiny.yaml/x", "Not a directory"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_named_before_anything_starts(home: Path, given: str, says: str) -> None:
     (home / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    done = batchscout("run", "tiny.yaml", "--dir", 300 * "x", cwd=home)
-    assert done.returncode == 1
-    said = f"batchscout: {home}/{300 * 'x'} could not be written: File name too long; mend that, and run the same command again"
-    assert done.stderr.splitlines()[-1] == said
+    done = batchscout("run", "tiny.yaml", "--dir", given, cwd=home)
+    assert done.returncode == 2
+    assert done.stderr == f"batchscout: {home / given} cannot hold a study: {says}; choose another --dir\n"
 
 
 @pytest.mark.parametrize("verb", [["status"], ["report"], ["export", "--to", "hf"]])

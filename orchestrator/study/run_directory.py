@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.config.stages import Frontier, StageKeys
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.trial import Trial, TrialState
-from trainers.files import PARTIAL, make_private_directory, own_file, quoted, written_whole
+from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
 
 MAX_DIFFERENCES = 8
 
@@ -24,7 +25,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
     """
     path = run_dir / "study.yaml"
-    with own_file(run_dir):
+    with _as_the_user_chose(run_dir):
         _refuse_other_files(run_dir)
         make_private_directory(run_dir)
     journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
@@ -37,11 +38,24 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     return journal
 
 
+@contextlib.contextmanager
+def _as_the_user_chose(run_dir: Path) -> Iterator[None]:
+    """Raise an OSError as a ValueError that names the directory: no study can live there. What the disk is to blame for is raised as a
+    StorageLost."""
+    try:
+        yield
+    except OSError as error:
+        if storage_error(error) is not None:
+            raise StorageLost(f"{quoted(run_dir)} could not be written: {error.strerror}") from error
+        raise ValueError(f"{quoted(run_dir)} cannot hold a study: {error.strerror}; choose another --dir") from error
+
+
 def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
     """Raise ValueError where a study that has begun there is another one, or the directory holds other files; write nothing."""
     path, journal = run_dir / "study.yaml", run_dir / "journal.jsonl"
-    with own_file(run_dir, "read"):
+    with _as_the_user_chose(run_dir):
         _refuse_other_files(run_dir)
+    with own_file(run_dir, "read"):
         if path.exists() and journal.exists() and replay(journal, config.name).trials:
             _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
 
@@ -57,7 +71,7 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
     """Return the study with the rules that it was begun with, where the study file leaves them open: an earlier version had other
     defaults, and all runs of a study are compared under one rule."""
     path = run_dir / "study.yaml"
-    with own_file(run_dir):
+    with _as_the_user_chose(run_dir):
         if not path.is_file():
             return config
     stored = read_yaml(path)
