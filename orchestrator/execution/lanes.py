@@ -83,7 +83,7 @@ def open_lanes(
     working_directory: Path | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
-    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: a folder of Ray's."""
+    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]

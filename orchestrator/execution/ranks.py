@@ -34,7 +34,7 @@ from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
 from trainers.errors import first_line, raised_text, said_by, users_frame
-from trainers.files import StorageLost, own_file, storage_error
+from trainers.files import StorageLost, own_file, quoted, storage_error
 from trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
@@ -119,9 +119,7 @@ class Place:
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
     place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
-    if (
-        told["working_directory"] is not None
-    ):  # Train has changed to a folder of its own, where the user's relative paths lead nowhere
+    if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
     _exit_with_the_study(place)
     _freeze_what_is_imported()
@@ -285,7 +283,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
             return Message(outcome="no_storage", reason=reason), config.world_size == 1
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
-        return Message(outcome="failed", reason=failure_reason(error)), False
+        return Message(outcome="failed", reason=failure_reason(error) + where_paths_begin(error)), False
     if place.rank != 0:
         return None, True
     return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
@@ -315,6 +313,18 @@ def failure_reason(error: BaseException) -> str:
         return f"{type(error).__name__}: {first_line(error)}"
     file, line = users_frame(error)  # few expect that such a thing is raised, or know by whom
     return f"{raised_text(error)} (in {file}, line {line})"
+
+
+def where_paths_begin(error: BaseException) -> str:
+    """Return where a relative path led to that was not there, and the remedy; nothing for any other error."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | os.PathLike):
+        return ""
+    if Path(error.filename).is_absolute():
+        return ""
+    return (
+        f" (relative paths begin at {quoted(Path.cwd())} on {socket.gethostname()}: on a cluster a copy of the directory that you ran in, "
+        "without what .gitignore lists; give an absolute path, which leads there on every node)"
+    )
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -92,6 +92,8 @@ LANE_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     # Train waits this long for room, four times, before it says NO_ROOM; an autoscaler sees what it asks for.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "6",
+    # Train would change to a folder of its own. Without that ranks are where Ray has put the files that the study ships.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 """For the driver whose lanes are opened."""
 

@@ -29,6 +29,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
+# A data set of the user's own, by a relative path that is a default of its code.
+OWN_DATA = """
+from trainers.data.text import text
+
+def make(path="given/words.txt"):
+    return text(train=path, val=path, seq_len=8, tokenizer="bytes")
+"""
 STUDY = TINY | {"name": "token", "sample_budget": 16, "stages": grid(learning_rate=[1e-3])}
 SHOWN = {"RAY_AUTH_MODE": "token"}
 
@@ -144,9 +151,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
-    """And no other secret of theirs reaches a file, on the cluster's nodes neither."""
+    """Their code reads a file by a relative path, and no other secret of theirs reaches a file, on the cluster's nodes neither."""
+    work = cluster.user("owner") / "work"
+    (work / "given").mkdir(parents=True)
+    (work / "given" / "words.txt").write_text(1_000 * "some words ")
+    (work / "mine.py").write_text(OWN_DATA)
     secrets = {name: secret for name, secret in SECRETS.items() if name != "RAY_AUTH_TOKEN"}  # it would be the token
-    driver = cluster.batchscout(cluster.user("owner"), STUDY, **SHOWN, **secrets)
+    driver = cluster.batchscout(cluster.user("owner"), STUDY | {"data": {"target": "mine:make"}}, **SHOWN, **secrets)
     said, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0, said
     assert "Train with micro-batch" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import re
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from orchestrator.execution.ranks import (
     last_word_of,
     memory_reason,
     require_cuda,
+    where_paths_begin,
     write_traceback,
 )
 from orchestrator.study.messages import Assignment, Message
@@ -255,3 +257,16 @@ def test_whatever_the_users_code_raises_fails_its_trial_and_not_its_lane(
     said = last_word(tmp_path, data={"target": f"{__name__}:{data}"})
     assert (said.outcome, said.reason) == ("failed", reason)
     assert f"in {data}" in (tmp_path / "error-rank0.log").read_text()
+
+
+def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, is_told in (("rel.txt", True), (tmp_path / "abs.txt", False)):
+        with pytest.raises(FileNotFoundError) as raised:
+            Path(path).read_text()
+        told = where_paths_begin(raised.value)
+        assert told.startswith(f" (relative paths begin at {tmp_path} on {socket.gethostname()}: ") == is_told
+        assert bool(told) == is_told
+    assert where_paths_begin(FileNotFoundError("no file, said by somebody")) == ""
