@@ -183,7 +183,11 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
 def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     """Add those that read what a study has written."""
     command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
-    command.add_argument("--json", action="store_true", help="for programs")
+    shown = command.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="for programs")
+    shown.add_argument(
+        "--watch", action="store_true", help="again whenever something has changed, until the study is over"
+    )
     command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
     command.add_argument(
         "other",

@@ -63,6 +63,7 @@ def check(
     that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. Raises
     ValueError for bad input.
     """
+    from trainers.data.batches import fetch
     from trainers.data.samples import first_of, load_data
     from trainers.model.losses import loss_function
 
@@ -73,6 +74,7 @@ def check(
         check_size(config, train_set)
         _check_stream(config, train_set)
         longest = _longest_sample(config, train_set)
+        fetch(first_of(train_set, 1), [0])  # what a sample raises is not the model's fault, which is asked next
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = _built(config, train_set)

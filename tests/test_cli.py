@@ -210,6 +210,11 @@ def test_no_sentence_is_broken_where_nothing_says_how_wide_it_may_be(
     assert whole.split() == narrow.split()
 
 
+def test_a_study_that_is_over_is_shown_once_to_who_watches_it(capsys: pytest.CaptureFixture[str]) -> None:
+    over = str(Path(__file__).parent / "golden" / "quickstart")
+    assert call(capsys, "status", over, "--watch") == call(capsys, "status", over)
+
+
 def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,16 @@ class GivesUp(nn.Module):
 def no_data():
     return [], []
 
+class Raises(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise RuntimeError("no such file")
+
+def samples_that_raise():
+    return Raises(), Raises()
+
 def three_samples():
     return [torch.zeros(1)] * 3, [torch.zeros(1)]
 
@@ -133,6 +143,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:not_a_module"}}, r"returned a str, not an nn.Module; return the module itself"),
     ({"model": {"target": "mine:Model", "kwargs": {"width": "wide"}}},
      r"model.target 'mine:Model' with model.kwargs {'width': 'wide'} raised TypeError: .* line \d+\); check the values"),
+    ({"model": {"target": "mine:Model"}, "data": {"target": "mine:samples_that_raise"}},
+     r"data.target 'mine:samples_that_raise' with data.kwargs {} raised RuntimeError: no such file \(in .*mine.py, line \d+\)"),
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),

@@ -18,15 +18,34 @@ if TYPE_CHECKING:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
-    from orchestrator.output.status import json_pieces, print_status
+    from orchestrator.output.status import json_pieces
+    from orchestrator.output.watch import watch
     from orchestrator.study.lock import is_locked
 
-    config, study = _open(arguments.run_dir)
     if arguments.json:
-        sys.stdout.writelines(json_pieces(config, study))
-    else:
-        print_status(config, study, is_driven=is_locked(arguments.run_dir / "journal.jsonl"))
+        sys.stdout.writelines(json_pieces(*_open(arguments.run_dir)))
+        return 0
+    if not arguments.watch:
+        _show_status(arguments.run_dir)
+        return 0
+    journal = arguments.run_dir / "journal.jsonl"
+
+    def state() -> tuple[int, bool]:
+        with own_file(journal, "read"):
+            return (journal.stat().st_size if journal.exists() else 0), is_locked(journal)
+
+    watch(lambda: _show_status(arguments.run_dir), state)
     return 0
+
+
+def _show_status(run_dir: Path) -> bool:
+    """Show it for people; return whether the study is over."""
+    from orchestrator.output.status import print_status
+    from orchestrator.study.lock import is_locked
+
+    config, study = _open(run_dir)
+    print_status(config, study, is_driven=is_locked(run_dir / "journal.jsonl"))
+    return study.is_over(stage.type for stage in config.stages)
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -121,7 +121,7 @@ def uneven(samples: Sequence[Any]) -> str | None:
         name, different = next(iter(found.items()))
         pad = ", ".join(f"{one}: {-100 if one in LABELS else 0}" for one in found)
         return (
-            f"{name} of the samples of a batch differs in length ({min(different)} and {max(different)}), and nothing says how to pad it; set data.pad: {{{pad}}}, each "
+            f"{f'member {name}' if str(name).isdigit() else name} of the samples of a batch differs in length ({min(different)} and {max(different)}), and nothing says how to pad it; set data.pad: {{{pad}}}, each "
             "with the value that fills it up, or give the data set a collate_fn"
         )
     if not members[0] and len(alone) > 1 and None not in alone:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.output.trial_rows import trial_row
 from orchestrator.output.tracking.runs import Found, Table, Value
+from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.state import Study
 from trainers.files import own_file
 

@@ -183,3 +183,9 @@ def test_a_pad_is_a_number() -> None:
         ValidationError, match=r"0 does not say what is padded with what; write such as {input_ids: 0, labels: -100}"
     ):
         DataConfig.model_validate({"target": "text", "pad": 0})
+
+
+def test_the_member_of_a_tuple_is_called_one() -> None:
+    told = uneven([(torch.ones(2), 0), (torch.ones(3), 0)])
+    assert told is not None
+    assert told.startswith("member 0 of the samples of a batch differs in length (2 and 3)")
