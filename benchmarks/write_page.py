@@ -31,7 +31,7 @@ Timings want a quiet machine; `--device cuda` measures on a GPU;
 """
 NO_GPU = "**Nothing was run on a GPU yet.** The CUDA path is complete, and every figure here is a CPU's."
 TRANSCRIBED = (
-    "*Copied by hand* in the table: the figures are those that the README quoted by that date. "
+    "*Copied by hand* in the table: the figures are those that were written down by that date. "
     "Their last lines and commits were not kept; the next recorded run replaces them."
 )
 # A figure's unit is a word of its name; the first that fits decides.

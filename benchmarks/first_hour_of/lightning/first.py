@@ -1,0 +1,31 @@
+import lightning
+import torch
+import toy
+from lightning.pytorch.tuner import Tuner  # pyright: ignore[reportPrivateImportUsage]
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self, batch_size: int = 2, lr: float = 1e-3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(toy.make()[0], batch_size=self.hparams["batch_size"], shuffle=True)
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.model(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
+
+
+model = Lit()
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu")
+tuner = Tuner(trainer)
+tuner.scale_batch_size(model, mode="binsearch")
+finder = tuner.lr_find(model)
+print("answer:", model.hparams)
