@@ -1,10 +1,9 @@
-"""The verbs. Everything heavy is imported inside them: `--help` needs neither torch nor ray."""
+"""What can be typed, and how the program ends. The verbs are in verbs/, and nothing heavy is loaded by an import of one: `--help` needs
+neither torch nor ray."""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -13,18 +12,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from orchestrator.signals import (
     all_are_ctrl_c,
     all_are_ctrl_c_until_the_end,
-    interrupts_afterwards,
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed, wrapped
+from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
+from orchestrator.verbs.launching import kuberay, ray, slurm
 from orchestrator.verbs.reading import compare, explain, export, report, status
-from trainers.files import StorageLost, quoted
+from orchestrator.verbs.running import plan, run, trial
+from trainers.files import StorageLost
 
 if TYPE_CHECKING:
-    from orchestrator.config.keys import StudyConfig
+    pass
 
 EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
@@ -256,166 +256,3 @@ def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argp
     command.add_argument(argument, type=Path, metavar=metavar, help=text)
     command.set_defaults(verb=verb)
     return command
-
-
-def plan(arguments: argparse.Namespace) -> int:
-    """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
-    from orchestrator import preflight
-    from orchestrator.config.trial import uses_compile
-    from orchestrator.execution.code_shipping import import_from_here
-    from orchestrator.output.plan import print_plan
-    from orchestrator.output.tracking import require_libraries
-    from orchestrator.study.facts import Facts
-    from orchestrator.study.run_directory import as_it_began, refuse_other_study
-    from trainers.notices import heard_by
-
-    import_from_here()
-    config = _config(arguments)
-    run_dir = _run_dir(arguments, config)
-    refuse_other_study(config := as_it_began(config, run_dir), run_dir)
-    facts = Facts()
-    if not arguments.no_memory:
-        preflight.check_host(config)
-        require_libraries(config.tracking)
-        preflight.check_ranks(config)
-        say = functools.partial(print, file=sys.stderr)
-        with heard_by(lambda notice: say(printable(notice.text))):
-            facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
-    print_plan(config, facts, predict_memory=not arguments.no_memory)
-    return 0
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the study, or go on with it; ends with a recommendation."""
-    config = _config(arguments)
-    with interrupts_afterwards():  # the libraries' own code, half imported
-        from orchestrator.execution.code_shipping import import_from_here
-        from orchestrator.output.tracking import how_to_look
-        from orchestrator.run import run_study
-
-    import_from_here()
-    run_dir = _run_dir(arguments, config)
-    ending = run_study(
-        config,
-        run_dir,
-        arguments.address,
-        min_nodes=arguments.min_nodes,
-        remeasure=arguments.fresh,
-        retry_failed=arguments.retry_failed,
-    )
-    leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
-    stream = sys.stdout if ending.exit_code == 0 else sys.stderr
-    print(f"\n{wrapped(printable(ending.message), stream)}", file=stream)
-    if ending.exit_code in (0, 1):
-        if (run_dir / "report.html").exists():
-            print(f"\n  report:         {quoted(run_dir / 'report.html')}", file=stream)
-        if (run_dir / "recommendation.json").exists():
-            typed = quoted(arguments.dir or Path("runs") / config.name)
-            print(f"  recommendation: {quoted(run_dir / 'recommendation.json')}", file=stream)
-            print(f"  paste it:       batchscout export {typed} --to hf", file=stream)
-        for what, command in how_to_look(config.tracking, run_dir).items():
-            print(f"  {what + ':':15} {command}", file=stream)
-    return ending.exit_code
-
-
-def trial(arguments: argparse.Namespace) -> int:
-    """Run one training run in this process, without Ray: for a debugger."""
-    config = _config(arguments)
-    from orchestrator.execution.code_shipping import import_from_here
-    from orchestrator.trial import run_trial
-
-    import_from_here()
-    # Not the study's own directory, which `run` wants empty.
-    return run_trial(config, (arguments.dir or Path("runs") / f"{config.name}-trial").absolute())
-
-
-def slurm(arguments: argparse.Namespace) -> int:
-    """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
-    from orchestrator.launch.slurm import SlurmJob, submit, write_script
-
-    config = _config(arguments)
-    run_dir = _run_dir(arguments, config).absolute()
-    changes = [word for change in arguments.set for word in ("--set", change)]
-    study = str(arguments.study.absolute())
-    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *changes)
-    job = SlurmJob(
-        name=config.name,
-        command=command,
-        log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=arguments.cpus_per_node,
-        time=arguments.time,
-        partition=arguments.partition,
-        account=arguments.account,
-        options=tuple(arguments.sbatch),
-    )
-    path = run_dir.with_name(f"{run_dir.name}.sbatch")
-    write_script(path, job)
-    if arguments.dry_run:
-        print(f"wrote {quoted(path)}; submit it with: sbatch {quoted(path)}")
-        return 0
-    number = submit(path)
-    print(f"job {number} is in the queue: squeue --job {number}")
-    print(f"  what it says:   tail -f {quoted(job.log)}")
-    print(f"  how far it is:  batchscout status {quoted(run_dir)}")
-    print(f"  end it:         scancel {number}; the same command goes on from there")
-    return 0
-
-
-def ray(arguments: argparse.Namespace) -> int:
-    """Run the study on the cluster of a file for `ray up`, over SSH; the cluster is started if it is not there yet."""
-    from orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
-
-    changes = [word for change in arguments.set for word in ("--set", change)]
-    sent = SentStudy(
-        cluster=arguments.cluster,
-        name=_config(arguments).name,
-        study=arguments.study,
-        options=(*changes, "--min-nodes", str(arguments.min_nodes)),
-        in_tmux=arguments.tmux,
-    )
-    is_well = launch(sent, is_agreed=arguments.yes)
-    print(f"  how far it is:    {shlex.join(status_command(sent))}")
-    print(f"  fetch the runs:   {shlex.join(fetch_command(sent))}")
-    print(f"  end the cluster:  ray down {quoted(sent.cluster)}")
-    return 0 if is_well else 1
-
-
-def kuberay(arguments: argparse.Namespace) -> int:
-    """Write the study as a RayJob of KubeRay; another job of the same study goes on with it."""
-    from orchestrator.launch.kuberay import KubeRayJob, resource_name, write_manifest
-
-    config = _config(arguments)
-    job = KubeRayJob(
-        name=config.name,
-        study=arguments.study.read_text(),
-        image=arguments.image,
-        claim=arguments.claim,
-        changes=tuple(arguments.set),
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=arguments.cpus_per_node,
-        memory_per_node=arguments.memory_per_node,
-    )
-    run_dir = _run_dir(arguments, config)
-    path = run_dir.with_name(f"{run_dir.name}.rayjob.yaml")
-    write_manifest(path, job)
-    print(f"wrote {quoted(path)}")
-    print(f"  run it, or go on:  kubectl replace --force -f {quoted(path)}")
-    print(f"  how far it is:     kubectl get rayjob {resource_name(config.name)}")
-    print(f"  what it says:      kubectl logs -f job/{resource_name(config.name)}")
-    return 0
-
-
-def _config(arguments: argparse.Namespace) -> StudyConfig:
-    from orchestrator.config.load import load_study
-
-    def say(told: str) -> None:
-        print(f"batchscout: {printable(told)}", file=sys.stderr)
-
-    return load_study(arguments.study, arguments.set, say)
-
-
-def _run_dir(arguments: argparse.Namespace, config: StudyConfig) -> Path:
-    return (arguments.dir or Path("runs") / config.name).absolute()

@@ -27,7 +27,8 @@ ROOMS = {
     "output": {"config", "study", "stages", "decisions"},
     "doctor": {"config", "output"},
     "init": {"output"},
-    "verbs": {"config", "study", "output", "doctor", "init"},
+    # And the files on top, below cli.py alone.
+    "verbs": {"config", "study", "execution", "launch", "output", "doctor", "init", "preflight", "run", "trial"},
 }
 # The same of `trainers`, with the files on top as rooms of one file. Only `loop`, which imports them all, is not here.
 LEAVES_OF_TRAINERS = {

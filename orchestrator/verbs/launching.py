@@ -1,0 +1,89 @@
+"""Verbs that hand a study to a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from orchestrator.verbs.study_file import config_of, run_dir_of
+from trainers.files import quoted
+
+
+def slurm(arguments: argparse.Namespace) -> int:
+    """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
+    from orchestrator.launch.slurm import SlurmJob, submit, write_script
+
+    config = config_of(arguments)
+    run_dir = run_dir_of(arguments, config).absolute()
+    changes = [word for change in arguments.set for word in ("--set", change)]
+    study = str(arguments.study.absolute())
+    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *changes)
+    job = SlurmJob(
+        name=config.name,
+        command=command,
+        log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        cpus_per_node=arguments.cpus_per_node,
+        time=arguments.time,
+        partition=arguments.partition,
+        account=arguments.account,
+        options=tuple(arguments.sbatch),
+    )
+    path = run_dir.with_name(f"{run_dir.name}.sbatch")
+    write_script(path, job)
+    if arguments.dry_run:
+        print(f"wrote {quoted(path)}; submit it with: sbatch {quoted(path)}")
+        return 0
+    number = submit(path)
+    print(f"job {number} is in the queue: squeue --job {number}")
+    print(f"  what it says:   tail -f {quoted(job.log)}")
+    print(f"  how far it is:  batchscout status {quoted(run_dir)}")
+    print(f"  end it:         scancel {number}; the same command goes on from there")
+    return 0
+
+
+def ray(arguments: argparse.Namespace) -> int:
+    """Run the study on the cluster of a file for `ray up`, over SSH; the cluster is started if it is not there yet."""
+    from orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
+
+    changes = [word for change in arguments.set for word in ("--set", change)]
+    sent = SentStudy(
+        cluster=arguments.cluster,
+        name=config_of(arguments).name,
+        study=arguments.study,
+        options=(*changes, "--min-nodes", str(arguments.min_nodes)),
+        in_tmux=arguments.tmux,
+    )
+    is_well = launch(sent, is_agreed=arguments.yes)
+    print(f"  how far it is:    {shlex.join(status_command(sent))}")
+    print(f"  fetch the runs:   {shlex.join(fetch_command(sent))}")
+    print(f"  end the cluster:  ray down {quoted(sent.cluster)}")
+    return 0 if is_well else 1
+
+
+def kuberay(arguments: argparse.Namespace) -> int:
+    """Write the study as a RayJob of KubeRay; another job of the same study goes on with it."""
+    from orchestrator.launch.kuberay import KubeRayJob, resource_name, write_manifest
+
+    config = config_of(arguments)
+    job = KubeRayJob(
+        name=config.name,
+        study=arguments.study.read_text(),
+        image=arguments.image,
+        claim=arguments.claim,
+        changes=tuple(arguments.set),
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        cpus_per_node=arguments.cpus_per_node,
+        memory_per_node=arguments.memory_per_node,
+    )
+    run_dir = run_dir_of(arguments, config)
+    path = run_dir.with_name(f"{run_dir.name}.rayjob.yaml")
+    write_manifest(path, job)
+    print(f"wrote {quoted(path)}")
+    print(f"  run it, or go on:  kubectl replace --force -f {quoted(path)}")
+    print(f"  how far it is:     kubectl get rayjob {resource_name(config.name)}")
+    print(f"  what it says:      kubectl logs -f job/{resource_name(config.name)}")
+    return 0

@@ -1,0 +1,84 @@
+"""Verbs that run what a study file describes, or say what would run."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+from orchestrator.signals import interrupts_afterwards, leave_dead_terminal
+from orchestrator.terminal import printable, wrapped
+from orchestrator.verbs.study_file import config_of, run_dir_of
+from trainers.files import quoted
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    from orchestrator import preflight
+    from orchestrator.config.trial import uses_compile
+    from orchestrator.execution.code_shipping import import_from_here
+    from orchestrator.output.plan import print_plan
+    from orchestrator.output.tracking import require_libraries
+    from orchestrator.study.facts import Facts
+    from orchestrator.study.run_directory import as_it_began, refuse_other_study
+    from trainers.notices import heard_by
+
+    import_from_here()
+    config = config_of(arguments)
+    run_dir = run_dir_of(arguments, config)
+    refuse_other_study(config := as_it_began(config, run_dir), run_dir)
+    facts = Facts()
+    if not arguments.no_memory:
+        preflight.check_host(config)
+        require_libraries(config.tracking)
+        preflight.check_ranks(config)
+        say = functools.partial(print, file=sys.stderr)
+        with heard_by(lambda notice: say(printable(notice.text))):
+            facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
+    print_plan(config, facts, predict_memory=not arguments.no_memory)
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the study, or go on with it; ends with a recommendation."""
+    config = config_of(arguments)
+    with interrupts_afterwards():  # the libraries' own code, half imported
+        from orchestrator.execution.code_shipping import import_from_here
+        from orchestrator.output.tracking import how_to_look
+        from orchestrator.run import run_study
+
+    import_from_here()
+    run_dir = run_dir_of(arguments, config)
+    ending = run_study(
+        config,
+        run_dir,
+        arguments.address,
+        min_nodes=arguments.min_nodes,
+        remeasure=arguments.fresh,
+        retry_failed=arguments.retry_failed,
+    )
+    leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
+    stream = sys.stdout if ending.exit_code == 0 else sys.stderr
+    print(f"\n{wrapped(printable(ending.message), stream)}", file=stream)
+    if ending.exit_code in (0, 1):
+        if (run_dir / "report.html").exists():
+            print(f"\n  report:         {quoted(run_dir / 'report.html')}", file=stream)
+        if (run_dir / "recommendation.json").exists():
+            typed = quoted(arguments.dir or Path("runs") / config.name)
+            print(f"  recommendation: {quoted(run_dir / 'recommendation.json')}", file=stream)
+            print(f"  paste it:       batchscout export {typed} --to hf", file=stream)
+        for what, command in how_to_look(config.tracking, run_dir).items():
+            print(f"  {what + ':':15} {command}", file=stream)
+    return ending.exit_code
+
+
+def trial(arguments: argparse.Namespace) -> int:
+    """Run one training run in this process, without Ray: for a debugger."""
+    config = config_of(arguments)
+    from orchestrator.execution.code_shipping import import_from_here
+    from orchestrator.trial import run_trial
+
+    import_from_here()
+    # Not the study's own directory, which `run` wants empty.
+    return run_trial(config, (arguments.dir or Path("runs") / f"{config.name}-trial").absolute())
