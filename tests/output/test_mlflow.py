@@ -17,8 +17,8 @@ from trainers.notices import Notice
 pytest.importorskip("mlflow")
 pytest.importorskip("alembic")
 
-from mlflow.entities import Run
-from mlflow.tracking import MlflowClient
+from mlflow.entities import Run  # pyright: ignore[reportMissingImports]  (an extra)
+from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
 # MLflow uses what SQLAlchemy and its own version have deprecated.
 pytestmark = [

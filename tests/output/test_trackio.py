@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def logs(run_name: str, run_dir: Path) -> list[dict[str, Any]]:
     """The rows of the run of a study in this directory, without the times."""
-    from trackio.sqlite_storage import SQLiteStorage
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]  (an extra)
 
     token = (run_dir / "tracking-token").read_text()
     (record,) = [

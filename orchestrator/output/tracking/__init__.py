@@ -60,7 +60,7 @@ def _wandb(config: Tracking, study_name: str, run_dir: Path, tell: Tell) -> Wand
 
 
 def _mlflow(config: Tracking, study_name: str, run_dir: Path, tell: Tell) -> Mlflow:
-    from mlflow.exceptions import MlflowException
+    from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]  (an extra)
 
     server, own = of_mlflow.server(), of_mlflow.database(run_dir)
     try:

@@ -17,8 +17,8 @@ from orchestrator.study.trial import Trial
 from trainers.files import naming_the_disk
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
-    from mlflow.tracking import MlflowClient
+    from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  (an extra)
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
 DATABASE = "mlflow.db"
 """In the run directory. MLflow takes no plain files for new runs any more (3.17)."""
@@ -96,7 +96,7 @@ class MlflowRun:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Keep what the trial trains with: single values to compare runs by, and the whole."""
-        from mlflow.entities import Param
+        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]  (an extra)
 
         single = {key: str(value) for key, value in config.items() if not isinstance(value, (dict, list))}
         self._client.log_batch(
@@ -110,7 +110,7 @@ class MlflowRun:
             self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
 
     def _metrics(self, rows: Sequence[Row]) -> Iterator[Metric]:
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  (an extra)
 
         now = int(time.time() * 1000)
         for row in rows:
@@ -118,7 +118,7 @@ class MlflowRun:
                 yield Metric(name, value, now, int(row.samples or 0))
 
     def end(self, end: End) -> None:
-        from mlflow.entities import RunTag
+        from mlflow.entities import RunTag  # pyright: ignore[reportMissingImports]  (an extra)
 
         self.log([Row(end.untold, None)])
         tags = {name: str(value)[:LONGEST_TAG] for name, value in end.summary.items() if isinstance(value, str)}
@@ -129,7 +129,7 @@ class MlflowRun:
 def _client(uri: str) -> MlflowClient:
     for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
         os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
     # They tell of each table that is made, and of each attempt to reach a server, on whatever the terminal shows.
     for loud in ("mlflow", "alembic", "urllib3.connectionpool"):

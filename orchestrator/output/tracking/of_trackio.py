@@ -13,7 +13,7 @@ from orchestrator.output.tracking.runs import End, Found, Row, finite
 from orchestrator.study.trial import Trial
 
 if TYPE_CHECKING:
-    from trackio.run import Run
+    from trackio.run import Run  # pyright: ignore[reportMissingImports]  (an extra)
 
 
 class Trackio:
@@ -29,7 +29,7 @@ class Trackio:
         return TrackioRun(self._begun(run_name(trial), config))
 
     def tell_study(self, found: Found) -> None:
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]  (an extra)
 
         shown: dict[str, Any] = {
             name: trackio.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
@@ -43,7 +43,7 @@ class Trackio:
 
     def _begun(self, name: str, config: Mapping[str, Any]) -> Run:
         """Begin the run of this name, or go on with it where it was: a run is known by its id."""
-        from trackio.run import Run
+        from trackio.run import Run  # pyright: ignore[reportMissingImports]  (an extra)
 
         return Run(
             url=None,
