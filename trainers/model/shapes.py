@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -37,11 +39,50 @@ def shapes_alone() -> Iterator[FakeTensorMode]:
     log = logging.getLogger(_LOGGER)
     was_disabled, log.disabled = log.disabled, True
     try:
-        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with (
+            warnings.catch_warnings(),
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+            _conversions_without_swaps(),
+        ):
             warnings.simplefilter("ignore")
             yield mode
     finally:
         log.disabled = was_disabled
+
+
+@contextlib.contextmanager
+def _conversions_without_swaps() -> Iterator[None]:
+    """Let a module's .to(), .float() and their kind put what they make in the place of a fake parameter. torch exchanges the insides of
+    the two, which it refuses where anything refers to one weakly, as its own fake mode does."""
+    # Which parameter has taken the place of which, so that tied ones stay tied. None is kept alive here: its bytes are counted.
+    replaced: dict[int, tuple[weakref.ref[nn.Parameter], weakref.ref[nn.Parameter]]] = {}
+
+    def converted(parameter: nn.Parameter, convert: Callable[[Tensor], Tensor]) -> nn.Parameter:
+        before, after = (ref() for ref in replaced.get(id(parameter), (lambda: None,) * 2))
+        if before is parameter and after is not None:
+            return after
+        with torch.no_grad():
+            found = convert(parameter)
+        if found is parameter:
+            return parameter
+        made = nn.Parameter(found, parameter.requires_grad)
+        replaced[id(parameter)] = weakref.ref(parameter), weakref.ref(made)
+        return made
+
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        kept = {name: converted(p, fn) for name, p in self._parameters.items() if p is not None}
+        self._parameters.update(kept)
+        self._buffers.update({name: fn(buffer) for name, buffer in self._buffers.items() if buffer is not None})
+        return self
+
+    own = nn.Module._apply
+    nn.Module._apply = apply  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        nn.Module._apply = own
 
 
 def why_not_followed(error: Exception) -> NotFollowed:

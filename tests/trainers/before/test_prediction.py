@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.support.tiny import config, data, in_fresh_process
 from trainers.before.peak_memory import PeakMemory
 from trainers.before.prediction import PROCESS_BYTES, NotPredictable, live_bytes, predict, predict_in_own_process
-from trainers.config import TrialConfig
+from trainers.config import ModelConfig, TrialConfig
 from trainers.data.batches import fetch
 from trainers.device.memory import give_back
 from trainers.errors import NotFollowed, Obstacle
@@ -178,6 +178,18 @@ def test_ddp_holds_a_gradient_for_the_exchange_beside_the_one_that_is_accumulate
 
 
 # In a process of its own
+
+
+def gpt_that_is_converted_as_it_is_made(*, vocab_size: int, seq_len: int) -> nn.Module:
+    """As a Trainer of transformers moves its model to where it is."""
+    train_set, _ = data(vocab_size=vocab_size, seq_len=seq_len)
+    return build_model(ModelConfig(target="gpt", kwargs=GPT), train_set).to("cpu").double().float()
+
+
+def test_a_model_that_is_converted_as_it_is_made_is_followed() -> None:
+    plain = config(model={"target": "gpt", "kwargs": GPT})
+    moved = config(model={"target": "tests.trainers.before.test_prediction:gpt_that_is_converted_as_it_is_made"})
+    assert predict(moved) == predict(plain)
 
 
 class ReadsAValue(nn.Module):
