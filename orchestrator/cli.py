@@ -150,7 +150,7 @@ def _add_options_of_ray(command: argparse.ArgumentParser) -> None:
 
 def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="beside which to write the manifest")
-    command.add_argument("--image", required=True, metavar="IMAGE", help="of the clone, made with its Dockerfile")
+    command.add_argument("--image", required=True, metavar="IMAGE", help="of the clone, made by configs/Dockerfile")
     command.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim for run directories")
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="pods that run lanes, beside the head's")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each")

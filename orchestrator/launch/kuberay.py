@@ -19,7 +19,7 @@ import yaml
 from trainers.files import own_file, written_whole
 
 CLONE = "/batchscout"
-"""Where the image has the clone, with the user's code in it: the Dockerfile of the clone."""
+"""Where the image has the clone, with the user's code in it: configs/Dockerfile."""
 IMAGE_USER = 1000
 NUM_RETRIES = 3
 """How often KubeRay starts another cluster for a job that failed. Bad input costs these starts, too."""
