@@ -51,7 +51,15 @@ def read_yaml(path: Path) -> Yaml:
             f"{quoted(path)} is not UTF-8 text: line {line} has the byte 0x{error.object[error.start]:02x}; save it as UTF-8"
         ) from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{quoted(path)} is not valid YAML: {error}; mend that line") from error
+        raise ValueError(f"{quoted(path)} is not valid YAML: {_fault_text(error)}; mend that line") from error
+
+
+def _fault_text(error: yaml.YAMLError) -> str:
+    """Return what is wrong and in which line, without the name that the library has for a text that is no file."""
+    if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
+        return str(error)
+    said = " ".join(filter(None, [error.context, error.problem]))
+    return f"{said}, in line {mark.line + 1}, column {mark.column + 1}"
 
 
 def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = lambda _: None) -> StudyConfig:
