@@ -72,12 +72,16 @@ class Cluster:
         )
 
     def submit_job(self, home: Path, *entrypoint: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """`ray job submit` of this user, by HTTP to the dashboard."""
+        """`ray job submit` of this user, by HTTP to the dashboard; again for as long as it says that the node's agent, which starts
+        jobs, has not come up yet."""
         command = ["ray", "job", "submit", "--address", self.dashboard, "--", *entrypoint]
-        settings = settings_of(home) | environment
-        return subprocess.run(
-            command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
-        )
+        settings, began = settings_of(home) | environment, time.monotonic()
+        while True:
+            done = subprocess.run(
+                command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
+            )
+            if "No available agent to submit job" not in done.stdout or time.monotonic() - began > SECONDS_TO_START:
+                return done
 
 
 def settings_of(home: Path) -> dict[str, str]:

@@ -63,7 +63,9 @@ def test_the_manifest_is_one_that_kuberay_takes(kuberay: Draft202012Validator, c
 
 def test_the_dockerfile_makes_the_image_that_the_manifest_counts_on() -> None:
     said = dict(
-        line.split(maxsplit=1) for line in (HERE.parents[1] / "configs" / "Dockerfile").read_text().splitlines() if " " in line
+        line.split(maxsplit=1)
+        for line in (HERE.parents[1] / "configs" / "Dockerfile").read_text().splitlines()
+        if " " in line
     )
     assert (said["WORKDIR"], said["USER"]) == (CLONE, str(IMAGE_USER))
     left_out = (HERE.parents[1] / "configs" / "Dockerfile.dockerignore").read_text().split()
