@@ -31,6 +31,12 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = {"lightning": "lightning", "nanogpt": "torch", "transformers_trainer": "accelerate", "trl_sft": "trl"}
 """Folders whose train.py trains by itself, and what it needs."""
 MOST_LINES = {"speed": 5, "study": 15}
+WHOLE = "trl_sft"
+"""The folder whose whole study runs here; of the others it is the first stage."""
+SHORT_STUDY = (
+    "sample_budget=1024", "evaluation_samples=32", "stages.throughput.rounds=2", "stages.throughput.max_rounds=2",
+    "stages.equivalence.steps=5", "stages.train.max_runs=2",
+)  # fmt: skip
 SCALED_DOWN = ("largest=4", "smallest=4", "activation_checkpointing=[none]", "compile=[false]", "finalists=1")
 
 
@@ -70,7 +76,21 @@ def run(folder: Path, short: Path, *command: str) -> str:
 
 @pytest.mark.ray
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "nanogpt"])
+def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None:
+    pytest.importorskip(SCRIPTS[WHOLE])
+    frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
+    changes = [part for change in (*frontier, *SHORT_STUDY) for part in ("--set", change)]
+    run(EXAMPLES / WHOLE, short, "-m", "orchestrator", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    study = load(short / "run")
+    assert study.is_over
+    assert study.verdict.startswith("Train with micro-batch")
+    assert study.recommendation is not None
+    assert study.recommendation.learning_rate > 0
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ("nanogpt", WHOLE)])
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
     changes = [part for change in SCALED_DOWN for part in ("--set", f"stages.frontier.{change}")]
