@@ -18,6 +18,7 @@ from trainers.data.batches import fetch
 from trainers.device.memory import give_back
 from trainers.errors import NotFollowed, Obstacle
 from trainers.model.models import build_model
+from trainers.model.shapes import shapes_alone
 from trainers.run import Run
 
 CPU = torch.device("cpu")
@@ -190,6 +191,16 @@ def test_a_model_that_is_converted_as_it_is_made_is_followed() -> None:
     plain = config(model={"target": "gpt", "kwargs": GPT})
     moved = config(model={"target": "tests.trainers.before.test_prediction:gpt_that_is_converted_as_it_is_made"})
     assert predict(moved) == predict(plain)
+
+
+def test_weights_that_are_tied_stay_so_when_they_are_converted() -> None:
+    with shapes_alone():
+        first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        second.weight = first.weight
+        both = nn.Sequential(first, second).double()
+    assert first.weight is second.weight
+    assert {parameter.dtype for parameter in both.parameters()} == {torch.float64}
+    assert nn.Module._apply.__module__ == "torch.nn.modules.module", "torch's own again"
 
 
 class ReadsAValue(nn.Module):
