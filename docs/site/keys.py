@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -18,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.sources import From
+from orchestrator.output.schemas.field_texts import texts_under_fields
 from trainers.strict import Strict
 
 INTRODUCTION = """\
@@ -109,18 +108,7 @@ def prose(text: str) -> str:
 
 def documented(owner: type[Strict]) -> dict[str, str]:
     """Return what stands under each field, in the class or in one that it is made from."""
-    words: dict[str, str] = {}
-    for kind in reversed([kind for kind in owner.__mro__ if issubclass(kind, Strict)]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(body, ast.ClassDef)
-        for before, after in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(before, ast.AnnAssign)
-                and isinstance(before.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                words[before.target.id] = inspect.cleandoc(str(after.value.value))
+    words = texts_under_fields(owner)
     missing = [name for name in owner.model_fields if name not in words]
     assert not missing, f"{owner.__name__} has keys without a word under them: {missing}"
     return words

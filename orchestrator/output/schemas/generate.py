@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import json
-import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,6 +13,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.config.sources import NAMED_BY_IT, From
 from orchestrator.output.recommendation import Recommendation
 from orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, schema_path
+from orchestrator.output.schemas.field_texts import texts_under_fields
 from orchestrator.output.status import StudyStatus
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -87,28 +83,13 @@ class _Documented(GenerateJsonSchema):
 
 def _documented(tree: JsonSchemaValue, owner: type) -> JsonSchemaValue:
     """Return the schema of a class with its docstring and the text under each field, each in one line."""
-    texts = _texts_under_fields(owner)
+    texts = texts_under_fields(owner)
     properties = {
-        key: {**value, "description": texts[key]} if key in texts else value
+        key: {**value, "description": _one_line(texts[key])} if key in texts else value
         for key, value in tree.get("properties", {}).items()
     }
     described = {"description": _one_line(owner.__doc__)} if owner.__doc__ else {}
     return {**tree, **described, "properties": properties}
-
-
-@functools.cache
-def _texts_under_fields(owner: type) -> dict[str, str]:
-    """Return the documentation of each field that a class has or inherits."""
-    ours = [kind for kind in reversed(owner.__mro__) if kind.__module__.startswith(("orchestrator.", "trainers."))]
-    return {field: text for kind in ours for field, text in _texts_in(inspect.getsource(kind))}
-
-
-def _texts_in(source: str) -> Iterator[tuple[str, str]]:
-    (body,) = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(body, ast.ClassDef)
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            yield field.target.id, _one_line(ast.literal_eval(text.value))
 
 
 def _one_line(text: str) -> str:
