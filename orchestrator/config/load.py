@@ -55,11 +55,13 @@ def read_yaml(path: Path) -> Yaml:
 
 
 def _fault_text(error: yaml.YAMLError) -> str:
-    """Return what is wrong and in which line, without the name that the library has for a text that is no file."""
+    """Return what is wrong, in which line, and where that began, without the name that the library has for a text that is no file."""
     if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
         return str(error)
-    said = " ".join(filter(None, [error.context, error.problem]))
-    return f"{said}, in line {mark.line + 1}, column {mark.column + 1}"
+    began = (
+        error.context and f"{error.context}{f' of line {error.context_mark.line + 1}' if error.context_mark else ''}"
+    )
+    return f"{' '.join(filter(None, [began, error.problem]))}, in line {mark.line + 1}, column {mark.column + 1}"
 
 
 def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = lambda _: None) -> StudyConfig:

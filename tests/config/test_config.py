@@ -369,7 +369,10 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
         load_study(tmp_path / "nowhere.yaml", [])
     path = tmp_path / "s.yaml"
     for text, said in (
-        ("a: [1, 2", "is not valid YAML: [^<]* in line 1, column [0-9]+; mend that line"),
+        (
+            "a: [1, 2",
+            "is not valid YAML: while parsing a flow sequence of line 1 [^<]*, in line [12], column [0-9]+; mend that line",
+        ),
         (
             "seeds: [1]\nname: n\nseeds: [2]",
             "is not valid YAML: the key 'seeds' stands in line 1 already.*line 3.*; mend that",

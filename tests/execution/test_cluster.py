@@ -139,15 +139,16 @@ def cluster() -> Iterator[Cluster]:
         key = next(line for line in (CLONE / "cluster.yaml").read_text().splitlines() if "--generate" in line)
         make_key = key.lstrip("# ").partition("   ")[0]
         subprocess.run(["bash", "-c", make_key], env=settings_of(owner), check=True, capture_output=True)
-        gcs, dashboard, client = free_ports(3)
-        own = f"--dashboard-port={dashboard} --ray-client-server-port={client} --temp-dir={shlex.quote(name)}/ray --num-cpus=0"
+        gcs, dashboard, client, of_head, of_worker = free_ports(5)
+        own = f"--dashboard-port={dashboard} --ray-client-server-port={client} --dashboard-agent-listen-port={of_head}"
+        own += f" --temp-dir={shlex.quote(name)}/ray --num-cpus=0"
         try:
             autoscaling = " --autoscaling-config=~/ray_bootstrap_config.yaml"  # of machines that `ray up` has started
             head = start_command("head_start_ray_commands", **{"6379": str(gcs), autoscaling: f" {own}"})
             nodes.append(start(head, owner))
             address = re.findall(rf"[0-9.]+:{gcs}", (owner / "0.log").read_text())[0]
             worker = start_command("worker_start_ray_commands", **{"$RAY_HEAD_IP:6379": address})
-            nodes.append(start(f"{worker} --num-cpus=1", owner))
+            nodes.append(start(f"{worker} --dashboard-agent-listen-port={of_worker} --num-cpus=1", owner))
             yield Cluster(folder, address, f"http://127.0.0.1:{dashboard}", nodes[0])
         finally:
             for node in reversed(nodes):
