@@ -15,6 +15,9 @@ from orchestrator.config.stages import StageKeys
 from orchestrator.decisions.observer import Observer
 from orchestrator.output.panel import Panel
 from orchestrator.output.shown import Terminal, shown
+from orchestrator.output.time_left import most_seconds_left, seconds_left
+from orchestrator.stages import stage_of
+from orchestrator.stages.context import StageContext
 from orchestrator.stages.input_bound import INPUT_BOUND
 from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.state import Conclusion, Study
@@ -34,6 +37,8 @@ class Progress(Observer):
         self._latest: dict[str, Metrics] = {}
         """The last metrics heard of each trial that has not ended, journaled or not."""
         self._doing = ""
+        self.so_far = ""
+        """What the stage's trials speak for; empty where they say nothing yet."""
         self._began = time.monotonic()
         self._started_at: dict[str, float] = {}
         """When each trial was started of which nothing was heard since."""
@@ -57,7 +62,7 @@ class Progress(Observer):
             self._console.print(shown(text))
 
     def stage_began(self, stage: StageKeys) -> None:
-        self._stage = stage
+        self._stage, self.so_far = stage, ""
         self._most_full_runs = num_full_runs(self._config, self._study)
         self.say(f"{stage.type}: {type(stage).__doc__}")
 
@@ -83,6 +88,16 @@ class Progress(Observer):
         self._started_at.pop(trial.id, None)
         self._latest.pop(trial.id, None)
         self._event(trial)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """See what the stage's trials speak for now; a log is told where that has changed."""
+        if self._stage is None:
+            return
+        before = self.so_far
+        self.so_far = stage_of(self._stage).so_far(StageContext(self._stage, self._config, self._study))
+        if self.so_far != before and not self._console.is_terminal:
+            self._console.print(shown(f"  {self.so_far}"))
 
     def noticed(self, trial: Trial | None, notice: Notice) -> None:
         name = f"{trial.id}: " if trial else ""
@@ -108,7 +123,10 @@ class Progress(Observer):
         lines: list[RenderableType] = [self._stages(), shown(self._doing, style="dim")]
         if self._stage is not None:
             trials = self._study.of_stage(self._stage.type)
-            lines += [self._running(trials), self._counts(trials)]
+            lines.append(self._running(trials))
+            if self.so_far:
+                lines.append(shown(self.so_far, style="cyan"))
+            lines.append(self._counts(trials))
         return Group(*lines)
 
     def _stages(self) -> Text:
@@ -145,17 +163,20 @@ class Progress(Observer):
         counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
         parts = [f"{count} {state}" for state, count in counts.items() if count]
         best = best_so_far(trials)
-        text = shown("trials: " + ", ".join(parts))
+        text = shown("trials: " + ", ".join(filter(None, [*parts, rungs_line(trials)])))
         if best:
             text.append(f"   best: {best.id} {trial_line(best, self._unit)}", style="cyan")
         text.append(f"   {seconds_text(time.monotonic() - self._began)} so far")
-        left = seconds_left(trials)
-        if left is not None:
-            text.append(f", about {seconds_text(left)} left in this stage")
-        in_all = study_seconds_left(self._study, self._most_full_runs)
+        return text.append(self._left(trials))
+
+    def _left(self, trials: Sequence[Trial]) -> str:
+        """Return what is left, as far as that can be said."""
+        in_stage = seconds_left(trials, self._latest)
+        in_all = most_seconds_left(self._study, self._most_full_runs)
+        parts = [f"{in_stage} left in this stage"] if in_stage else []
         if in_all is not None:
-            text.append(f", at most {seconds_text(max(in_all, left or 0.0))} in all")
-        return text
+            parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} in all")
+        return "".join(f", {part}" for part in parts)
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:
@@ -167,20 +188,17 @@ def best_so_far(trials: Sequence[Trial]) -> Trial | None:
     return max(with_rate, key=lambda trial: trial.measured("tokens_per_second"), default=None)
 
 
-def seconds_left(trials: Sequence[Trial]) -> float | None:
-    """Return the seconds that open trials take if they are like the mean of those that ended; None until one has."""
-    ended = [trial.seconds for trial in trials if trial.state.ended and trial.seconds]
-    open_trials = sum(not trial.state.ended for trial in trials)
-    return open_trials * sum(ended) / len(ended) if ended else None
-
-
-def study_seconds_left(study: Study, most_full_runs: int) -> float | None:
-    """Return the seconds that the full runs which the study may still take last, if they are like those that have ended; None until
-    one has."""
-    full = [trial for trial in study.trials.values() if trial.is_full_run]
-    known = [trial.seconds for trial in full if trial.state is TrialState.COMPLETE and trial.seconds]
-    left = most_full_runs - sum(trial.state.ended for trial in full)
-    return max(0, left) * sum(known) / len(known) if known else None
+def rungs_line(trials: Sequence[Trial]) -> str:
+    """Return how many trials have come to each rung, and wait there; empty before any has. Rungs of trials with different budgets lie
+    at the same shares of them, so they are counted by their number."""
+    levels = [len(trial.rungs) for trial in trials]
+    paused = [len(trial.rungs) for trial in trials if trial.state is TrialState.PAUSED]
+    parts = []
+    for level in range(1, max(levels, default=0) + 1):
+        waiting = paused.count(level)
+        there = f"{sum(reached >= level for reached in levels)} at rung {level}"
+        parts.append(f"{there} ({waiting} waiting)" if waiting else there)
+    return ", ".join(parts)
 
 
 def trial_line(trial: Trial, rate_unit: str) -> str:

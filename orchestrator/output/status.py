@@ -140,6 +140,8 @@ def _print_stage(console: Terminal, context: StageContext[StageKeys]) -> None:
     trials = study.of_stage(stage)
     if not trials:
         return
+    if conclusion is None and (says := stage_of(context.stage).so_far(context)):
+        console.print(shown(f"  {says}"))
     marked, unit = _marked(context), study.facts.rate_unit
     rows = [_row(trial, unit, is_marked=trial.id == marked) for trial in trials]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

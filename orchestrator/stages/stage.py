@@ -32,6 +32,10 @@ def _no_reason(context: object, trial: Trial) -> None:
     return None
 
 
+def _nothing_yet(context: object) -> str:
+    return ""
+
+
 def _no_metrics(context: object, trial: Trial) -> Metrics:
     return {}
 
@@ -53,6 +57,8 @@ class Stage(Generic[Keys]):
     """The metrics in the table of the stage's trials; a metric that no trial has is left out."""
     derived: Callable[[StageContext[Keys], Trial], Metrics] = _no_metrics
     """Returns metrics that the stage's findings add to those that a trial measured."""
+    so_far: Callable[[StageContext[Keys]], str] = _nothing_yet
+    """Returns what the trials that have ended speak for, while others run; empty where they say nothing yet."""
     winner: Callable[[StageContext[Keys]], str | None] = _none
     """Returns the id of the trial that the stage chose; None if it has not chosen one."""
     precedence: int = 0

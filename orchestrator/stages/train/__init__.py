@@ -15,6 +15,7 @@ from orchestrator.stages.curves import TRAINING_COLUMNS
 from orchestrator.stages.findings import winner_of
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train.choice import ENOUGH as ENOUGH
+from orchestrator.stages.train.choice import so_far
 from orchestrator.stages.train.conclude import conclude
 from orchestrator.stages.train.figures import figures
 from orchestrator.stages.train.findings import BatchFindings as BatchFindings
@@ -49,6 +50,7 @@ STAGE = Stage[Train](
     describe,
     figures,
     TRAINING_COLUMNS,
+    so_far=so_far,
     winner=lambda context: winner_of(context.study, TrainFindings),
     precedence=2,
     num_full_runs=lambda context: context.stage.max_runs,

@@ -13,6 +13,8 @@ from orchestrator.study.trial import Trial, TrialState
 
 ENOUGH = 0.9
 """The probability of having found the best batch at which no further run is asked for."""
+MOST_TOLD = 3
+"""Batches that are named while the stage runs."""
 
 
 def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
@@ -28,6 +30,15 @@ def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
 
 def _cannot_run(trial: Trial) -> bool:
     return trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+
+
+def so_far(context: StageContext[Train]) -> str:
+    """Return the batches that may be the best, the likeliest first, with the probability that none is better by a useful gain."""
+    surface = surface_of(context, lineup_of(context))
+    if surface is None or len(surface.p_best) == 1:
+        return ""
+    likely = sorted(surface.p_best.items(), key=lambda one: -one[1])[:MOST_TOLD]
+    return "P(best): " + ", ".join(f"effective batch {batch} {p:.2f}" for batch, p in likely)
 
 
 def choice_of(context: StageContext[Train], surface: Surface) -> int:
