@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
@@ -144,7 +144,7 @@ class Progress(Observer):
         return ("*", "bold yellow") if stage == self._stage else ("-", "dim")
 
     def _running(self, trials: Sequence[Trial]) -> Table:
-        table = Table.grid(padding=(0, 2))
+        table = Table.grid(*(Column(overflow="fold") for _ in range(3)), padding=(0, 2))
         for trial in trials:
             if trial.state is TrialState.RUNNING:
                 table.add_row(trial.id, *self._how_far(trial))
