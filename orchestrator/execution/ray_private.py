@@ -200,6 +200,13 @@ def servers() -> dict[str, subprocess.Popen[bytes]]:
     return {name: node.all_processes[name][0].process for name in ("gcs_server", "raylet")}
 
 
+def raylet_socket() -> str:
+    """Return where the raylet listens by which this process reaches its cluster."""
+    node = ray_worker._global_node
+    assert node is not None
+    return node.raylet_socket_name
+
+
 def without_its_errors() -> contextlib.AbstractContextManager[None]:
     """Keep Ray from printing the errors of a local cluster: of a raylet that has died, twenty lines of its log. The study
     says itself what has died of what."""

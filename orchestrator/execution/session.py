@@ -16,8 +16,8 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
+from orchestrator.execution.cluster_servers import Gcs, Raylet
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-from orchestrator.execution.gcs import Gcs
 from orchestrator.execution.local_cluster import (
     end_what_ray_started,
     ended,
@@ -70,7 +70,7 @@ def ray_cluster(
         lost(what)
 
     try:
-        with left_if_stuck(SECONDS_TO_START, leave_stuck_start):
+        with left_if_stuck(SECONDS_TO_START, leave_stuck_start), _watched_while_it_connects(address, all_lost):
             start_ray(config, address, run_dir)
         with _watched_cluster(all_lost) if address else _watched_local_cluster(all_lost):
             yield
@@ -86,8 +86,17 @@ def _watched_local_cluster(lost: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+def _watched_while_it_connects(
+    address: str | None, lost: Callable[[str], None]
+) -> contextlib.AbstractContextManager[object]:
+    """Ray waits for minutes for a gcs that was there a moment before."""
+    is_known = address is not None and _host_and_port(address) is not None
+    return watched(Gcs(address).loss, lost) if address and is_known else contextlib.nullcontext()
+
+
 def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    return watched(Gcs(ray.get_runtime_context().gcs_address).loss, lost)
+    gcs, raylet = Gcs(ray.get_runtime_context().gcs_address), Raylet(ray_private.raylet_socket())
+    return watched(lambda: raylet.loss() or gcs.loss(), lost)
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
@@ -194,14 +203,20 @@ def _lacking(num_nodes: int) -> str:
     return "" if ray.cluster_resources().get("CPU") else "no CPUs"
 
 
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    """Return these two; None for `auto`, and for a form that Ray resolves itself."""
+    host, colon, port = address.rpartition(":")
+    return (host, int(port)) if colon and "/" not in host and port.isdigit() else None
+
+
 def refuse_unreachable_address(address: str) -> None:
     """Raise ValueError where nothing listens at host:port, or whoever does wants a token: Ray itself would try for
     minutes."""
-    host, colon, port = address.rpartition(":")
-    if not colon or "/" in host or not port.isdigit():
-        return  # auto, or a form that Ray resolves itself
+    where = _host_and_port(address)
+    if where is None:
+        return
     try:
-        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
+        socket.create_connection(where, timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
         raise ValueError(
             f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
