@@ -1,6 +1,6 @@
 """A new user's first hour: commands, lines and time from an empty environment to an answer in the trainer, beside three tools.
 
-    python benchmarks/first_hour.py [--only TOOL] [--at-once] [--quick]
+    python benchmarks/first_hour.py [--only TOOL] [--quick]
 
 Each tool has a virtual environment of its own, in which only torch and what torch needs is there before: linked in from the
 environment that runs this, since that is the same for all and most of what there is to download. pip takes everything else from
@@ -9,9 +9,9 @@ say, with the files in first_hour_of/: the tool's first example; the same with t
 process was killed half-way (SIGKILL); a report; and what was found in a trainer. The peers are Lightning's Tuner, Accelerate's
 find_executable_batch_size and Ray Tune with ASHA, each as a program of their users.
 
-`lines` are those that are not in the step before (no blank lines, comments and imports of nothing new are counted as any other line
-is), `commands` those that are typed, `seconds` the clock's, and `cpu_seconds` those of all processes that ended with the step. A step
-that a tool has nothing for is null. The steps say nothing of what an answer is worth: the table names what each tool answers.
+`lines` are those that are not in the step before, without blank ones and comments; `commands` those that are typed; and `seconds` the
+clock's: a machine that does other work makes them worthless. A step that a tool has nothing for is null. The steps say nothing of what an
+answer is worth: the table names what each tool answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +67,6 @@ class Taken:
     """What a step took."""
 
     seconds: float
-    cpu_seconds: float
     commands: int
     lines: int
 
@@ -79,17 +77,10 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a smaller first study: to see that it runs, not to quote it"
     )
-    parser.add_argument(
-        "--at-once",
-        action="store_true",
-        help="all tools beside each other, for the counts alone: the clock says nothing then",
-    )
     chosen = parser.parse_args()
     tools = tools_of(quick=chosen.quick)
     names = [chosen.only] if chosen.only else list(tools)
-    taken = (
-        at_once(names, quick=chosen.quick) if chosen.at_once else {name: taken_by(name, tools[name]) for name in names}
-    )
+    taken = {name: taken_by(name, tools[name]) for name in names}
     print_table(taken, tools)
     print(json.dumps({tool: {step: one and vars(one) for step, one in steps.items()} for tool, steps in taken.items()}))
 
@@ -97,23 +88,6 @@ def main() -> None:
 def taken_by(name: str, tool: Tool) -> dict[str, Taken | None]:
     with tempfile.TemporaryDirectory(prefix=f"first-hour-{name}-") as folder:
         return all_steps(name, tool, Path(folder))
-
-
-def at_once(names: Sequence[str], *, quick: bool) -> dict[str, dict[str, Taken | None]]:
-    """Take each tool's steps in a process of its own, so that each counts its own seconds of CPU."""
-    more = ["--quick"] if quick else []
-    started = {
-        name: subprocess.Popen([sys.executable, __file__, "--only", name, *more], stdout=subprocess.PIPE, text=True)
-        for name in names
-    }
-    taken = {}
-    for name, process in started.items():
-        said, _ = process.communicate()
-        if process.returncode:
-            raise SystemExit(process.returncode)
-        steps = json.loads(said.splitlines()[-1])[name]
-        taken[name] = {step: one and Taken(**one) for step, one in steps.items()}
-    return taken
 
 
 def tools_of(*, quick: bool) -> dict[str, Tool]:
@@ -197,11 +171,10 @@ def one_step(name: str, tool: Tool, step: Step, work: Path, environment: dict[st
         kill_half_way(step.killed, work, environment, lambda: tool.is_half_way(work))
     if step.writes:
         shutil.copy(FILES / name / step.writes, work)
-    began, cpu_before = time.perf_counter(), cpu_seconds()
+    began = time.perf_counter()
     for command in step.commands:
         typed(command, work, environment)
-    seconds = time.perf_counter() - began
-    return Taken(round(seconds, 1), round(cpu_seconds() - cpu_before, 1), len(step.commands), new_lines(name, step))
+    return Taken(round(time.perf_counter() - began, 1), len(step.commands), new_lines(name, step))
 
 
 def new_environment(folder: Path) -> dict[str, str]:
@@ -275,12 +248,6 @@ def kill_half_way(command: str, work: Path, environment: dict[str, str], is_half
         process.wait()
 
 
-def cpu_seconds() -> float:
-    """Return those of all processes that this one has waited for, and that they have waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def new_lines(name: str, step: Step) -> int:
     """Return how many lines a step's file has that the one it is a copy of has not."""
     if not step.writes:
@@ -297,13 +264,13 @@ def lines_of(file: Path) -> Counter[str]:
 def as_text(taken: Taken | None) -> str:
     if taken is None:
         return "-"
-    return f"{taken.seconds:.0f} s ({taken.cpu_seconds:.0f} s of CPU), {taken.commands} cmd, {taken.lines} lines"
+    return f"{taken.seconds:.0f} s, {taken.commands} cmd, {taken.lines} lines"
 
 
 def print_table(taken: dict[str, dict[str, Taken | None]], tools: dict[str, Tool]) -> None:
-    print(f"{'':14}" + "".join(f"{tool:>42}" for tool in taken))
+    print(f"{'':14}" + "".join(f"{tool:>28}" for tool in taken))
     for step in STEPS:
-        print(f"{step:14}" + "".join(f"{as_text(steps[step]):>42}" for steps in taken.values()))
+        print(f"{step:14}" + "".join(f"{as_text(steps[step]):>28}" for steps in taken.values()))
     for tool in taken:
         print(f"{tool} answers: {tools[tool].answers}")
 

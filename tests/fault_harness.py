@@ -2,8 +2,8 @@
 
     python -m tests.fault_harness [--faults 100] [--seed 0] [--levels driver,lane,...] [--longest-quiet 20]
 
-Some levels are of a two-node cluster that the study is connected to, some of a study with a cluster of its own; `memory`
-and `power` take root. The study's decisions depend on no clock, so whatever is struck it must end as it does
+Some levels are of a two-node cluster that the study is connected to, some of a study with a cluster of its own, some of machines in
+namespaces; the last, `memory` and `power` take root. The study's decisions depend on no clock, so whatever is struck it must end as it does
 undisturbed: the same journal but for its waits, the same recommendation, the same losses to the bit. Prints a line for
 every fault; what is violated raises.
 """
@@ -27,7 +27,7 @@ from orchestrator.config.load import parse_study
 from orchestrator.execution.local_cluster import protect_local_cluster
 from orchestrator.execution.session import start_ray, worker_environment
 from orchestrator.signals import all_are_ctrl_c
-from tests.faults import own_cluster, shared_cluster
+from tests.faults import own_cluster, several_machines, shared_cluster
 from tests.faults.laws import (
     batches_in_order,
     check_it_ended_as_undisturbed,
@@ -36,13 +36,14 @@ from tests.faults.laws import (
 )
 from tests.faults.own_cluster import OwnCluster
 from tests.faults.scene import STUDY, Scene
+from tests.faults.several_machines import SeveralMachines
 from tests.faults.shared_cluster import SharedCluster
 from tests.support.disk import Disk, NotHere
 from tests.support.memory_group import MemoryGroup
 from tests.support.storage import interposed_library
 
 SECONDS_TO_FIND_ROOM = "1"
-LEVELS = [*shared_cluster.FAULTS, *own_cluster.FAULTS]
+LEVELS = [*shared_cluster.FAULTS, *own_cluster.FAULTS, *several_machines.FAULTS]
 AnyScene = TypeVar("AnyScene", bound=Scene)
 Faults = Mapping[str, Callable[[AnyScene], str | None]]
 
@@ -116,6 +117,13 @@ def own_scene(chance: random.Random, levels: Sequence[str]) -> Iterator[OwnClust
         yield scene
 
 
+@contextlib.contextmanager
+def machines_scene(chance: random.Random) -> Iterator[SeveralMachines]:
+    with contextlib.ExitStack() as on_leaving:
+        folder = Path(on_leaving.enter_context(tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp")))
+        yield SeveralMachines(folder, chance, on_leaving)
+
+
 def refusals(levels: Sequence[str]) -> dict[str, str]:
     """Why each of these levels cannot be struck on this machine, of those that cannot."""
     found = dict[str, str]()
@@ -123,8 +131,11 @@ def refusals(levels: Sequence[str]) -> dict[str, str]:
         try:
             if level == "storage":
                 refuse_without_compiler()
-            with own_scene(random.Random(), [level]):
-                pass
+            if level in several_machines.FAULTS:
+                several_machines.refuse_where_missing()
+            elif level in own_cluster.FAULTS:
+                with own_scene(random.Random(), [level]):
+                    pass
         except NotHere as why:
             found[level] = str(why)
     return found
@@ -146,7 +157,7 @@ def arguments() -> argparse.Namespace:
     named = chosen.levels.split(",") if chosen.levels else []
     if unknown := [level for level in named if level not in LEVELS]:
         parser.error(f"there is no level {', '.join(unknown)}; there are {', '.join(LEVELS)}")
-    refused = refusals([level for level in named or LEVELS if level in own_cluster.FAULTS])
+    refused = refusals(named or LEVELS)
     said = [f"the level {level} cannot be struck here: {why}" for level, why in refused.items()]
     if named and said:
         parser.error("; ".join(said))
@@ -160,17 +171,22 @@ def main() -> None:
     chance = random.Random(chosen.seed)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, and a driver would ignore it, too
         signal.signal(signal.SIGHUP, lambda *_: None)
-    shared = [level for level in chosen.levels if level in shared_cluster.FAULTS]
-    own = [level for level in chosen.levels if level in own_cluster.FAULTS]
-    num_shared = round(chosen.faults * len(shared) / len(chosen.levels))
+    own, shared, several = (
+        [level for level in chosen.levels if level in faults]
+        for faults in (own_cluster.FAULTS, shared_cluster.FAULTS, several_machines.FAULTS)
+    )
+    num_shared, num_several = (round(chosen.faults * len(some) / len(chosen.levels)) for some in (shared, several))
     struck = Counter[str]()
     if own:
         with own_scene(chance, own) as scene:
-            num_own = chosen.faults - num_shared
+            num_own = chosen.faults - num_shared - num_several
             struck += strike(scene, own_cluster.FAULTS, own, num_own, chosen.longest_quiet)
     if shared:
         with shared_scene(chance) as scene:
             struck += strike(scene, shared_cluster.FAULTS, shared, num_shared, chosen.longest_quiet)
+    if several:
+        with machines_scene(chance) as scene:
+            struck += strike(scene, several_machines.FAULTS, several, num_several, chosen.longest_quiet)
     counts = ", ".join(f"{count} x {level}" for level, count in struck.items())
     print(f"{struck.total()} faults, nothing lost: {counts}")
 

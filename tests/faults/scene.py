@@ -41,6 +41,8 @@ class Scene(ABC):
         """The trials of which a checkpoint, or what the journal said of it, was damaged."""
         self.num_damaged_lines = 0
         """Of the journal: each must be told."""
+        self.clocks_are_right = True
+        """False once the times in the journal and in the log may be of clocks that were set."""
 
     def new_study(self) -> None:
         """Make the next one the scene's, in a directory of its own, and with a log of its own."""
@@ -50,7 +52,7 @@ class Scene(ABC):
         self.log = place / "batches.jsonl"
         model = {"target": "tests.support.studies:LogsItsBatches", "kwargs": {"log": str(self.log)}}
         self.driver = self.driver_of(STUDY | {"model": model}, place)
-        self.known, self.may_repeat_steps, self.num_damaged_lines = [], set(), 0
+        self.known, self.may_repeat_steps, self.num_damaged_lines, self.clocks_are_right = [], set(), 0, True
 
     @abstractmethod
     def driver_of(self, study: dict[str, Any], place: Path) -> Driver: ...

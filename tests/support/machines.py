@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.processes import descendants
+from tests.support.processes import descendants, read
 
 CLONE = Path(__file__).parents[2]
 HOME = Path("/home/scout")
 """The home of root on each machine, empty but for what a new user has: this machine's own stays unread."""
 NAMESPACES = ("--pid", "--net", "--mount", "--uts", "--ipc")
+BRIDGE = "10.77.0.1"
 TOOLS = ("ip", "nsenter", "rsync", "ssh", "ssh-keygen", "sshd", "tmux", "unshare")
 PACKAGES = "apt-get install iproute2 openssh-server rsync tmux"
 SEEN = sorted({str(CLONE), sys.prefix, sys.base_prefix})
@@ -30,7 +31,7 @@ SEEN = sorted({str(CLONE), sys.prefix, sys.base_prefix})
 FIRST_PROCESS = r"""
 set -e
 mkdir -p {disk}
-mount -t tmpfs -o mode=755 disk {disk}
+mount -t tmpfs -o mode=755,size=2g disk {disk}
 mkdir {disk}/written {disk}/work {disk}/root
 mount -t overlay -o lowerdir=/,upperdir={disk}/written,workdir={disk}/work root {disk}/root
 cd {disk}/root
@@ -40,6 +41,7 @@ mount -t tmpfs -o mode=1777 shm dev/shm
 mount --rbind /sys sys
 mount -t tmpfs run run
 for seen in {seen}; do mkdir -p ./$seen; mount --bind -o ro $seen ./$seen; done
+for shared in {shared}; do mkdir -p ./$shared; mount --bind $shared ./$shared; done
 rm -rf tmp/ray tmp/ray_ssh_* home/scout
 mkdir -p run/sshd home/scout/.ssh
 cp -r etc/skel/. home/scout
@@ -98,17 +100,31 @@ class Machine:
         there = self.command(["sh", "-c", write, "sh", str(path), f"{mode:o}"])
         subprocess.run(there, input=text, text=True, check=True)
 
+    def set_link(self, *, up: bool) -> None:
+        """Plug this machine into the network, or out of it: what it sends then goes nowhere, and nobody is told. Not of the first one."""
+        _in_network(self.first_process, f"ip link set eth0 {'up' if up else 'down'}")
+        if up:
+            _in_network(self.first_process, f"ip route replace default via {BRIDGE}")
+
+    def pids(self, title: str) -> list[int]:
+        """Return the processes, as this machine's own kernel numbers them outside, in whose command line the title is."""
+        below = descendants(self.first_process)
+        return [pid for pid in below if title in read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")]
+
     def processes(self) -> list[str]:
         """Return the command lines of all that runs there."""
         return self.run("ps", "-eww", "-o", "args=").splitlines()
 
 
 @contextlib.contextmanager
-def machines(folder: Path, names: Sequence[str]) -> Iterator[list[Machine]]:
-    """Start machines on a network of their own, 10.77.0.1 and so on, whose bridge is on the first one."""
+def machines(folder: Path, names: Sequence[str], shared: Sequence[Path] = ()) -> Iterator[list[Machine]]:
+    """Start machines on a network of their own, 10.77.0.1 and so on, whose bridge is on the first one.
+
+    shared: folders of this machine that all of them write to, as to storage in a network.
+    """
     with contextlib.ExitStack() as stack:
-        addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
-        made = [stack.enter_context(_machine(folder, name, addresses)) for name in names]
+        addresses = {name: f"{BRIDGE.removesuffix('1')}{number}" for number, name in enumerate(names, 1)}
+        made = [stack.enter_context(_machine(folder, name, addresses, shared)) for name in names]
         bridge = made[0].first_process
         _in_network(bridge, "ip link add switch type bridge")
         _in_network(bridge, "ip link set switch up")
@@ -129,13 +145,18 @@ def _in_network(process: int, command: str) -> None:
 
 
 @contextlib.contextmanager
-def _machine(folder: Path, name: str, addresses: Mapping[str, str]) -> Iterator[Machine]:
+def _machine(folder: Path, name: str, addresses: Mapping[str, str], shared: Sequence[Path]) -> Iterator[Machine]:
     """Its first process lives as long as this one holds its pipe, and all others as long as that one."""
     disk = folder / name
-    seen = " ".join(shlex.quote(path) for path in SEEN)
+    seen, common = (" ".join(shlex.quote(str(path)) for path in paths) for paths in (SEEN, shared))
     hosts = " ".join(shlex.quote(f"{address} {other}") for other, address in addresses.items())
     script = FIRST_PROCESS.format(
-        disk=shlex.quote(str(disk)), seen=seen, name=name, hosts=hosts, python=shlex.quote(sys.executable)
+        disk=shlex.quote(str(disk)),
+        seen=seen,
+        shared=common,
+        name=name,
+        hosts=hosts,
+        python=shlex.quote(sys.executable),
     )
     command = ["unshare", "--fork", "--kill-child", *NAMESPACES, "sh", "-c", script]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -16,10 +16,10 @@ Call = Literal["rename", "open", "fsync", "write", "unlink", "list", "lock"]
 
 
 @cache
-def interposed_library() -> Path:
-    """The library built from storage_faults.c, once per session."""
-    library = Path(tempfile.mkdtemp()) / "storage_faults.so"
-    source = Path(__file__).with_name("storage_faults.c")
+def interposed_library(name: str = "storage_faults") -> Path:
+    """The library built from the C file of that name beside this one, once per session."""
+    library = Path(tempfile.mkdtemp()) / f"{name}.so"
+    source = Path(__file__).with_name(f"{name}.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     return library
 
