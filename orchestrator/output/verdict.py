@@ -243,7 +243,8 @@ def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) 
         else "the comparison at equal training time counts that"
     )
     return (
-        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} tokens/s), so "
+        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} "
+        f"{study.facts.rate_unit}), so "
         f"the same samples take {theirs / ours:.2g} times as long; {counted}"
     )
 
