@@ -416,6 +416,7 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     assert said == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_local", [LOCAL, CLUSTER])
 @pytest.mark.parametrize("ends", ["crashes", "leaves"])
 def test_a_forward_that_ended_the_process_of_its_first_pass_does_not_end_this_one(
