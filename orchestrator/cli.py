@@ -7,8 +7,9 @@ import argparse
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from orchestrator.command_line import CommandLine
 from orchestrator.signals import (
     all_are_ctrl_c,
     all_are_ctrl_c_until_the_end,
@@ -22,9 +23,6 @@ from orchestrator.verbs.launching import kuberay, ray, slurm
 from orchestrator.verbs.reading import compare, explain, export, report, status
 from orchestrator.verbs.running import plan, run, trial
 from trainers.files import StorageLost
-
-if TYPE_CHECKING:
-    pass
 
 EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
@@ -69,7 +67,7 @@ def _exit_code(argv: list[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="batchscout",
         description="Which micro-batch size, accumulation, activation checkpointing and learning rate to train with, and why.",
     )

@@ -56,12 +56,14 @@ def check(
     say: Callable[[str], object] = lambda _: None,
     seconds: float = MANY_SECONDS,
     targets_per_sample: float | None = None,
+    follows: bool = False,
 ) -> Facts:
     """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
     compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
-    that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. Raises
-    ValueError for bad input.
+    that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. follows:
+    True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
+    own. Raises ValueError for bad input.
     """
     from trainers.data.batches import fetch
     from trainers.data.samples import first_of, load_data
@@ -82,6 +84,8 @@ def check(
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
         facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
+        if follows:
+            facts = replace(facts, memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)))
         _check_limit(config, model)
     _tell_of_an_unused_optimizer(config, model)
     _tell_of_one_validation_sample(config, len(first_of(val_set, max(2, config.evaluation_samples))))
@@ -160,7 +164,6 @@ def _facts(
         counted=counted_in(first_of(train_set, 1), targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
-        memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)),
         contents=_contents(base_trial(config, None), train_set, val_set),
     )
 
@@ -213,11 +216,12 @@ def check_new_study(
     what = _named(found.part, config)
     if found.part != "pass" and _has_ended_its_process(found):
         raise ValueError(f"{what} {_how_it_failed(found)}")
-    facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample)
+    follows = found.outcome != "raised" and not _has_ended_its_process(found)
+    facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, follows=follows)
     _check_blocks(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
-        say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it yet")
+        say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it before the first trial")
     else:
         _act_on(found, what, say, is_local=is_local)
     return facts
@@ -263,6 +267,10 @@ def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_loc
             raise ValueError(f"{what} {_how_it_failed(found)}")
         case "raised" | "ended":
             say(f"{what} {_how_it_failed(found)}; that was on this machine, and the cluster's devices may do better")
+        case "too_large":
+            say(
+                "this machine has no room for a forward and backward pass, so nothing is known of it before the first trial"
+            )
         case _ if found.said:
             say(found.said)
         case _:

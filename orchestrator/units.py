@@ -54,6 +54,13 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def training_time_text(seconds: float) -> str:
+    """Return 0.4 s, 42 s and the like: a time that runs are given, of which less than a second is not nothing."""
+    if seconds < 0.05:
+        return "less than 0.1 s"
+    return f"{seconds:.1f} s" if seconds < 0.95 else seconds_text(seconds)
+
+
 def ending_text(exit_code: int) -> str:
     """Return how a process ended, for people, from an exit code as `subprocess` has it: less than 0 for a signal."""
     if exit_code >= 0:

@@ -141,6 +141,19 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
     (("report", "nowhere"), "nowhere holds no study (no study.yaml in it); check the path, or start one: batchscout run"),
     (("export", "nowhere", "--to", "hf"),
      "there is no nowhere/recommendation.json; finish the study first: batchscout run"),
+    (("export", "nowhere", "--to", "keras"),
+     "batchscout export takes no 'keras' after --to; there are hf, accelerate, lightning, trl, axolotl, torchtitan, deepspeed, nanogpt"),
+    (("exprt", "nowhere"),
+     "batchscout takes no 'exprt'; did you mean export? There are plan, run, trial, status, report, explain, compare, export, launch, "
+     "init, doctor, schema"),
+    (("launch", "slrm", "tiny.yaml"), "batchscout launch takes no 'slrm'; did you mean slurm? There are slurm, ray, kuberay"),
+    (("schema", "keras"), "batchscout schema takes no 'keras'; there are study, status, recommendation"),
+    (("plan", "tiny.yaml", "--sett=a=b"),
+     "batchscout plan takes no '--sett'; did you mean --set? There are --help, --set, --dir, --no-memory"),
+    (("plan", "my", "study.yaml"), "batchscout plan takes no 'study.yaml'; quote what has spaces in it, or leave it out"),
+    (("run",), "the following arguments are required: STUDY.yaml; batchscout run --help says what it takes"),
+    (("run", "tiny.yaml", "--min-nodes", "no"),
+     "argument --min-nodes: 'no' is not a whole number of at least 1; batchscout run --help says what it takes"),
 ])  # fmt: skip
 def test_every_verb_says_what_is_wrong_and_what_would_be_right(
     home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str

@@ -6,6 +6,8 @@ import contextlib
 import math
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -99,6 +101,32 @@ number = 7
 '''
 
 STUDY = ON_TEXT
+ROOT = Path(__file__).parents[1]
+ENDS_ITS_PROCESS = '''
+"""A classifier whose forward is the last that a process does."""
+import ctypes, os
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def __init__(self, ends):
+        super().__init__()
+        self.head, self.ends = nn.Linear(4, 2), ends
+
+    def forward(self, x):
+        self.ends()
+        return self.head(x)
+
+def crashes():
+    return Head(lambda: ctypes.string_at(0))
+
+def leaves():
+    return Head(lambda: os._exit(5))
+
+def points():
+    samples = [(torch.zeros(4), torch.tensor(0))] * 4096
+    return samples, samples[:8]
+'''
 
 
 @pytest.fixture(autouse=True)
@@ -346,6 +374,7 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(capsys: pytes
 
 
 LOCAL, CLUSTER = True, False
+NO_ROOM = "this machine has no room for a forward and backward pass, so nothing is known of it before the first trial"
 
 
 @pytest.mark.parametrize(
@@ -353,8 +382,8 @@ LOCAL, CLUSTER = True, False
     [
         (FirstPass("passed", "pass"), LOCAL, None, []),
         (FirstPass("passed", "pass", "it does not add up"), LOCAL, None, ["it does not add up"]),
-        (FirstPass("too_large", "pass", exit_code=-9), LOCAL, None, []),
-        (FirstPass("too_large", "data"), LOCAL, None, []),
+        (FirstPass("too_large", "pass", exit_code=-9), LOCAL, None, [NO_ROOM]),
+        (FirstPass("too_large", "data"), LOCAL, None, [NO_ROOM]),
         (FirstPass("too_large", "data", exit_code=-9), CLUSTER,
          f"data.target 'text' with data.kwargs {STUDY['data']['kwargs']} took more memory than this machine lets it have, and was killed; make it "
          "smaller, or use a larger machine", []),
@@ -371,7 +400,8 @@ LOCAL, CLUSTER = True, False
         (FirstPass("ended", "loss", "", 0), CLUSTER,
          "loss '' ended its process, which exited with status 0; check the values, or debug it with batchscout trial", []),
         (FirstPass("slow", "pass"), LOCAL, None,
-         ["the model's first forward and backward pass takes more than 30 s on this machine, so nothing is known of it yet"]),
+         ["the model's first forward and backward pass takes more than 30 s on this machine, so nothing is known of it before the "
+          "first trial"]),
     ],
 )  # fmt: skip
 def test_what_a_first_pass_shows_is_refused_or_told(
@@ -384,6 +414,37 @@ def test_what_a_first_pass_shows_is_refused_or_told(
         study = parse_study(STUDY, "study.yaml")
         preflight.check_new_study(study, is_local=is_local, compiles=False, say=said.append)
     assert said == told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_local", [LOCAL, CLUSTER])
+@pytest.mark.parametrize("ends", ["crashes", "leaves"])
+def test_a_forward_that_ended_the_process_of_its_first_pass_does_not_end_this_one(
+    home: Path, ends: str, is_local: bool
+) -> None:
+    """It is not called here, where which memory knobs go with a model is looked for by its forward. Seen from outside, since this
+    process would end, too."""
+    (home / "mine.py").write_text(ENDS_ITS_PROCESS)
+    study = {
+        "name": "s",
+        "model": {"target": f"mine:{ends}"},
+        "loss": "cross_entropy",
+        "data": {"target": "mine:points"},
+        "stages": [{"type": "frontier", "smallest": 2, "compile": [False], "activation_checkpointing": ["none"]}],
+    }
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from orchestrator import preflight\n"
+        "from orchestrator.config.load import parse_study\n"
+        f"study = parse_study({study}, 's')\n"
+        f"preflight.check_new_study(study, is_local={is_local}, compiles=False, say=print)\n"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", code], cwd=home, env=settings, capture_output=True, text=True)
+    told = found.stderr if is_local else found.stdout
+    how = "was killed by SIGSEGV" if ends == "crashes" else "exited with status 5"
+    assert f"the model's first forward and backward pass ended its process, which {how}; check the values" in told
+    assert found.returncode == (1 if is_local else 0)
 
 
 named = threading.Event()
@@ -633,7 +694,7 @@ def test_a_model_with_a_linear_head_is_known_to_go_with_chunks_and_others_are_no
             {"name": "one", "model": model, "loss": loss, "data": {"target": "tests.support.tiny:data"}, **changes},
             "one",
         )
-        return preflight.check(config, compiles=False).memory_knobs
+        return preflight.check(config, compiles=False, follows=True).memory_knobs
 
     assert tried("tests.support.heads:Headed") == ("chunked_cross_entropy",)
     assert tried("tests.support.heads:Capped") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
@@ -61,7 +61,7 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
         case "extra_forbidden":
             return f"{at}no such key; {_instead(str(place[-1]), _known_keys(place))}"
         case "missing" if isinstance(place[-1], int):
-            return f"{at}the list ends before it; add it"
+            return f"{at}the list ends before it; {_such_as(place[:-1]) or 'add it'}"
         case "missing":
             return f"{at}is missing; add it"
         case "union_tag_not_found":
@@ -71,7 +71,16 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
             return f"{at}{message}"
         case _:
             taken = " or ".join(dict.fromkeys(map(_taken, items)))
-            return f"{at}it is {_value(first)}, and takes {taken}; {_remedy(items)}"
+            return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place) or _remedy(items)}"
+
+
+def _such_as(place: Place) -> str | None:
+    """Return the remedy where a list of so many members stands, such as a pair; None elsewhere."""
+    _, owner = _walked(place[:-1])
+    field = owner.model_fields.get(str(place[-1])) if owner else None
+    if field is None or get_origin(field.annotation) is not tuple or ... in get_args(field.annotation):
+        return None
+    return f"write {len(field.default)} members, such as {list(field.default)}"
 
 
 def _taken(item: ErrorDetails) -> str:

@@ -43,7 +43,7 @@ def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float |
     start, now = statistics.median(losses[:_START_STEPS]), statistics.median(settled[-_START_STEPS:])
     if now <= factor * start:
         return None
-    return stop(Cause.DIVERGED, f"loss {now:.3f} after warm-up, {factor:g} x above the {start:.3f} it started from")
+    return stop(Cause.DIVERGED, f"loss {now:.3f} after warm-up, more than {factor:g} x the {start:.3f} it started from")
 
 
 def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) -> Decision | None:

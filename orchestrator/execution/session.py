@@ -117,8 +117,22 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
     protect_local_cluster()
     options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
-    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only():
+    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only(), _start_told():
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
+
+
+@contextlib.contextmanager
+def _start_told() -> Iterator[None]:
+    """Say what it means that Ray gives up a start: after half a minute, which it cannot be told to lengthen."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:  # what Ray raises then has no class of its own
+            raise
+        raise ValueError(
+            f"Ray did not start on this machine: {str(error).splitlines()[0]} It gives up after half a minute, as it does where the machine is "
+            "busy or short of memory; run the same command again when there is room"
+        ) from error
 
 
 def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageKeys
+from orchestrator.config.stages import Equivalence, StageKeys
 from orchestrator.output.progress import best_so_far, trial_metrics
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.shown import Terminal, shown
@@ -151,7 +151,10 @@ def _print_stage(console: Terminal, context: StageContext[StageKeys]) -> None:
 
 
 def _marked(context: StageContext[StageKeys]) -> str | None:
-    """Return the id of the trial that has a star: the one that the stage chose and names, or the best so far."""
+    """Return the id of the trial that has a star: the one that the stage chose and names, or the best so far. Of the splits of one
+    batch none is better than another."""
+    if isinstance(context.stage, Equivalence):
+        return None
     if (winner := stage_of(context.stage).winner(context)) is not None:
         return winner
     best = best_so_far(context.trials())

@@ -20,7 +20,7 @@ from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import number_text, seconds_text
+from orchestrator.units import number_text, seconds_text, training_time_text
 from trainers.config import TrialConfig
 
 
@@ -107,7 +107,7 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     seconds = compared.findings.seconds or winner.metric("train_seconds") or 0.0
     hours = runs * seconds * config.world_size / 3600
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
-    each = f"of {seconds_text(seconds)}" if runs == 1 else f"of {seconds_text(seconds)} each"
+    each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
     return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
 
 
@@ -243,7 +243,8 @@ def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) 
         else "the comparison at equal training time counts that"
     )
     return (
-        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} tokens/s), so "
+        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} "
+        f"{study.facts.rate_unit}), so "
         f"the same samples take {theirs / ours:.2g} times as long; {counted}"
     )
 
@@ -360,11 +361,11 @@ def _ending(standing: Standing, target_loss: float | None) -> str:
     if target_loss is None:
         return f"ends at val loss {standing.val_loss:.3f}"
     if standing.reached:
-        return f"reaches val loss {target_loss:g} after {seconds_text(standing.score)} of training"
+        return f"reaches val loss {target_loss:g} after {training_time_text(standing.score)} of training"
     soon = (
         ""
         if math.isinf(standing.score)
-        else f" and would reach {target_loss:g} after about {seconds_text(standing.score)}"
+        else f" and would reach {target_loss:g} after about {training_time_text(standing.score)}"
     )
     return f"ends at val loss {standing.val_loss:.3f}{soon}"
 
@@ -383,8 +384,8 @@ def _cost(study: Study, target_loss: float | None) -> str:
     if findings is None or findings.seconds is None:
         return " after the same samples"
     if findings.off_speed:
-        return f" after the training time that was planned for each ({seconds_text(findings.seconds)})"
-    return f" after the same training time ({seconds_text(findings.seconds)})"
+        return f" after the training time that was planned for each ({training_time_text(findings.seconds)})"
+    return f" after the same training time ({training_time_text(findings.seconds)})"
 
 
 def _baseline(study: Study) -> Trial | None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NoReturn
+
 import pytest
+import ray
 import torch
 
+from orchestrator.config.load import parse_study
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.session import allocator_environment, lane_environment, worker_environment
+from orchestrator.execution.session import allocator_environment, lane_environment, start_ray, worker_environment
+from tests.support.studies import ON_TEXT
 from trainers.device.memory import MALLOC_ENVIRONMENT
 
 ON_CPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=2, use_gpu=False)
@@ -40,3 +46,18 @@ def test_what_the_user_has_told_torchs_allocator_stands(name: str) -> None:
     """All three names are read (c10/cuda/CUDAAllocatorConfig.h, torch 2.13), and a second one would contradict it."""
     assert allocator_environment({name: "max_split_size_mb:512", "HOME": "/"}) == {name: "max_split_size_mb:512"}
     assert allocator_environment({"HOME": "/"}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Ray 2.60 raises it: it would take a machine without any time left to see it happen."""
+
+    def too_slow(*_: object, **__: object) -> NoReturn:
+        raise Exception(
+            "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+        )
+
+    monkeypatch.setattr(ray, "init", too_slow)
+    with pytest.raises(
+        ValueError, match=r"^Ray did not start on this machine: The current node timed out.*run the same command again"
+    ):
+        start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)

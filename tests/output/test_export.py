@@ -575,14 +575,66 @@ def test_lightnings_trainer_takes_the_keys() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit"])
-def test_axolotl_knows_every_key(schedule: dict[str, Any], optimizer: str) -> None:
-    if importlib.util.find_spec("axolotl") is None:
-        pytest.skip("axolotl is not installed: it needs a GPU's libraries")
-    from axolotl.utils.schemas.config import AxolotlInputConfig  # pyright: ignore[reportMissingImports]
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit", "adamw_4bit"])
+@pytest.mark.parametrize("parallel", [None, "fsdp"])
+def test_axolotls_schema_takes_every_key(schedule: dict[str, Any], optimizer: str, parallel: str | None) -> None:
+    """Held by itself, without what axolotl then asks the machine for."""
+    schemas = pytest.importorskip("axolotl.utils.schemas.config", reason="axolotl is not installed")
+    r = recommendation(schedule=schedule, parallel=parallel, peft=LORA, cross_entropy="chunked")
+    r = replace(r, optimizer=with_optimizer(type=optimizer).optimizer)
+    tree = yaml.safe_load(export(r, "axolotl"))
+    assert not tree.keys() - schemas.AxolotlInputConfig.model_fields.keys()
+    yours = {"base_model": "yours", "datasets": [{"path": "yours", "type": "alpaca"}], "sequence_len": 512}
+    taken = schemas.AxolotlInputConfig.model_validate(tree | yours).model_dump()
+    for key in ("micro_batch_size", "gradient_accumulation_steps", "max_steps", "learning_rate", "warmup_steps"):
+        assert taken[key] == tree[key], key
 
-    tree = yaml.safe_load(export(replace(with_optimizer(type=optimizer), schedule=Schedule(**schedule)), "axolotl"))
-    assert not tree.keys() - AxolotlInputConfig.model_fields.keys()
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mode", ["none", "selective", "full", 0.5])
+@pytest.mark.parametrize("parallel", [None, "fsdp"])
+def test_torchtitan_reads_the_file(
+    schedule: dict[str, Any], mode: str | float, parallel: str | None, tmp_path: Path
+) -> None:
+    titan = pytest.importorskip("torchtitan.config", reason="torchtitan is not installed")
+    if not hasattr(titan, "JobConfig"):
+        pytest.skip("torchtitan 0.2.2 is the last that reads TOML")
+    r = recommendation(schedule=schedule, activation_checkpointing=mode, parallel=parallel)
+    (path := tmp_path / "job.toml").write_text(export(r, "torchtitan"))
+    read = titan.ConfigManager().parse_args(["--job.config_file", str(path)])
+    for section, keys in tomllib.loads(path.read_text()).items():
+        assert {key: getattr(getattr(read, section), key) for key in keys} == keys
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("parallel", [None, "fsdp"])
+def test_deepspeed_reads_the_file(schedule: dict[str, Any], parallel: str | None) -> None:
+    config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed is not installed")
+    schedules = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="deepspeed is not installed")
+    r = recommendation(world_size=1, effective_batch_size=32, schedule=schedule, parallel=parallel)
+    read = config.DeepSpeedConfig(json.loads(export(r, "deepspeed")))
+    assert (read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps, read.train_batch_size) == (16, 2, 32)
+    assert (read.gradient_clipping, read.bfloat16_config.enabled) == (1.0, True)
+    assert read.zero_config.stage == (3 if parallel == "fsdp" else 0)
+    assert read.optimizer_name == "adamw"
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], **read.optimizer_params)
+    made = getattr(schedules, read.scheduler_name)(optimizer, **read.scheduler_params)
+    for _ in range(math.ceil(100 / 32) + 1):
+        made.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(6e-4, rel=0.03), "after the warm-up"
+
+
+NANOGPT = {
+    "batch_size", "gradient_accumulation_steps", "max_iters", "lr_decay_iters", "warmup_iters", "learning_rate", "min_lr",
+    "decay_lr", "weight_decay", "beta1", "beta2", "grad_clip", "dtype", "compile",
+}  # fmt: skip
+"""The settings of nanoGPT's train.py that a recommendation decides."""
+
+
+def test_nanogpt_is_told_by_the_names_of_its_train_py_and_by_no_others() -> None:
+    """Its configurator executes the file among the names of train.py: one that is not there would change nothing."""
+    names = run(export(recommendation(), "nanogpt"), {})
+    assert {name for name in names if not name.startswith("__")} == NANOGPT
 
 
 def test_axolotl_yaml_keeps_the_batch_identity() -> None:

@@ -24,6 +24,7 @@ from orchestrator.config.trial import base_trial, optimizer_at
 from orchestrator.output.plots import plot, spread
 from orchestrator.output.report.answer import paste_text
 from orchestrator.output.report.page import render_report, write_report
+from orchestrator.output.report.setting import setting
 from orchestrator.output.status import MOST_NOTICES, print_status
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
@@ -31,9 +32,10 @@ from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Evaluated, Noticed
+from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, TrialState
-from orchestrator.units import number_text
+from orchestrator.units import number_text, training_time_text
 from tests.support.example_study import (
     add_trial,
     conclude,
@@ -251,9 +253,9 @@ def test_what_is_pasted_into_the_study_file_is_the_recommendation(
     assert points.activation_checkpointing == ("selective",)
     assert points.effective_batch_size == (64,)
     overridden = config.model_dump(mode="json")
-    for setting in shlex.split(command.replace("\\\n", " "), comments=True)[3:]:
-        if setting != "--set":
-            apply_override(overridden, setting)
+    for word in shlex.split(command.replace("\\\n", " "), comments=True)[3:]:
+        if word != "--set":
+            apply_override(overridden, word)
     for parsed in (pasted, parse_study(overridden, "set")):
         trial = base_trial(parsed, None)
         for key in ("micro_batch_size", "gradient_accumulation_steps", "world_size", "precision", "warmup_samples"):
@@ -352,3 +354,28 @@ def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: Stud
                 assert len(bars) >= 3
                 assert all(mark.low == mark.y - 0.25 and mark.high == mark.y + 0.25 for mark in bars)
                 assert "A bar is the deviation from seed to seed." in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "less than 0.1 s"),
+        (0.004, "less than 0.1 s"),
+        (0.42, "0.4 s"),
+        (0.96, "1 s"),
+        (9.4, "9 s"),
+        (60, "1 min 0 s"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_training_times_as_people_read_them(seconds: float, text: str) -> None:
+    assert training_time_text(seconds) == text
+
+
+def test_the_machines_memory_is_told_as_people_read_it(config: StudyConfig) -> None:
+    def machine(device: str | None) -> str | None:
+        return setting(config, Study("s", facts=Facts(device=device))).get("machine")
+
+    assert machine("AMD EPYC, 2 threads, 25276502016 bytes") == "AMD EPYC, 2 threads, 23.5 GiB"
+    assert machine("some device") == "some device"
+    assert machine(None) is None

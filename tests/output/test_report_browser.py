@@ -223,6 +223,29 @@ def test_without_scripts_every_picture_is_there(tab: Browser, example: Path) -> 
     assert tab.call("DOM.querySelectorAll", nodeId=document, selector="[data-drawn]")["nodeIds"] == []
 
 
+@pytest.mark.parametrize("run", ["quickstart", "example"])
+def test_no_word_of_a_picture_without_script_is_cut_off(run: str, tab: Browser, example: Path, tmp_path: Path) -> None:
+    """How wide a name is depends on the fonts of the machine: some reach beyond the picture, and no further than the page."""
+    file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
+    show(tab, file, PHONE, script=False)
+    over = (
+        "[...document.querySelectorAll('figure svg')].flatMap(svg => [...svg.querySelectorAll('text')].filter(text => "
+        "text.getBoundingClientRect().right > (getComputedStyle(svg).overflow === 'visible' ? innerWidth "
+        ": svg.getBoundingClientRect().right))).map(text => text.textContent)"
+    )
+    assert tab.evaluate(over) == []
+
+
+def test_what_the_colours_stand_for_is_seen_on_paper(tab: Browser, example: Path) -> None:
+    """Printers leave backgrounds out."""
+    show(tab, example)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    width = "[...document.querySelectorAll('.legend i')].map(key => parseFloat(getComputedStyle(key).borderLeftWidth))"
+    found = tab.evaluate(width)
+    assert found
+    assert min(found) == 5
+
+
 def test_whoever_hears_the_page_is_told_what_each_picture_and_control_is(tab: Browser, example: Path) -> None:
     show(tab, example)
     nodes = [node for node in tab.call("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]

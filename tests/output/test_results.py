@@ -56,6 +56,17 @@ def test_the_star_in_the_status_is_at_the_trial_that_the_stage_chose(capsys: pyt
         assert line.split()[1] == starred
 
 
+def test_of_the_splits_of_one_batch_none_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:
+    config = example_config(stages=[{"type": "equivalence"}])
+    study = Study(config.name)
+    add_trial(study, config, "equivalence-m1")
+    end_trial(study, "equivalence-m1", 1.0, {"tokens_per_second": 10.0})
+    print_status(config, study, is_driven=True)
+    printed = capsys.readouterr().out
+    assert "  equivalence-m1 " in printed
+    assert "* " not in printed
+
+
 def test_a_study_that_trains_nothing_needs_no_recommendation(tmp_path: Path) -> None:
     config = example_config(stages=[{"type": "equivalence"}])
     study = Study(config.name)

@@ -48,6 +48,7 @@ def recommended(
     tuned: Run | None = None,
     earlier: tuple[Findings, ...] = (),
     found: dict[str, Any] | None = None,
+    facts: Facts | None = None,
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
@@ -55,7 +56,7 @@ def recommended(
     found: what else it found. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
     config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
-    study = Study(config.name)
+    study = Study(config.name, facts=facts or Facts())
     for findings in earlier:
         conclude(study, findings, "")
     for run in runs:
@@ -343,6 +344,12 @@ def test_a_batch_that_is_slower_than_the_baseline_is_not_recommended_without_a_w
     found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97), runs=runs, objective=objective)
     assert ("Warning: it trains at" in found.verdict) is (said is not None)
     assert said is None or said in found.verdict
+
+
+def test_the_speed_of_samples_that_are_no_tokens_is_told_in_samples() -> None:
+    runs = (replace(SMALL, tokens_per_second=1000.0), replace(LARGE, tokens_per_second=650.0))
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    assert "(650 against 1k samples/s)" in recommended(*batches, runs=runs, facts=Facts(counted="samples")).verdict
 
 
 def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:

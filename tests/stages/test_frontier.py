@@ -228,6 +228,8 @@ def test_a_rate_that_the_data_bounds_is_told_as_the_datas_and_not_as_the_devices
         f"input-bound: {share:.0%} of each step waits for data; raise data.workers (now 2), not the batch: without the wait it would "
         f"reach up to {most:,.0f} tokens/s"
     ) in found.reason
+    _, of_samples = played(World(waits=waits), Facts(counted="samples"))
+    assert f"reach up to {most:,.0f} samples/s" in of_samples.reason
     notes = "".join(found.notes)
     assert "of each step waits for data: that is the data's doing, and says nothing of the device" in notes
     assert "their order is that of the data, and another one with more data.workers" in notes

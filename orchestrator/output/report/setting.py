@@ -21,7 +21,7 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
             _counted(facts.num_train_samples, "training samples"),
             _counted(facts.num_val_samples, "validation samples"),
         ),
-        "machine": _joined(facts.device or "", _ranks(config), _memory(facts.memory_limit_bytes)),
+        "machine": _joined(_device(facts.device), _ranks(config), _memory(facts.memory_limit_bytes)),
         "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
         "run": _dates(study),
     }
@@ -39,6 +39,13 @@ def _joined(*parts: str) -> str:
 
 def _counted(count: int | None, what: str) -> str:
     return "" if count is None else f"{number_text(count)} {what}"
+
+
+def _device(identity: str | None) -> str:
+    """Return the device as people read it; by its identity, which ends with the number of its bytes, it is known again."""
+    name, _, total = (identity or "").rpartition(", ")
+    number = total.removesuffix(" bytes")
+    return f"{name}, {bytes_text(int(number))}" if number.isdecimal() else identity or ""
 
 
 def _ranks(config: StudyConfig) -> str:

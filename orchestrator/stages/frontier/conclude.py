@@ -61,7 +61,7 @@ def _sentence(findings: FrontierFindings, rate_unit: str) -> str:
         said.append(f"the largest that fits, {_describe(largest.point)}, reaches {largest.tokens_per_second:,.0f}")
     if (bound := chosen.input_bound) is not None:
         most = bound.without_wait(chosen.tokens_per_second)
-        said.append(f"{bound}: without the wait it would reach up to {most:,.0f} tokens/s")
+        said.append(f"{bound}: without the wait it would reach up to {rate_text(most, rate_unit)}")
     return "; ".join(said)
 
 

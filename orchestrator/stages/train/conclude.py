@@ -21,7 +21,7 @@ from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import TrialState
-from orchestrator.units import counted, seconds_text
+from orchestrator.units import counted, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
@@ -212,7 +212,9 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         return f"{what}, the only batch, ends at {ending}; {tried}"
     mine = findings.of_batch(config.effective_batch_size)
     assert mine, "the winner is one of the batches"
-    cost = "the same samples" if findings.seconds is None else f"{seconds_text(findings.seconds)} of training each"
+    cost = (
+        "the same samples" if findings.seconds is None else f"{training_time_text(findings.seconds)} of training each"
+    )
     batches = len({t.config.effective_batch_size for t in trials})
     return (
         f"{what} is the best at equal cost ({cost}) with probability {mine.p_best:.2f}: {ending}; "
