@@ -24,7 +24,8 @@ from orchestrator.decisions.observer import Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
-from orchestrator.execution.placement import LaneShape, lane_shape
+from orchestrator.execution.node_kinds import Choice, chosen_nodes
+from orchestrator.execution.placement import LaneShape, lane_shape, nodes_there
 from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
@@ -53,7 +54,7 @@ from orchestrator.terminal import printable
 from orchestrator.units import counted
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
-from trainers.notices import Notice, heard_by
+from trainers.notices import Notice, NoticeKind, heard_by
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
@@ -183,7 +184,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_nodes(driver.min_nodes, say)
-        shape = lane_shape(config)
+        shape = lane_shape(config, _choose_nodes(driver))
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -223,6 +224,17 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
 def _conclude(director: Director, driver: Driver) -> None:
     director.conclude()
     discard_what_nobody_needs(driver.run_dir, director.context.trials())
+
+
+def _choose_nodes(driver: Driver) -> Choice:
+    """Return the nodes that have the kind of device which the study runs on, and journal that kind. The study goes on with it."""
+    study, named = driver.journal.study, driver.config.placement.device
+    choice = chosen_nodes(nodes_there(), named, study.facts.device_kind if study.trials else None)
+    if choice.kind not in (None, study.facts.device_kind):
+        driver.journal.append(FactsRead(facts=Facts(device_kind=choice.kind)))
+    if choice.idle:
+        _tell(driver, Notice(NoticeKind.IDLE_NODES, choice.said()))
+    return choice
 
 
 def _share_host_memory(driver: Driver, shape: LaneShape) -> None:

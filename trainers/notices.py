@@ -37,6 +37,8 @@ class NoticeKind(StrEnum):
     """Where curves are sent beside the study's own directory takes none, or not where it was asked to."""
     REPEATED_STREAM = "repeated_stream"
     """A stream held fewer samples than the run takes, and began again."""
+    IDLE_NODES = "idle_nodes"
+    """Nodes are not used, since they have another kind of device than the study measures on."""
 
 
 @dataclass(frozen=True)

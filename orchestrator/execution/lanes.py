@@ -209,7 +209,10 @@ class _LaneKeeper:
             scaling_config=ScalingConfig(
                 num_workers=shape.world_size,
                 use_gpu=shape.use_gpu,
-                resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
+                resources_per_worker={"CPU": shape.cpus_per_rank}
+                | ({"GPU": 1} if shape.use_gpu else {})
+                | shape.of_its_kind,
+                placement_strategy=shape.strategy.upper(),
             ),
             run_config=RunConfig(
                 name=f"{self.lane}-{attempt}",

@@ -44,6 +44,8 @@ class Facts:
     """What a rank's device can compute at most, for each precision of the study."""
     device: str | None = None
     """What the first lane runs on."""
+    device_kind: str | None = None
+    """The kind of device that the study runs on, as the cluster's nodes announce it."""
     versions: dict[str, str] | None = None
     """Those of Python and of the libraries that decide how a run goes, by their names, in the driver that began the study."""
 
