@@ -189,7 +189,15 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         here = Path.cwd() if address is None else None
-        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment, here) as lanes:
+        with open_lanes(
+            shape,
+            run_dir / ".ray",
+            say,
+            config.kill.max_silent_seconds,
+            environment,
+            here,
+            journal.study.facts.measured_on,
+        ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
             for stage in config.stages:
@@ -200,6 +208,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
                     context = StageContext(stage, config, journal.study)
                     director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
                     _run_trials(director, driver, lanes)
+                    _tell_of_lost_lanes(driver, lanes)
                 _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
                 if not journal.study.conclusions[stage.type].ok:
                     break
@@ -260,17 +269,23 @@ def _read_machine(driver: Driver, lanes: Lanes) -> None:
     """Journal once on what the study is run, and with which versions, for whoever reads its report."""
     if driver.journal.study.facts.versions is None:
         numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
-        versions = {"python": platform.python_version(), **numbers}
-        driver.journal.append(FactsRead(facts=Facts(device=lanes.device() or None, versions=versions)))
+        versions, first = {"python": platform.python_version(), **numbers}, lanes.first()
+        facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
+        driver.journal.append(FactsRead(facts=facts))
+
+
+def _tell_of_lost_lanes(driver: Driver, lanes: Lanes) -> None:
+    for why in lanes.given_up():
+        _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
-    device = lanes.device()
-    shared = identity(driver.config, driver.journal.study.facts, device)
-    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not device
+    first = lanes.first()
+    shared = identity(driver.config, driver.journal.study.facts, first)
+    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):
-        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
+        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none, hardware=first.hardware)
 
 
 def _tell(driver: Driver, notice: Notice) -> None:

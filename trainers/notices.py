@@ -39,6 +39,8 @@ class NoticeKind(StrEnum):
     """A stream held fewer samples than the run takes, and began again."""
     IDLE_NODES = "idle_nodes"
     """Nodes are not used, since they have another kind of device than the study measures on."""
+    LANE_GIVEN_UP = "lane_given_up"
+    """A lane runs no trials: its processes ended again and again, or have another kind of device."""
 
 
 @dataclass(frozen=True)

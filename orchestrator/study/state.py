@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from bisect import bisect_left, insort
@@ -318,7 +319,13 @@ def _heard_from(trial: Trial, lane: HeldLane) -> Trial:
     """Return the trial with the lane that it has spoken from, if it holds one."""
     if not trial.holds or trial.holds[-1].ended is not None:
         return trial
-    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], lane=lane)))
+    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], lane=_shared(lane))))
+
+
+@functools.cache
+def _shared(lane: HeldLane) -> HeldLane:
+    """Return one object for all that are equal: every line of the journal would bring its own."""
+    return lane
 
 
 def _freed(trial: Trial, time: float | None, *, lost: bool = False) -> Trial:

@@ -63,6 +63,10 @@ def test_two_ranks_on_two_nodes_train_to_the_losses_of_two_on_one(address: str, 
     told = [notice.text for study in studies.values() for notice in study.notices[None]]
     assert "runs on the 4 CPUs of type large alone, and leaves 2 CPUs of type small (" in told[0]
     assert "runs on the 2 CPUs of type small alone, and leaves 4 CPUs of type large (" in told[1]
+    for study in studies.values():
+        (hold,) = next(iter(study.trials.values())).holds
+        assert hold.lane is not None
+        assert hold.lane.devices == (study.facts.measured_on,), "each result says what it was measured on"
     assert losses(studies["spread"]) == pytest.approx(losses(studies["strict_pack"]), rel=1e-6)
     assert len(losses(studies["spread"])) == TINY["evaluations"]
 
