@@ -24,7 +24,8 @@ from orchestrator.decisions.observer import Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.lanes import Lanes, open_lanes
-from orchestrator.execution.placement import LaneShape, lane_shape
+from orchestrator.execution.node_kinds import Choice, chosen_nodes
+from orchestrator.execution.placement import LaneShape, lane_shape, nodes_there
 from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
@@ -53,7 +54,7 @@ from orchestrator.terminal import printable
 from orchestrator.units import counted
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
-from trainers.notices import Notice, heard_by
+from trainers.notices import Notice, NoticeKind, heard_by
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
@@ -183,12 +184,20 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_nodes(driver.min_nodes, say)
-        shape = lane_shape(config)
+        shape = lane_shape(config, _choose_nodes(driver))
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         here = Path.cwd() if address is None else None
-        with open_lanes(shape, run_dir / ".ray", say, config.kill.max_silent_seconds, environment, here) as lanes:
+        with open_lanes(
+            shape,
+            run_dir / ".ray",
+            say,
+            config.kill.max_silent_seconds,
+            environment,
+            here,
+            journal.study.facts.measured_on,
+        ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
             for stage in config.stages:
@@ -199,6 +208,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
                     context = StageContext(stage, config, journal.study)
                     director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
                     _run_trials(director, driver, lanes)
+                    _tell_of_lost_lanes(driver, lanes)
                 _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
                 if not journal.study.conclusions[stage.type].ok:
                     break
@@ -225,6 +235,17 @@ def _conclude(director: Director, driver: Driver) -> None:
     discard_what_nobody_needs(driver.run_dir, director.context.trials())
 
 
+def _choose_nodes(driver: Driver) -> Choice:
+    """Return the nodes that have the kind of device which the study runs on, and journal that kind. The study goes on with it."""
+    study, named = driver.journal.study, driver.config.placement.device
+    choice = chosen_nodes(nodes_there(), named, study.facts.device_kind if study.trials else None)
+    if choice.kind not in (None, study.facts.device_kind):
+        driver.journal.append(FactsRead(facts=Facts(device_kind=choice.kind)))
+    if choice.idle:
+        _tell(driver, Notice(NoticeKind.IDLE_NODES, choice.said()))
+    return choice
+
+
 def _share_host_memory(driver: Driver, shape: LaneShape) -> None:
     """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no
     limit."""
@@ -248,17 +269,23 @@ def _read_machine(driver: Driver, lanes: Lanes) -> None:
     """Journal once on what the study is run, and with which versions, for whoever reads its report."""
     if driver.journal.study.facts.versions is None:
         numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
-        versions = {"python": platform.python_version(), **numbers}
-        driver.journal.append(FactsRead(facts=Facts(device=lanes.device() or None, versions=versions)))
+        versions, first = {"python": platform.python_version(), **numbers}, lanes.first()
+        facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
+        driver.journal.append(FactsRead(facts=facts))
+
+
+def _tell_of_lost_lanes(driver: Driver, lanes: Lanes) -> None:
+    for why in lanes.given_up():
+        _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
-    device = lanes.device()
-    shared = identity(driver.config, driver.journal.study.facts, device)
-    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not device
+    first = lanes.first()
+    shared = identity(driver.config, driver.journal.study.facts, first)
+    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):
-        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none)
+        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none, hardware=first.hardware)
 
 
 def _tell(driver: Driver, notice: Notice) -> None:

@@ -37,6 +37,10 @@ class NoticeKind(StrEnum):
     """Where curves are sent beside the study's own directory takes none, or not where it was asked to."""
     REPEATED_STREAM = "repeated_stream"
     """A stream held fewer samples than the run takes, and began again."""
+    IDLE_NODES = "idle_nodes"
+    """Nodes are not used, since they have another kind of device than the study measures on."""
+    LANE_GIVEN_UP = "lane_given_up"
+    """A lane runs no trials: its processes ended again and again, or have another kind of device."""
 
 
 @dataclass(frozen=True)

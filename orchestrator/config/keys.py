@@ -150,15 +150,26 @@ class Tracking(Strict):
     variable TRACKIO_DIR names. `pip install trackio`."""
 
 
+PlacementStrategy = Literal["pack", "spread", "strict_pack"]
+
+
 class Placement(Strict):
-    """How many trials run at once, and on how many CPUs. A lane is a group of processes that runs one trial at a
-    time."""
+    """How many trials run at once, where, and on how many CPUs. A lane is a group of processes that runs one trial at
+    a time."""
 
     lanes: PositiveInt | None = None
     """Trials that run at once. null: as many as the GPUs of the cluster hold; on CPU hosts one, since two trials on
     one host would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
     """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
+    strategy: PlacementStrategy = "pack"
+    """On which nodes of a cluster the ranks of a trial are, where `world_size` is above 1. pack: on as few as have room, and on
+    several where one has not. strict_pack: on one, and no trial runs where that has no room. spread: on as many as there
+    are, as evenly as they have room, so that every speed is one over the network between them."""
+    device: str | None = None
+    """The kind of GPU that trials run on, by Ray's name for it (`H100`): nodes with another kind are left idle, since what one
+    kind measured holds for no other. null: the kind of which the cluster has the most when the study begins, and
+    that one whenever it goes on."""
 
 
 class Batch(Strict):
@@ -274,7 +285,7 @@ class StudyConfig(Strict):
     tracking: Tracking = Tracking()
     """Where the curves of the trials are sent beside the run directory."""
     placement: Placement = Placement()
-    """How many trials run at once, and on how many CPUs."""
+    """How many trials run at once, where, and on how many CPUs."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints of each trial are kept: the newest so many. A trial whose newest one the disk has damaged goes
     on from the one before it; with 1 there is none, and it begins again."""

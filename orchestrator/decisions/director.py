@@ -39,7 +39,7 @@ from orchestrator.study.events import (
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import HeldLane, Message
 from orchestrator.study.reuse import Measured, Measurements
-from orchestrator.study.state import Conclusion, Halted, speed_kind
+from orchestrator.study.state import Conclusion, Halted, heard_from, speed_kind
 from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from orchestrator.units import counted
 from trainers.notices import Notice
@@ -158,7 +158,7 @@ class Director:
             return Decision(Action.STOP)
         self._observer.progressed(trial, {**message.metrics})
         self._hear_losses(trial, message)
-        decision = self._between_rungs(trial, message.metrics)
+        decision = self._between_rungs(heard_from(trial, message.lane), message.metrics)
         if message.evaluated:
             self._evaluated(trial_id, message)
             decision = decision if decision.action is Action.STOP else self._on_outlook(trial)

@@ -9,6 +9,7 @@ from orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_
 from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
+from orchestrator.stages.estimates.node_speeds import slowness, stragglers
 from orchestrator.stages.estimates.speeds import usual_share
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
@@ -144,7 +145,15 @@ def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
     rates = [rival.metric("tokens_per_second") for rival in study.speed_rivals(trial)]
     best = max((known for known in rates if known is not None), default=None)
     decision = judge_throughput(rate, best, rules.min_relative_throughput, study.facts.rate_unit)
+    if decision.action is Action.STOP:  # it must not lose for the node that it runs on
+        rate *= _slowness(study, trial)
+        decision = judge_throughput(rate, best, rules.min_relative_throughput, study.facts.rate_unit)
     return decision if decision.action is Action.STOP else _on_plan(study, rules, trial, metrics)
+
+
+def _slowness(study: Study, trial: Trial) -> float:
+    """Return how many times as long a trial's steps take for the node that it runs on, as far as the study has seen."""
+    return slowness(trial, stragglers(study.trials.values()))
 
 
 def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
@@ -152,6 +161,8 @@ def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
     if planned is None or not step_seconds:
         return GO_ON
     rate = trial.config.effective_batch_size / step_seconds
+    if judge_plan(rate, planned, rules.min_relative_throughput).action is Action.STOP:
+        rate *= _slowness(study, trial)
     decision = judge_plan(rate, planned, rules.min_relative_throughput)
     if decision.action is not Action.STOP:
         return decision

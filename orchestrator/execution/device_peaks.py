@@ -25,7 +25,8 @@ def device_peaks(
     wanted = sorted(precisions)
     if is_local and not shape.use_gpu:
         return _with_threads(shape.cpus_per_rank, wanted)
-    measure = ray.remote(num_cpus=shape.cpus_per_rank, num_gpus=int(shape.use_gpu), max_calls=1)(_peaks_here)
+    room = {"num_cpus": shape.cpus_per_rank, "num_gpus": int(shape.use_gpu), "resources": shape.of_its_kind}
+    measure = ray.remote(**room, max_calls=1)(_peaks_here)
     answer = measure.remote(wanted, allow_tf32)
     try:
         return ray.get(answer, timeout=SECONDS_TO_MEASURE)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from orchestrator.execution import process_endings
 from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Blame, HeldLane, Host, Message
+from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 from orchestrator.units import ending_text
 from trainers.files import quoted
 
@@ -155,6 +155,8 @@ class _Lane:
         """Of every host that a process of the lane has run on, as it was last told."""
         self.placement: PlacementGroup | None = None
         """The placement group of its last processes."""
+        self.has_another_kind = False
+        """True once a rank of it was on another kind of device than the study measures on: it is given up, and gets no trial."""
         self.given_up_because = ""
         """Kept if the lane comes up after all: such a lane runs trials, but the study does not count on it."""
         self.group = ""
@@ -188,7 +190,7 @@ class _Lane:
             self._former_groups.add(self.group)
             self.group, self._turn = group, 0
         self._death, self._deaths_since_take, self._lost_runs_since_take = _Death(), 0, 0
-        if self.state is not LaneState.LEAVING:
+        if self.state is not LaneState.LEAVING and not self.has_another_kind:
             self.state = LaneState.IDLE
 
     def waits(self, group: str) -> bool:
@@ -198,8 +200,25 @@ class _Lane:
     def begin(self, trial: _Handover) -> None:
         assert self.state is LaneState.IDLE, f"a trial began on a lane that was {self.state.value}"
         self.state, self.trial = LaneState.RUNNING, trial
-        trial.lane = HeldLane(self.number, self.processes[0].host.name) if 0 in self.processes else None
+        trial.lane = self.held() if 0 in self.processes else None
         trial.hear()
+
+    def held(self) -> HeldLane:
+        """Return what a trial is told by that has it: its rank 0, at least, has introduced itself."""
+        hosts = [self.processes[rank].host for rank in sorted(self.processes)]
+        devices = tuple(host.hardware for host in hosts if host.hardware is not None)
+        nodes = tuple(host.name for host in hosts)
+        return HeldLane(
+            self.number,
+            nodes[0],
+            devices[:1] if len(set(devices)) == 1 else devices,
+            nodes if len(set(nodes)) > 1 else (),
+        )
+
+    def as_first(self) -> FirstLane:
+        """Return what a study is told of it that runs on lanes like this one."""
+        host, nodes = self.processes[0].host, {process.host.name for process in self.processes.values()}
+        return FirstLane(host.device, host.hardware, len(nodes))
 
     def let_go(self) -> _Handover | None:
         """Part with its trial, if it has one, and return it."""
@@ -278,10 +297,12 @@ class Dispatcher:
     under the earlier key is answered "stop", and kept for nobody.
     """
 
-    def __init__(self, num_lanes: int, max_silent_seconds: float | None = None) -> None:
+    def __init__(
+        self, num_lanes: int, max_silent_seconds: float | None = None, measured_on: Device | None = None
+    ) -> None:
         """max_silent_seconds: a trial that has said nothing for longer has hung; None: trials may be silent for
-        ever."""
-        self._num_lanes, self._max_silent_seconds = num_lanes, max_silent_seconds
+        ever. measured_on: what the study has measured on; None: what the first rank says that comes up."""
+        self._num_lanes, self._max_silent_seconds, self._measured_on = num_lanes, max_silent_seconds, measured_on
         self._lanes: defaultdict[str, _Lane] = defaultdict(lambda: _Lane(len(self._lanes)))
         self._given_up: list[_Lane] = []
         """In the order in which they were given up."""
@@ -296,9 +317,14 @@ class Dispatcher:
     async def introduce(self, lane: str, host: Host, placement: PlacementGroup | None = None, rank: int = 0) -> None:
         """Note that a rank of the lane has a new process on this host, in this placement group.
 
-        All ranks must have been here before rank 0 asks for a trial: what their predecessors died of is judged then.
+        All ranks must have been here before rank 0 asks for a trial: what their predecessors died of is judged then. A
+        lane with a rank on another kind of GPU than the study measures on is given up.
         """
         self._lanes[lane].come_up(rank, host, placement)
+        self._measured_on = self._measured_on or host.hardware
+        if (why := _another_kind(rank, host, self._measured_on)) and not self._lanes[lane].has_another_kind:
+            self._lanes[lane].has_another_kind = True
+            self._give_up(self._lanes[lane], why)
         self._tell()
 
     async def take(self, lane: str, group: str, turn: int) -> Assignment | None:
@@ -424,10 +450,15 @@ class Dispatcher:
 
     # For the driver and the trials' relays
 
-    async def device(self) -> str:
-        """Wait for the first lane that comes up, and return what it runs on; empty if all lanes were given up."""
-        await self._until(lambda: self._first_ranks() or self._no_lane_is_left())
-        return next((process.host.device for process in self._first_ranks()), "")
+    async def first_lane(self) -> FirstLane:
+        """Wait for the first lane that comes up with all its ranks, and return what it runs on."""
+        await self._until(lambda: self._up() or self._no_lane_is_left())
+        first = next(iter(self._up()), None)
+        return first.as_first() if first else FirstLane()
+
+    async def given_up(self) -> list[str]:
+        """Return why lanes were given up, in the order in which they were."""
+        return [lane.given_up_because for lane in self._given_up]
 
     async def assign(self, assignment: Assignment) -> None:
         """Queue a trial. This dismisses an earlier handing over of the same trial, whose relay must have been lost."""
@@ -476,8 +507,9 @@ class Dispatcher:
         for key in list(self._wanted):
             await self.dismiss(key)
 
-    def _first_ranks(self) -> list[_Process]:
-        return [lane.processes[0] for lane in self._lanes.values() if 0 in lane.processes]
+    def _up(self) -> list[_Lane]:
+        """Return the lanes whose ranks have all introduced themselves, and that may run trials."""
+        return [lane for lane in self._lanes.values() if lane.group and lane.processes and not lane.has_another_kind]
 
     def _next(self) -> _Handover | None:
         """Return the first in the queue whose trial is on no lane: two lanes would write to one directory."""
@@ -508,8 +540,12 @@ class Dispatcher:
     def _give_up_after(self, num_starts: int, lane: _Lane, cause: str) -> None:
         if num_starts < MAX_STARTS or lane.given_up_because:
             return
-        lane.give_up(f"its processes ended {num_starts} times before they took a trial: {cause}")
-        self._given_up.append(lane)
+        self._give_up(lane, f"its processes ended {num_starts} times before they took a trial: {cause}")
+
+    def _give_up(self, lane: _Lane, cause: str) -> None:
+        lane.give_up(cause)
+        if lane not in self._given_up:
+            self._given_up.append(lane)
         self._deal_with_death(lane)
         for trial in self._wanted.values():
             self._end_without_lanes(trial)
@@ -538,6 +574,20 @@ class Dispatcher:
 def crash_log(directory: str, rank: int) -> Path:
     """Return where a rank that crashes leaves its stack."""
     return Path(directory) / f"crash-rank{rank}.log"
+
+
+def _another_kind(rank: int, host: Host, measured_on: Device | None) -> str:
+    """Return in words that a rank is on another kind of GPU than the study measures on; empty if it is not.
+
+    On a CPU what fits is bounded by the study's own limit, and only how fast it is depends on the kind.
+    """
+    here = host.hardware
+    if here is None or measured_on is None or not here.is_gpu or here.is_like(measured_on):
+        return ""
+    return (
+        f"its rank {rank} runs on {here} of {host.name}, and the study measures on {measured_on}: what one kind of GPU measures holds "
+        "for no other"
+    )
 
 
 def _last_word(death: _Death, num_deaths: int) -> Message:

@@ -42,7 +42,7 @@ from orchestrator.execution.ray_private import (
     is_lost_process,
     meet_in,
 )
-from orchestrator.study.messages import Blame
+from orchestrator.study.messages import Blame, Device, FirstLane
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.
@@ -60,9 +60,13 @@ class Lanes:
     dispatcher_name: str
     """The name by which the trials' relays find the Dispatcher."""
 
-    def device(self) -> str:
-        """Wait for the first lane, and return what it runs on; empty where no lane comes up."""
-        return ray.get(self.dispatcher.device.remote())
+    def first(self) -> FirstLane:
+        """Wait for the first lane, and return what it runs on."""
+        return ray.get(self.dispatcher.first_lane.remote())
+
+    def given_up(self) -> list[str]:
+        """Return why lanes were given up so far."""
+        return ray.get(self.dispatcher.given_up.remote())
 
     def let_trials_save(self, seconds: float) -> bool:
         """Stop every trial at its next message, and return whether all have saved a checkpoint in time."""
@@ -81,13 +85,15 @@ def open_lanes(
     max_silent_seconds: float | None = None,
     environment: Mapping[str, str] = _NOTHING_MORE,
     working_directory: Path | None = None,
+    measured_on: Device | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
-    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped."""
+    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped.
+    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
-    lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds)
+    lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds, measured_on)
     keepers = [
         _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment, working_directory)
         for index in range(shape.num_lanes)
@@ -101,10 +107,10 @@ def open_lanes(
         _send_home(lanes.dispatcher, threads)
 
 
-def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | None) -> Lanes:
+def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | None, measured_on: Device | None) -> Lanes:
     actor: DispatcherHandle = ray.remote(Dispatcher)
     options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
-    return Lanes(actor.options(**options).remote(num_lanes, max_silent_seconds), name)
+    return Lanes(actor.options(**options).remote(num_lanes, max_silent_seconds, measured_on), name)
 
 
 def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) -> None:
@@ -209,7 +215,10 @@ class _LaneKeeper:
             scaling_config=ScalingConfig(
                 num_workers=shape.world_size,
                 use_gpu=shape.use_gpu,
-                resources_per_worker={"CPU": shape.cpus_per_rank} | ({"GPU": 1} if shape.use_gpu else {}),
+                resources_per_worker={"CPU": shape.cpus_per_rank}
+                | ({"GPU": 1} if shape.use_gpu else {})
+                | shape.of_its_kind,
+                placement_strategy=shape.strategy.upper(),
             ),
             run_config=RunConfig(
                 name=f"{self.lane}-{attempt}",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from orchestrator.config.keys import StudyConfig
+from orchestrator.config.keys import PlacementStrategy, StudyConfig
+from orchestrator.execution.node_kinds import Choice, Node, nodes_of
 from orchestrator.execution.ray_private import ACCELERATOR
 from orchestrator.units import counted
 
 MOST_CPUS_OF_A_GPU = 8
+# How much of what a node announces of its kind each rank demands: the announced 1 is to suffice for all of them.
+SHARE_OF_A_KIND = 0.001
 
 # Ray counts Intel's and Apple's devices as GPUs, too, and the lanes' ranks meet over NCCL.
 _NO_CUDA = re.compile(r"Intel-GPU-.*|M\d(-Pro|-Max|-Ultra)?|Apple-Silicon")
@@ -29,26 +32,49 @@ class LaneShape:
     cpus_per_rank: int
     use_gpu: bool
     """One GPU for every rank."""
+    strategy: PlacementStrategy = "pack"
+    """How its ranks are placed over nodes."""
+    kind: str | None = None
+    """The kind of device that each rank demands of its node; None where it takes any."""
 
     @property
     def num_ranks(self) -> int:
         """Return how many ranks all lanes have together."""
         return self.num_lanes * self.world_size
 
+    @property
+    def of_its_kind(self) -> dict[str, float]:
+        """Return what a rank demands of its node beside CPUs and a GPU, so that it has the right kind of device."""
+        return {} if self.kind is None else {f"{ACCELERATOR}{self.kind}": SHARE_OF_A_KIND}
 
-def lane_shape(config: StudyConfig) -> LaneShape:
-    """Return what the study file asks for, and else the most that the cluster holds. Raises ValueError where it holds
-    less."""
-    refuse_gpus_without_cuda(ray.nodes())
-    resources = ray.cluster_resources()
-    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+
+def nodes_there() -> list[Node]:
+    """Return the nodes of the cluster. Raises ValueError where trials cannot run on what one of them has."""
+    described = ray.nodes()
+    refuse_gpus_without_cuda(described)
+    return nodes_of(described)
+
+
+def lane_shape(config: StudyConfig, choice: Choice) -> LaneShape:
+    """Return what the study file asks for, and else the most that the chosen nodes hold. Raises ValueError where they
+    hold less."""
+    use_gpu = choice.on_gpus
+    rooms = [Room(node.num_cpus, node.num_gpus if use_gpu else None) for node in choice.nodes]
     world_size, placement = config.world_size, config.placement
-    num_lanes = placement.lanes or (max(1, num_gpus // world_size) if num_gpus else 1)
-    share = largest_share(_rooms(on_gpus=num_gpus > 0), num_lanes * world_size)
-    shape = LaneShape(num_lanes, world_size, placement.cpus_per_rank or share, use_gpu=num_gpus > 0)
-    _refuse_too_few(shape, "GPU", shape.num_ranks if shape.use_gpu else 0, num_gpus)
+    num_gpus, num_cpus = sum(room.num_gpus or 0 for room in rooms), sum(room.num_cpus for room in rooms)
+    num_lanes = placement.lanes or (max(1, _lanes_on_gpus(rooms, world_size, placement.strategy)) if use_gpu else 1)
+    share = placement.cpus_per_rank or largest_share(rooms, num_lanes, world_size, placement.strategy)
+    shape = LaneShape(num_lanes, world_size, share, use_gpu, placement.strategy, choice.demanded)
+    _refuse_too_few(shape, "GPU", shape.num_ranks if use_gpu else 0, num_gpus)
     _refuse_too_few(shape, "CPU", shape.num_ranks * shape.cpus_per_rank, num_cpus)
+    _refuse_too_small_nodes(shape, rooms)
     return shape
+
+
+def _lanes_on_gpus(rooms: Sequence[Room], world_size: int, strategy: PlacementStrategy) -> int:
+    """Return the most lanes that the GPUs of all nodes are enough for."""
+    gpus = [room.num_gpus or 0 for room in rooms]
+    return sum(there // world_size for there in gpus) if strategy == "strict_pack" else sum(gpus) // world_size
 
 
 def refuse_gpus_without_cuda(nodes: Iterable[Mapping[str, Any]]) -> None:
@@ -78,23 +104,55 @@ class Room:
         return ranks if self.num_gpus is None else min(ranks, self.num_gpus)
 
 
-def largest_share(rooms: list[Room], num_ranks: int) -> int:
-    """Return the most CPUs that each of so many ranks can have, none of them on two nodes; 1 where there are too
+def largest_share(
+    rooms: Sequence[Room], num_lanes: int, world_size: int = 1, strategy: PlacementStrategy = "pack"
+) -> int:
+    """Return the most CPUs that each rank of so many lanes can have, where the strategy puts it; 1 where there are too
     few. A rank on a GPU has use for a few only: to compile, and to fetch and pin its batches."""
     on_gpus = any(room.num_gpus is not None for room in rooms)
     most = max((room.num_cpus for room in rooms), default=1)
     shares = range(min(most, MOST_CPUS_OF_A_GPU) if on_gpus else most, 0, -1)
-    return next((share for share in shares if sum(room.num_ranks(share) for room in rooms) >= num_ranks), 1)
+    return next((share for share in shares if _hold(rooms, num_lanes, world_size, share, strategy)), 1)
 
 
-def _rooms(*, on_gpus: bool) -> list[Room]:
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Room(int(one.get("CPU", 0)), int(one.get("GPU", 0)) if on_gpus else None) for one in alive]
+def _hold(
+    rooms: Sequence[Room], num_lanes: int, world_size: int, cpus_per_rank: int, strategy: PlacementStrategy
+) -> bool:
+    """True if nodes with these rooms hold so many lanes, none of whose ranks is on two of them, as the strategy wants it."""
+    ranks = [room.num_ranks(cpus_per_rank) for room in rooms]
+    if strategy == "strict_pack":
+        return sum(there // world_size for there in ranks) >= num_lanes
+    even = num_lanes * -(-world_size // max(1, len(rooms)))
+    held = sum(min(there, even) for there in ranks) if strategy == "spread" else sum(ranks)
+    return held >= num_lanes * world_size
 
 
 def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int) -> None:
     if num_needed > num_there:
+        of_kind = f" of type {shape.kind}" if shape.kind else ""
         raise ValueError(
             f"world_size {shape.world_size} on {counted(shape.num_lanes, 'lane')} takes {counted(num_needed, what)}, and the cluster has "
-            f"{num_there}; lower world_size or placement.lanes, or add nodes"
+            f"{num_there}{of_kind}; lower world_size or placement.lanes, or add nodes"
         )
+
+
+def _refuse_too_small_nodes(shape: LaneShape, rooms: Sequence[Room]) -> None:
+    """Raise ValueError where each lane is to be on one node, and too few nodes are large enough."""
+    if shape.strategy != "strict_pack" or shape.world_size == 1:
+        return
+    ranks = [room.num_ranks(shape.cpus_per_rank) for room in rooms]
+    held = sum(there // shape.world_size for there in ranks)
+    if held >= shape.num_lanes:
+        return
+    needs = f"{'a GPU and ' if shape.use_gpu else ''}{counted(shape.cpus_per_rank, 'CPU')} each"
+    if held == 0:
+        raise ValueError(
+            f"placement.strategy is strict_pack, so that world_size {shape.world_size} takes a node that holds "
+            f"{counted(shape.world_size, 'rank')} ({needs}), and the largest holds {max(ranks, default=0)}; lower world_size or "
+            "placement.cpus_per_rank, or set placement.strategy: pack, with which a trial may be on several nodes"
+        )
+    raise ValueError(
+        f"placement.strategy is strict_pack, and the nodes hold {counted(held, 'lane')} of {counted(shape.world_size, 'rank')} "
+        f"({needs}) where placement.lanes asks for {shape.num_lanes}; lower placement.lanes or placement.cpus_per_rank, or set "
+        "placement.strategy: pack, with which a trial may be on several nodes"
+    )

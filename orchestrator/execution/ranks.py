@@ -29,7 +29,7 @@ from ray.util.placement_group import get_current_placement_group
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
-from orchestrator.study.messages import Assignment, Host, Message
+from orchestrator.study.messages import Assignment, Device, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
@@ -178,10 +178,12 @@ def require_cuda() -> None:
 
 
 def _host() -> Host:
-    from trainers.device.device import describe, pick_device
+    from trainers.device.device import describe, device_name, memory_bytes, pick_device
 
-    device = describe(pick_device())
-    return Host(socket.gethostname(), device, memory_kills(), os.getpid(), process_endings.pid_namespace())
+    device = pick_device()
+    hardware = Device(device_name(device), memory_bytes(device), is_gpu=device.type == "cuda")
+    name, namespace = socket.gethostname(), process_endings.pid_namespace()
+    return Host(name, describe(device), memory_kills(), os.getpid(), namespace, hardware)
 
 
 def _is_leaving() -> bool:

@@ -47,6 +47,8 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
     console.print(shown(f"\nat most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"))
     if config.budget:
         console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
+    if placed := _placement(config):
+        console.print(shown(placed))
     if probing := _probing(config, study, full_runs):
         console.print(shown(probing))
     if estimate:
@@ -68,6 +70,23 @@ def _micro_batches(config: StudyConfig, facts: Facts) -> str | None:
         f"micro-batches are cut by tokens: below, one of size m holds as many tokens, with its padding, as m x {samples}{most}. A step takes the "
         "samples that it would take otherwise, in as many micro-batches or fewer"
     )
+
+
+_PLACED = {
+    "pack": "on one node where it has room for them, else on as few as have",
+    "spread": "spread over the cluster's nodes",
+    "strict_pack": "on one node",
+}
+
+
+def _placement(config: StudyConfig) -> str:
+    """Return where the ranks of a trial are to run, as far as the study file says it; empty if it leaves no choice."""
+    said, placement = [], config.placement
+    if config.world_size > 1:
+        said.append(f"the {config.world_size} ranks of a trial run {_PLACED[placement.strategy]} (placement.strategy)")
+    if placement.device is not None:
+        said.append(f"trials run on {placement.device} alone (placement.device)")
+    return "; ".join(said)
 
 
 def _run_cost(config: StudyConfig) -> str:

@@ -18,6 +18,7 @@ from orchestrator.output.shown import Terminal, shown
 from orchestrator.output.time_split import time_split
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.node_speeds import stragglers
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, Trial, TrialState
 from orchestrator.terminal import printable
@@ -120,8 +121,10 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
 
 
 def notice_lines(study: Study) -> list[str]:
-    """Return what trials and drivers met and dealt with, a line for each of the first notices."""
-    lines = [
+    """Return what trials and drivers met and dealt with, a line for each of the first notices, and before them the nodes that are
+    slower than the others."""
+    slow = [str(straggler) for straggler in stragglers(study.trials.values()).values()]
+    lines = slow + [
         f"{trial_id}: {notice.text}" if trial_id else notice.text
         for trial_id, notices in study.notices.items()
         for notice in notices

@@ -9,6 +9,7 @@ from orchestrator.config.keys import StudyConfig
 from orchestrator.output.published import published_pick
 from orchestrator.stages.branch import BranchFindings
 from orchestrator.stages.estimates.generalisation import overfitting_of
+from orchestrator.stages.estimates.node_speeds import stragglers
 from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.findings import found
 from orchestrator.stages.frontier.findings import FrontierFindings
@@ -214,6 +215,7 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
             "was planned; the probability counts with what it would have been"
         )
+    warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
     if waits := input_bound([winner]):
         warnings.append(f"the recommended run is {waits}")
     if overfitting := overfitting_of(winner):

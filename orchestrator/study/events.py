@@ -76,7 +76,11 @@ class _OnALane(_Event):
     @model_serializer(mode="wrap")
     def _without_an_unknown_lane(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what earlier versions did not write."""
-        return {key: value for key, value in serialise(self).items() if key != "lane" or value is not None}
+        written = serialise(self)
+        if written["lane"] is None:
+            return {key: value for key, value in written.items() if key != "lane"}
+        lane = {key: value for key, value in written["lane"].items() if value or key not in ("devices", "nodes")}
+        return written | {"lane": lane}
 
 
 class RunBegan(_Event):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from orchestrator.study.messages import Device
 from trainers.before.peak_memory import PeakMemory
 from trainers.config import DevicePeak, Precision
 from trainers.counted import Counted, rate_unit
@@ -44,6 +45,10 @@ class Facts:
     """What a rank's device can compute at most, for each precision of the study."""
     device: str | None = None
     """What the first lane runs on."""
+    device_kind: str | None = None
+    """The kind of device that the study runs on, as the cluster's nodes announce it."""
+    measured_on: Device | None = None
+    """The device of the first lane by its parts: no lane on another kind of GPU runs a trial."""
     versions: dict[str, str] | None = None
     """Those of Python and of the libraries that decide how a run goes, by their names, in the driver that began the study."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.causes import Cause
+from orchestrator.units import bytes_text
 from trainers.notices import Notice
 from trainers.report import Known
 
@@ -42,6 +43,29 @@ class Assignment:
     """How many groups of processes have died under the trial."""
 
 
+# What two GPUs of one kind say of their memory may differ by this share, with their drivers and their error correction.
+SAME_MEMORY = 0.02
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a rank computes on."""
+
+    name: str
+    memory_bytes: int
+    """All that a GPU has, or a rank's host."""
+    is_gpu: bool = False
+
+    def is_like(self, other: Device) -> bool:
+        """True if both are of one kind: what one measured holds for the other."""
+        most = max(self.memory_bytes, other.memory_bytes)
+        alike = (self.name, self.is_gpu) == (other.name, other.is_gpu)
+        return alike and abs(self.memory_bytes - other.memory_bytes) <= SAME_MEMORY * most
+
+    def __str__(self) -> str:
+        return f"{self.name} ({bytes_text(self.memory_bytes)})"
+
+
 @dataclass(frozen=True)
 class Host:
     """Where a rank of a lane runs."""
@@ -54,6 +78,8 @@ class Host:
     process_id: int = 0
     pid_namespace: str = ""
     """Where `process_id` means this process; nowhere if it is empty."""
+    hardware: Device | None = None
+    """The device by its parts; None if nobody has said it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +90,26 @@ class HeldLane:
     """From 0, among those of this run of the study."""
     node: str
     """The host of its rank 0."""
+    devices: tuple[Device, ...] = ()
+    """What its ranks compute on, by rank; a single one where all have the same. (): nobody has said it."""
+    nodes: tuple[str, ...] = ()
+    """The hosts of its ranks, by rank, where they are on several."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The hosts of its ranks, each once."""
+        return tuple(dict.fromkeys(self.nodes)) or (self.node,)
+
+
+@dataclass(frozen=True)
+class FirstLane:
+    """What the first lane that came up runs on: all lanes of a study run on the same."""
+
+    device: str = ""
+    """Describes the hardware that speed and memory depend on; empty where no lane came up."""
+    hardware: Device | None = None
+    num_nodes: int = 1
+    """The hosts that its ranks are on: with more than one, its speed is one over a network."""
 
 
 @dataclass(frozen=True)

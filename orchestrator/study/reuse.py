@@ -26,6 +26,7 @@ from orchestrator.config.stages import Frontier
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
 from orchestrator.study.inputs import import_paths, packages_of, sources_of
+from orchestrator.study.messages import Device, FirstLane
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
 from trainers.criteria import TransformersLoss
@@ -83,9 +84,18 @@ class Measured:
 class Measurements:
     """What a study may take from earlier ones, and what it leaves for later ones."""
 
-    def __init__(self, file: Path, identity: Identity, run_dir: str, *, remeasure: bool = False) -> None:
-        """Read the file. identity: what all trials of the study share, see `identity`. remeasure: reuse nothing."""
-        self._file, self._identity, self._run_dir = file, identity, run_dir
+    def __init__(
+        self,
+        file: Path,
+        identity: Identity,
+        run_dir: str,
+        *,
+        remeasure: bool = False,
+        hardware: Device | None = None,
+    ) -> None:
+        """Read the file. identity: what all trials of the study share, see `identity`. remeasure: reuse nothing. hardware: the device
+        that the identity tells of; a trial that ran on another one leaves nothing."""
+        self._file, self._identity, self._run_dir, self._hardware = file, identity, run_dir, hardware
         self._known = {} if remeasure else {record.key: record for record in _records(file)}
 
     def find(self, wanted: Sequence[Proposal]) -> dict[str, Measured]:
@@ -111,8 +121,12 @@ class Measurements:
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
-        if _is_of_the_trial(trial):
+        if _is_of_the_trial(trial) and self._ran_on_this_hardware(trial):
             self._append(trial, disturbed=False)
+
+    def _ran_on_this_hardware(self, trial: Trial) -> bool:
+        devices = [device for hold in trial.holds if hold.lane for device in hold.lane.devices]
+        return self._hardware is None or all(device.is_like(self._hardware) for device in devices)
 
     def forget(self, trial: Trial) -> None:
         """Have later studies measure a trial again, since something else had the machine while it ran."""
@@ -208,8 +222,8 @@ def _knobs_of(config: StudyConfig) -> tuple[str, ...]:
     return (*config.memory_knobs, *((frontier and frontier.memory_knobs) or ()))
 
 
-def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
-    """Return what decides every trial's memory and speed beside its own configuration."""
+def identity(config: StudyConfig, facts: Facts, lane: FirstLane) -> Identity:
+    """Return what decides every trial's memory and speed beside its own configuration. lane: where it runs."""
     optimizer = config.optimizer
     targets = [path for path in import_paths(config) if path and not path.startswith(("torch.", "torchao."))]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
@@ -219,8 +233,9 @@ def identity(config: StudyConfig, facts: Facts, device: str) -> Identity:
     libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
     libraries += LIBRARIES if of_others else []
     frontier = config.keys_of(Frontier)
-    return {
-        "device": device,
+    network = {"num_nodes": lane.num_nodes} if lane.num_nodes > 1 else {}
+    return network | {
+        "device": lane.device,
         "python": platform.python_version(),
         "libraries": {library: found for library in libraries if (found := _version(library))},
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),

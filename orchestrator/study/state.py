@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from bisect import bisect_left, insort
@@ -282,8 +283,8 @@ def _from_its_beginning(trial: Trial) -> Trial:
 
 def changed(trial: Trial, event: TrialEvent) -> Trial:
     """Return the trial after the event; the trial must not have ended."""
-    if isinstance(event, Evaluated | Paused | Interrupted | Ended) and event.lane is not None:
-        trial = _heard_from(trial, event.lane)
+    if isinstance(event, Evaluated | Paused | Interrupted | Ended):
+        trial = heard_from(trial, event.lane)
     match event:
         case Started():
             # An event that comes once more begins no other hold.
@@ -314,11 +315,17 @@ def changed(trial: Trial, event: TrialEvent) -> Trial:
             return replace(ended, metrics=metrics, seconds=trial.seconds + event.seconds)
 
 
-def _heard_from(trial: Trial, lane: HeldLane) -> Trial:
+def heard_from(trial: Trial, lane: HeldLane | None) -> Trial:
     """Return the trial with the lane that it has spoken from, if it holds one."""
-    if not trial.holds or trial.holds[-1].ended is not None:
+    if lane is None or not trial.holds or trial.holds[-1].ended is not None:
         return trial
-    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], lane=lane)))
+    return replace(trial, holds=(*trial.holds[:-1], replace(trial.holds[-1], lane=_shared(lane))))
+
+
+@functools.cache
+def _shared(lane: HeldLane) -> HeldLane:
+    """Return one object for all that are equal: every line of the journal would bring its own."""
+    return lane
 
 
 def _freed(trial: Trial, time: float | None, *, lost: bool = False) -> Trial:

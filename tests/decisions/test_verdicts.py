@@ -10,8 +10,9 @@ from orchestrator.config.stages import AshaPruner
 from orchestrator.config.trial import base_trial
 from orchestrator.decisions import verdicts
 from orchestrator.study.events import Evaluated, Promoted, Started, proposed
+from orchestrator.study.messages import HeldLane
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal
+from orchestrator.study.trial import PLANNED_RATE, Proposal
 from tests.support.lane_player import study_of
 from tests.support.worlds import train_config
 from trainers.config import BranchPoint, Phase
@@ -114,3 +115,27 @@ def test_a_ramp_is_held_against_its_own_start() -> None:
 def test_the_first_losses_of_a_branch_are_no_start() -> None:
     point = BranchPoint(directory="trials/trunk", samples=800)
     assert verdict_on([3.0] * 5 + [9.0] * 15, 800 + 20 * 8, branch_from=point, sample_budget=2048) == "go on"
+
+
+def test_a_run_does_not_lose_for_the_node_that_it_runs_on() -> None:
+    """Node b takes 2.5 times as long, and runs below half the speed of the best, or of the planned one, are stopped."""
+    study = Study("s")
+    runs = [(f"{node}{n}-{size}", node, size) for n in range(4) for size in (4, 8) for node in ("a", "b")]
+    for name, node, size in runs:
+        accumulation, seconds = 16 // size, (2.5 if node == "b" else 1.0) * 2 * (1 + 0.01 * len(study.trials))
+        config = BASE.model_copy(update={"micro_batch_size": size, "gradient_accumulation_steps": accumulation})
+        plan = {PLANNED_RATE: 8.0}
+        study.apply(proposed(Proposal(name, "train", config, candidate=name, expected=plan)))
+        study.apply(Started(id=name))
+        metrics: dict[str, Any] = {"samples_seen": 400, "step_seconds": seconds, "tokens_per_second": 16 / seconds}
+        study.apply(Evaluated(id=name, metrics=metrics, lane=HeldLane(0, node)))
+    config = study_of(kill={"min_relative_throughput": 0.5})
+
+    def verdict(name: str, share: float) -> str:
+        trial = study.trials[name]
+        rates = {key: (trial.metric(key) or 0.0) * share for key in ("tokens_per_second",)}
+        metrics: dict[str, Any] = trial.metrics | rates | {"step_seconds": trial.measured("step_seconds") / share}
+        return str(verdicts.between_rungs(study, config, trial, metrics, [1.0]).action)
+
+    assert {verdict(name, 1.0) for name, _, _ in runs} == {"go on"}
+    assert {verdict(name, 0.4) for name, _, _ in runs} == {"stop"}, "what is slow on any node is stopped on each"

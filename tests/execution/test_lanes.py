@@ -16,7 +16,7 @@ from orchestrator.execution import dispatcher as dispatcher_module
 from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
 from orchestrator.execution.lanes import blame_for
 from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Blame, Host, Message
+from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 
 
 def assignment(trial_id: str = "a", key: str = "") -> Assignment:
@@ -50,13 +50,15 @@ class TestStarting:
     def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes(self) -> None:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=2)
-            asked = asyncio.create_task(dispatcher.device())
+            asked = asyncio.create_task(dispatcher.first_lane())
             await dispatcher.introduce("lane", Host("a", "a GPU, 80 GB", 0))
-            assert await asked == "a GPU, 80 GB"
+            await dispatcher.introduce("lane", Host("b", "a GPU, 80 GB", 0), rank=1)
+            await running(dispatcher)
+            assert await asked == FirstLane("a GPU, 80 GB", num_nodes=2)
             without = Dispatcher(num_lanes=1)
-            asked = asyncio.create_task(without.device())
+            asked = asyncio.create_task(without.first_lane())
             await lose(without, "lane", "no GPU")
-            assert await asked == ""
+            assert await asked == FirstLane()
 
         play(scene())
 
@@ -84,6 +86,94 @@ class TestStarting:
             assert await dispatcher.take("lane", "later group", 1) == assignment("c"), "its node is back"
             await dispatcher.close()
             assert not await dispatcher.no_room("lane")
+
+        play(scene())
+
+
+H100 = Device("NVIDIA H100", 80 << 30, is_gpu=True)
+H100_ALMOST = Device("NVIDIA H100", (80 << 30) - (1 << 30), is_gpu=True)
+HALF = Device("NVIDIA H100", 40 << 30, is_gpu=True)
+
+
+def on(device: Device, node: str = "a") -> Host:
+    return Host(node, str(device), 0, hardware=device)
+
+
+class TestAnotherKindOfDevice:
+    def test_a_lane_with_a_rank_on_another_kind_of_gpu_runs_nothing_and_its_train_run_is_not_started_again(
+        self,
+    ) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            await dispatcher.introduce("lane", on(H100))
+            await dispatcher.introduce("lane", on(H100_ALMOST), rank=1)
+            await dispatcher.introduce("other", on(H100))
+            await dispatcher.introduce("other", on(HALF, "b"), rank=1)
+            await dispatcher.assign(assignment())
+            assert await dispatcher.take("other", "its group", 1) is None, "its ranks go home"
+            assert await dispatcher.follow("other", "its group", 1) is None
+            assert not await dispatcher.run_lost("other", "its ranks went home", "machine")
+            assert await dispatcher.take("lane", "group", 1) == assignment()
+            assert await dispatcher.given_up() == [
+                "its rank 1 runs on NVIDIA H100 (40 GiB) of b, and the study measures on NVIDIA H100 (80 GiB): what one kind of GPU "
+                "measures holds for no other"
+            ]
+
+        play(scene())
+
+    def test_a_study_that_goes_on_measures_on_what_it_has_measured_on_whichever_lane_comes_first(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2, measured_on=H100)
+            await dispatcher.introduce("lane", on(HALF))
+            assert await dispatcher.take("lane", "group", 1) is None
+            asked = asyncio.create_task(dispatcher.first_lane())
+            await dispatcher.introduce("other", on(H100))
+            await running(dispatcher, lane="other", group="other group")
+            assert (await asked).hardware == H100
+
+        play(scene())
+
+    def test_where_no_lane_has_the_right_kind_every_trial_ends_with_the_reason(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1, measured_on=H100)
+            await dispatcher.assign(assignment())
+            await dispatcher.introduce("lane", on(HALF))
+            last = await dispatcher.next_message("a")
+            assert last.outcome == "no_lane"
+            assert "its rank 0 runs on NVIDIA H100 (40 GiB) of a" in last.reason
+            assert await dispatcher.first_lane() == FirstLane()
+
+        play(scene())
+
+    def test_a_trial_that_the_right_kind_has_begun_goes_on_elsewhere(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            await dispatcher.introduce("lane", on(H100))
+            await running(dispatcher)
+            await dispatcher.group_died("lane", "its node has died", "machine")
+            await dispatcher.introduce("lane", on(HALF, "b"))
+            assert (await dispatcher.next_message("a")).outcome == "interrupted"
+
+        play(scene())
+
+    def test_cpus_of_several_kinds_run_trials(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2, measured_on=Device("a CPU", 1 << 30))
+            await dispatcher.introduce("lane", on(Device("another CPU", 1 << 30)))
+            await running(dispatcher)
+
+        play(scene())
+
+    def test_a_message_says_what_each_rank_runs_on_and_once_where_that_is_the_same(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            for lane, second in [("lane", on(H100, "a")), ("other", on(H100_ALMOST, "b"))]:
+                await dispatcher.introduce(lane, on(H100, "a"))
+                await dispatcher.introduce(lane, second, rank=1)
+                await running(dispatcher, trial_id=lane, lane=lane, group=lane)
+                await dispatcher.say(lane, Message())
+            assert (await dispatcher.next_message("lane")).lane == HeldLane(0, "a", (H100,))
+            assert (await dispatcher.next_message("other")).lane == HeldLane(1, "a", (H100, H100_ALMOST), ("a", "b"))
 
         play(scene())
 

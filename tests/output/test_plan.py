@@ -61,3 +61,17 @@ def test_what_the_frontier_tries_at_its_fastest_point_alone_is_named(capsys: pyt
     print_plan(study_of(stages=[{"type": "frontier"}]), facts, predict_memory=False)
     assert "  at the fastest point, also: the model as one graph, cross-entropy in chunks\n" in capsys.readouterr().out
     assert "at the fastest point" not in planned(capsys, [{"type": "frontier"}]), "of a model that has neither"
+
+
+def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_choice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    placement = {"strategy": "strict_pack", "device": "H100"}
+    print_plan(study_of(world_size=2, placement=placement), Facts(), predict_memory=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "the 2 ranks of a trial run on one node (placement.strategy); trials run on H100 alone (placement.device)"
+        in said
+    )
+    print_plan(study_of(), Facts(), predict_memory=False)
+    assert "placement" not in capsys.readouterr().out

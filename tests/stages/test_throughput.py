@@ -16,8 +16,10 @@ from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoin
 from orchestrator.stages.probing import max_samples, rate_at
 from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.study.causes import Cause
+from orchestrator.study.events import Ended, Started, proposed
 from orchestrator.study.facts import Facts
-from orchestrator.study.trial import Proposal
+from orchestrator.study.messages import HeldLane
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, FULL, MIB, NONE
 from trainers.config import TrialConfig
@@ -418,3 +420,48 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
         assert name in again.ids()
         measure(again, trial.proposal, noisy(0.08)(trial.proposal))
     assert again.ids() == known.ids()
+
+
+# Nodes
+
+
+def played_on_two_nodes(slow: float) -> Known:
+    """Two lanes, each on a node of its own: who is free first takes the next trial. Steps take so many times as long on the second."""
+    known = Known({"type": "throughput", "max_samples": 10**9}, None, sample_budget=10**6, more_stages=[TRAIN])
+    known.context = replace(known.context, num_lanes=2)
+    known.concluded(frontier(1, 2, 4, 8))
+    free_at, noise = [0.0, 0.0], noisy(0.02)
+    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+        for proposal in waiting:
+            lane = free_at.index(min(free_at))
+            config, factor = proposal.config, (1.0, slow)[lane]
+            seconds = config.effective_batch_size / samples_per_second(config.micro_batch_size)
+            seconds *= factor * noise(proposal)
+            free_at[lane] += 10 * seconds
+            known.study.apply(proposed(proposal))
+            known.study.apply(Started(id=proposal.id))
+            metrics = {"tokens_per_second": 128 / seconds, "step_seconds": seconds, **signal(config)}
+            held = HeldLane(lane, f"node-{lane}")
+            known.study.apply(
+                Ended(
+                    id=proposal.id,
+                    state=TrialState.COMPLETE,
+                    cause=None,
+                    reason="",
+                    metrics=metrics,
+                    seconds=1,
+                    lane=held,
+                )
+            )
+    return known
+
+
+def test_the_speed_of_no_batch_depends_on_how_often_it_was_timed_on_a_slower_node() -> None:
+    alike, unequal = (
+        {
+            rate.effective_batch_size: rate.samples_per_second
+            for rate in played_on_two_nodes(slow).found(ThroughputFindings).rates
+        }
+        for slow in (1.0, 1.6)
+    )
+    assert unequal == pytest.approx(alike, rel=0.05)

@@ -12,8 +12,9 @@ import pytest
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
+from orchestrator.study.messages import Device, FirstLane, HeldLane
 from orchestrator.study.reuse import Measurements, against_peak, identity, source_digest
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from trainers.config import DevicePeak, TrialConfig
 from trainers.files import StorageLost
@@ -113,6 +114,31 @@ def test_what_decides_on_the_outcome_makes_it_another_measurement(file: Path, ot
 @pytest.mark.parametrize("change", [{"device": "a GPU, 40 GB"}, {"torch": "2.12.0"}])
 def test_on_another_machine_it_is_measured_again(file: Path, change: dict[str, str]) -> None:
     assert Measurements(file, IDENTITY | change, "/runs/second").find([proposal()]).get(proposal().id) is None
+
+
+H100, SMALLER = Device("NVIDIA H100", 85 << 30, is_gpu=True), Device("NVIDIA H100", 47 << 30, is_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("ran_on", "found"), [((), True), ((H100,), True), ((SMALLER,), False), ((H100, SMALLER), False)]
+)
+def test_a_trial_that_ran_on_another_device_than_the_study_tells_of_leaves_nothing(
+    tmp_path: Path, ran_on: tuple[Device, ...], found: bool
+) -> None:
+    """Of two ranks, one is enough."""
+    study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first", hardware=H100)
+    study.remember(replace(ended(), holds=(Hold(0.0, 1.0, lane=HeldLane(0, "a", ran_on)),)))
+    again = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second", hardware=H100)
+    assert bool(again.find([proposal()])) == found
+
+
+def test_ranks_on_several_nodes_measure_something_else_than_ranks_on_one() -> None:
+    """What one node measured keeps the identity that it had before there was a choice."""
+    config = study_of(world_size=2)
+    alone, over_a_network = (identity(config, Facts(), FirstLane("a GPU", H100, nodes)) for nodes in (1, 2))
+    assert alone != over_a_network
+    assert "num_nodes" not in alone
+    assert identity(config, Facts(), FirstLane("another GPU", H100)) != alone
 
 
 def test_measuring_again_takes_nothing(file: Path) -> None:
@@ -216,10 +242,10 @@ def test_a_changed_line_of_the_users_source_makes_another_identity(
     (package / "__init__.py").write_text("")
     (package / "layers.py").write_text("width = 1\n")
     config = study_of(model={"target": "measured_package.model:Model"})
-    before = identity(config, Facts(), "a GPU")
-    assert identity(config, Facts(), "a GPU") == before
+    before = identity(config, Facts(), FirstLane("a GPU"))
+    assert identity(config, Facts(), FirstLane("a GPU")) == before
     (package / "layers.py").write_text("width = 2\n")
-    assert identity(config, Facts(), "a GPU") != before
+    assert identity(config, Facts(), FirstLane("a GPU")) != before
 
 
 def test_a_single_module_counts_and_one_that_is_nowhere_does_not(

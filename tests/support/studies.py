@@ -48,6 +48,18 @@ class SaysWhereItIs(GPT):
             file.write(f"{os.getpid()}\n")
 
 
+class SaysItsNode(GPT):
+    """A model that leaves in a file the node of Ray's on which it is built, where that is a lane's."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, log: str) -> None:
+        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
+        import ray
+
+        if ray.is_initialized():
+            with Path(log).open("a") as file:
+                file.write(f"{ray.get_runtime_context().get_node_id()}\n")
+
+
 class LogsItsBatches(GPT):
     """A model that leaves in a file when and where it is built, and the checksum of every batch that it trains on."""
 

@@ -24,11 +24,20 @@ def device_bytes(device: torch.device) -> int | None:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
+def device_name(device: torch.device) -> str:
+    """Return how the GPU, or the host's CPU, is called."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return all memory of the GPU, or of the host."""
+    return device_bytes(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def describe(device: torch.device) -> str:
     """Return the device's name and memory; for a CPU host also how many threads torch uses."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {device_bytes(device)} bytes"
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{name}, {torch.get_num_threads()} threads, {total} bytes"
+    threads = "" if device.type == "cuda" else f"{torch.get_num_threads()} threads, "
+    return f"{device_name(device)}, {threads}{memory_bytes(device)} bytes"

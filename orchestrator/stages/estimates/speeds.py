@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import PLANNED_RATE, Trial, TrialState
 
@@ -24,20 +25,21 @@ def is_off(share: float) -> bool:
 
 def usual_share(trials: Sequence[Trial]) -> float | None:
     """Return the usual speed of the runs that have ended, as a share of the planned one; None before one has."""
-    ended = [_share(trial) for trial in trials if trial.state is TrialState.COMPLETE]
+    slow = stragglers(trials)
+    ended = [_share(trial, slow) for trial in trials if trial.state is TrialState.COMPLETE]
     known = [share for share in ended if share is not None]
     return statistics.median(known) if known else None
 
 
 def shares_of_plan(trials: Sequence[Trial]) -> dict[int, float]:
     """Return the speed of each batch's runs as a share of the planned one, beside what is usual: what slows all alike tells
-    nothing about a batch."""
-    usual, stopped = usual_share(trials), num_too_slow(trials)
+    nothing about a batch, nor does a node that is slower than the others."""
+    usual, stopped, slow = usual_share(trials), num_too_slow(trials), stragglers(trials)
     if usual is None:
         return {}
     by_batch = dict[int, list[float]]()
     for trial in trials:
-        batch, share = trial.config.effective_batch_size, _share(trial)
+        batch, share = trial.config.effective_batch_size, _share(trial, slow)
         if share is not None and (trial.cause is not Cause.LOW_THROUGHPUT or stopped[batch] >= SLOW_RUNS):
             by_batch.setdefault(batch, []).append(share)
     return {batch: statistics.median(shares) / usual for batch, shares in by_batch.items()}
@@ -49,6 +51,8 @@ def num_too_slow(trials: Sequence[Trial]) -> Counter[int]:
     return Counter(trial.config.effective_batch_size for trial in stopped.values())
 
 
-def _share(trial: Trial) -> float | None:
+def _share(trial: Trial, slow: Mapping[Place, Straggler]) -> float | None:
     planned, seconds = trial.proposal.expected.get(PLANNED_RATE), trial.metric("step_seconds")
-    return trial.config.effective_batch_size / seconds / planned if planned and seconds else None
+    if not planned or not seconds:
+        return None
+    return slowness(trial, slow) * trial.config.effective_batch_size / seconds / planned

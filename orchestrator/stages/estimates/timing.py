@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Literal, TypeVar
@@ -189,6 +189,13 @@ class Timings(Generic[Name]):
             return None
         probability = 1 - (1 - CONFIDENCE) / 2 / num_pairs
         return t_quantile(self._degrees_of_freedom, probability) * self.spread / math.sqrt(len(self.rounds))
+
+
+def in_turn(names: Sequence[Name], number: int, num_lanes: int) -> list[Name]:
+    """Return what is timed in the order in which a round begins it. On several lanes each round begins with another one, so
+    that none of them is always timed on the same node."""
+    first = (number - 1) % len(names) if num_lanes > 1 and names else 0
+    return [*names[first:], *names[:first]]
 
 
 def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool]) -> int:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from orchestrator.config.stages import Frontier, Train
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
 from orchestrator.stages.estimates.timing import (
     DISAGREEMENT,
     GPU_PROBE_SECONDS,
     GPU_TIMING_SECONDS,
     Timings,
+    in_turn,
     rounds_wanted,
 )
 from orchestrator.stages.frontier.findings import OperatingPoint
@@ -312,7 +315,10 @@ class FrontierProgress:
     def timings(self) -> list[Proposal]:
         """Return a trial of every finalist in every round, round by round; none if there is only one finalist."""
         rounds = range(1, self.num_rounds + 1)
-        return [self._static(point, f"round{n}", round=n) for n in rounds for point in self._in_round(n)]
+        return [self._static(point, f"round{n}", round=n) for n in rounds for point in self._in_order(n)]
+
+    def _in_order(self, number: int) -> list[OperatingPoint]:
+        return in_turn(self._in_round(number), number, self.context.num_lanes)
 
     def _in_round(self, number: int) -> list[OperatingPoint]:
         """Return the finalists of a round, without those that did not run in one before: they would compile in vain again."""
@@ -368,10 +374,15 @@ class FrontierProgress:
         rates = dict[OperatingPoint, dict[int, float]]()
         for point in self.finalists:
             trials = {number: self.timing_of(point, number) for number in range(1, num_rounds + 1)}
-            done = {n: rate_of(trial) for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
+            ran = {n: trial for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
+            done = {n: rate_of(trial) * slowness(trial, self._stragglers) for n, trial in ran.items()}
             if len(done) == num_rounds and all(done.values()):
                 rates[point] = done
         return Timings(rates, disturbed_rounds(self.context)) if num_rounds and len(rates) > 1 else None
+
+    @cached_property
+    def _stragglers(self) -> Mapping[Place, Straggler]:
+        return stragglers(self.trials())
 
     # Verification
 

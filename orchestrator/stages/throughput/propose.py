@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,8 @@ from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, rounds_wanted
+from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
 from orchestrator.stages.forms import Form
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.probing import disturbed_rounds, max_samples
@@ -36,7 +38,8 @@ class ThroughputProgress:
 
     def proposals(self) -> list[Proposal]:
         rounds = range(1, self.num_rounds + 1)
-        return [self._timing(form, number) for number in rounds for form in self.forms]
+        lanes = self.context.num_lanes
+        return [self._timing(form, number) for number in rounds for form in in_turn(self.forms, number, lanes)]
 
     @cached_property
     def batches(self) -> Batches:
@@ -124,10 +127,15 @@ class ThroughputProgress:
         rates = dict[Form, dict[int, float]]()
         for form in self.forms:
             trials = {number: self.trial_of(form, number) for number in range(1, num_rounds + 1)}
-            done = {n: rate for n, trial in trials.items() if trial and (rate := _samples_per_second(trial))}
+            rated = {n: (trial, rate) for n, trial in trials.items() if trial and (rate := _samples_per_second(trial))}
+            done = {n: rate * slowness(trial, self._stragglers) for n, (trial, rate) in rated.items()}
             if len(done) == num_rounds:
                 rates[form] = done
         return Timings(rates, disturbed_rounds(self.context)) if rates and num_rounds else None
+
+    @cached_property
+    def _stragglers(self) -> Mapping[Place, Straggler]:
+        return stragglers(self.context.trials())
 
     def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
         """Return the fastest form of a batch; None if none of them ran."""

@@ -1,0 +1,142 @@
+"""Which kind of device a study runs on where a cluster has several, and which nodes it then leaves idle. Pure.
+
+Speed and memory that one kind of GPU measured hold for no other, so all lanes of a study have the same. A kind is what a
+node announces as Ray's resource `accelerator_type:<kind>`: Ray does so by itself for GPUs that it knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.execution.ray_private import ACCELERATOR
+from orchestrator.units import counted
+
+# So many nodes are named where some are left idle.
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster, and what it announces."""
+
+    name: str
+    num_cpus: int
+    num_gpus: int = 0
+    kind: str | None = None
+    """None: it announces none."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes that lanes may run on, and those that have room and are left idle."""
+
+    nodes: tuple[Node, ...]
+    idle: tuple[Node, ...] = ()
+    kind: str | None = None
+    """What the former have; None where no node announces a kind."""
+    is_named: bool = False
+    """True if the study file names the kind: nodes that join later may have another."""
+
+    @property
+    def on_gpus(self) -> bool:
+        return any(node.num_gpus for node in self.nodes)
+
+    @property
+    def demanded(self) -> str | None:
+        """The kind that lanes must ask Ray for. Where there is no choice they ask for none: an autoscaler may not know what
+        the nodes that it could start will announce."""
+        return self.kind if self.idle or self.is_named else None
+
+    def said(self) -> str:
+        """Return for people which nodes are left idle and why; empty if none are."""
+        if not self.idle:
+            return ""
+        return (
+            f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {self._of_idle()} idle: what one kind of "
+            "device measures holds for no other. To use those instead, give a study of its own placement: {device: ...}"
+        )
+
+    def _of_idle(self) -> str:
+        kinds = sorted({node.kind or "" for node in self.idle})
+        told = [(kind, [node for node in self.idle if (node.kind or "") == kind]) for kind in kinds]
+        return " and ".join(f"{_told(nodes)} {_type(kind)} ({_names(nodes)})" for kind, nodes in told)
+
+
+def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Return the nodes that live, from what `ray.nodes` tells of all."""
+    return [
+        Node(
+            one["NodeManagerHostname"],
+            int(one["Resources"].get("CPU", 0)),
+            int(one["Resources"].get("GPU", 0)),
+            next((name.removeprefix(ACCELERATOR) for name in one["Resources"] if name.startswith(ACCELERATOR)), None),
+        )
+        for one in described
+        if one["Alive"]
+    ]
+
+
+def chosen_nodes(nodes: Sequence[Node], named: str | None = None, measured_on: str | None = None) -> Choice:
+    """Return the nodes of one kind: that which the study file names, or on which the study has measured, or else the one of
+    which there is the most. Raises ValueError where no node has it."""
+    on_gpus = any(node.num_gpus for node in nodes)
+    with_room = [node for node in nodes if _devices(node, on_gpus=on_gpus)]
+    there = Counter[str]()
+    for node in with_room:
+        if node.kind is not None:
+            there[node.kind] += _devices(node, on_gpus=on_gpus)
+    if named is not None and named not in there:
+        raise ValueError(_not_there(named, there))
+    if named is None and measured_on is not None and measured_on not in there:
+        raise ValueError(_other_than_measured(measured_on, there))
+    if not there:
+        return Choice(tuple(with_room))
+    kind = named or measured_on or min(there, key=lambda one: (-there[one], one))
+    ours = tuple(node for node in with_room if node.kind == kind)
+    return Choice(ours, tuple(node for node in with_room if node.kind != kind), kind, is_named=named is not None)
+
+
+def _devices(node: Node, *, on_gpus: bool) -> int:
+    return node.num_gpus if on_gpus else node.num_cpus
+
+
+def _not_there(named: str, there: Counter[str]) -> str:
+    if not there:
+        return (
+            f"placement.device is {named}, and no node of the cluster announces which kind it has; leave placement.device out, or "
+            f"start Ray there with --resources='{{\"{ACCELERATOR}{named}\": 1}}'"
+        )
+    return (
+        f"placement.device is {named}, and the cluster has {_kinds(there)}; name one of these, leave placement.device out, or add "
+        f"a node with {named}"
+    )
+
+
+def _other_than_measured(measured_on: str, there: Counter[str]) -> str:
+    has = _kinds(there) if there else "none that it announces"
+    return (
+        f"this study has measured on devices of type {measured_on}, and the cluster has {has}: what one kind measured holds for no "
+        f"other; add a node with {measured_on}, or begin another study here with --dir"
+    )
+
+
+def _kinds(there: Counter[str]) -> str:
+    return " and ".join(f"{number} of type {kind}" for kind, number in sorted(there.items()))
+
+
+def _type(kind: str) -> str:
+    return f"of type {kind}" if kind else "of a type that is not announced"
+
+
+def _told(nodes: Sequence[Node]) -> str:
+    gpus = sum(node.num_gpus for node in nodes)
+    return counted(gpus, "GPU") if gpus else counted(sum(node.num_cpus for node in nodes), "CPU")
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    names = sorted({node.name for node in nodes})
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
