@@ -174,9 +174,10 @@ def test_trials_at_rungs_are_counted_and_those_that_wait_there(config: StudyConf
 
 
 def test_while_runs_are_compared_a_log_and_the_panel_tell_which_batch_may_be_the_best(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a real study, as far as its journal had come after each of its runs."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # a log has no width
     config, study = load_stored_study(RECORDED / "study.yaml"), Study("quickstart")
     progress = Progress(config, study)
     for line in read_lines(RECORDED / "journal.jsonl"):
