@@ -89,8 +89,8 @@ class KillRules(Strict):
     spike_steps: PositiveInt = 3
     """So many spikes in a row stop the trial."""
     above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
-    """After warm-up, a trial is stopped if its loss is more than so many times the loss of its first steps. null: a
-    loss above the first stops no trial."""
+    """After warm-up, a trial is stopped if ten losses in a row are more than so many times the highest of its first five
+    steps. null: losses above the first stop no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
     effective batch, whatever that one's split and mode; or if it trains slower than this share of the speed that its

@@ -28,8 +28,11 @@ def judge_losses(
     )
 
 
-# The loss at the start is the median of so many steps, and so is the loss after warm-up that is held against it.
+# A run is above its start once so many losses in a row, after warm-up, are above the highest of its first steps by the
+# factor. Asked at every step, two medians of five would say so of nearly every run whose loss is noisy and hardly falls:
+# of losses that are means of 8 to 64 squares of normal noise, 84 to 96 % in 120 steps, and this rule 0 to 0.5 %.
 _START_STEPS = 5
+_STEPS_ABOVE = 10
 # A spike is held against the median of so many steps before it, or of fewer while there are not so many yet...
 _SPIKE_WINDOW = 50
 # ... but at least of so many: before that no loss is called a spike.
@@ -38,12 +41,15 @@ _SPIKE_HISTORY = 20
 
 def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float | None) -> Decision | None:
     settled = losses[max(num_warmup_steps, _START_STEPS) :]
-    if factor is None or len(settled) < _START_STEPS:
+    if factor is None or len(settled) < _STEPS_ABOVE:
         return None
-    start, now = statistics.median(losses[:_START_STEPS]), statistics.median(settled[-_START_STEPS:])
-    if now <= factor * start:
+    highest, lowest = max(losses[:_START_STEPS]), min(settled[-_STEPS_ABOVE:])
+    if lowest <= factor * highest:
         return None
-    return stop(Cause.DIVERGED, f"loss {now:.3f} after warm-up, more than {factor:g} x the {start:.3f} it started from")
+    return stop(
+        Cause.DIVERGED,
+        f"{_STEPS_ABOVE} losses in a row, {lowest:.3f} and more, above {factor:g} x {highest:.3f}, the highest of its first {_START_STEPS} steps",
+    )
 
 
 def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) -> Decision | None:

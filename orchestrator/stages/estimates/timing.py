@@ -40,6 +40,9 @@ Order = Literal["slower", "tied", "undetermined"]
 """How a rival stands to what was chosen: it is slower; it may be as fast, and not faster by more than MARGIN; or it may
 be faster by more."""
 
+MOST_TOLD = 10.0
+"""An interval that reaches beyond it is that of rounds with nothing in common, and no figure that anyone could use."""
+
 Name = TypeVar("Name")
 
 
@@ -56,6 +59,8 @@ class Ratio:
     def __str__(self) -> str:
         if self.high is None:
             return f"{self.point:.2f} x in a single round"
+        if self.high > MOST_TOLD:
+            return f"{self.point:.2f} x in {self.num_rounds} rounds, which differ so much that they do not say more"
         return f"{self.point:.2f} x [{self.low:.2f}, {self.high:.2f}] in {self.num_rounds} rounds"
 
     @property

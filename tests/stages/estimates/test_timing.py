@@ -123,6 +123,11 @@ def test_a_single_round_says_nothing_about_how_sure_it_is() -> None:
     assert Timings({"a": {1: 1.0, 2: 2.0}}).is_clear()
 
 
+def test_an_interval_that_nobody_could_use_is_not_written() -> None:
+    found = Timings({"a": {1: 1.0, 2: 1.0}, "b": {1: 0.1, 2: 1.2}})
+    assert str(found.ratio("b", "a")) == "0.35 x in 2 rounds, which differ so much that they do not say more"
+
+
 def test_a_ratio_is_written_with_its_interval_and_rounds() -> None:
     found = Timings({"a": {1: 1.0, 2: 1.0, 3: 1.0}, "b": {1: 0.9, 2: 0.91, 3: 0.89}})
     assert str(found.ratio("b", "a")) == "0.90 x [0.88, 0.93] in 3 rounds"
