@@ -41,7 +41,7 @@ from orchestrator.study.trial import Trial
 
 NUM_LANES = 1_000
 UNPRUNED = (1_000, 10_000, 100_000)
-PRUNED = (300, 1_000, 2_000)
+PRUNED = (300, 1_000)
 """Every message has each rung judged anew, by all that have come there: seconds per message grow with the trials."""
 FIRST_RUNG = 16
 IN_MEMORY = Path("/dev/shm")
