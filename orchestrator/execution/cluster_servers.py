@@ -22,17 +22,18 @@ class Gcs:
         self._address = address
         self._refused_since: float | None = None
 
-    def loss(self) -> str | None:
+    def loss(self, seconds: float | None = None) -> str | None:
         """Return what is wrong, once its host has refused connections for a while: nobody listens there any more.
 
-        Silence is left to Ray, which waits a minute for the network to come back.
+        Silence is left to Ray, which waits a minute for the network to come back. seconds: how long a while is; None:
+        SECONDS_OF_REFUSAL.
         """
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_CONNECT).close()
         except ConnectionRefusedError:
             self._refused_since = self._refused_since or time.monotonic()
-            is_gone = time.monotonic() - self._refused_since >= SECONDS_OF_REFUSAL
+            is_gone = time.monotonic() - self._refused_since >= (SECONDS_OF_REFUSAL if seconds is None else seconds)
             return f"Ray's gcs_server at {self._address} has ended" if is_gone else None
         except OSError:
             return None
@@ -56,6 +57,12 @@ class Raylet:
             return None
         code = process_endings.exit_code(self._process)
         return f"Ray's raylet on this node {'has ended' if code is None else ending_text(code)}"
+
+
+def loss_of(gcs: Gcs, raylet: Raylet) -> str | None:
+    """Return what is wrong with a cluster. A raylet whose gcs has ended ends, too, and before one can be sure of the gcs."""
+    no_raylet = raylet.loss()
+    return gcs.loss() if no_raylet is None else gcs.loss(seconds=0) or no_raylet
 
 
 def _peer(connection: socket.socket) -> int:

@@ -16,7 +16,7 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
-from orchestrator.execution.cluster_servers import Gcs, Raylet
+from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
     end_what_ray_started,
@@ -96,7 +96,7 @@ def _watched_while_it_connects(
 
 def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
     gcs, raylet = Gcs(ray.get_runtime_context().gcs_address), Raylet(ray_private.raylet_socket())
-    return watched(lambda: raylet.loss() or gcs.loss(), lost)
+    return watched(functools.partial(loss_of, gcs, raylet), lost)
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:

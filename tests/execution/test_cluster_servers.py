@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution import cluster_servers
-from orchestrator.execution.cluster_servers import Gcs, Raylet
+from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 
 LISTENS = """
 import socket, sys
@@ -52,3 +52,22 @@ def test_a_gcs_has_ended_once_its_host_has_refused_for_a_while(monkeypatch: pyte
     while (said := gcs.loss()) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert said == f"Ray's gcs_server at {address} has ended"
+
+
+def test_a_raylet_that_ends_with_its_gcs_is_not_named_in_its_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gcs = Gcs(address := f"127.0.0.1:{server.getsockname()[1]}")
+        raylet = ended_raylet(path)
+        assert loss_of(gcs, raylet) == raylet.loss(), "the gcs lives"
+    assert loss_of(gcs, raylet) == f"Ray's gcs_server at {address} has ended"
+
+
+def ended_raylet(path: str) -> Raylet:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LISTENS, path], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        raylet = Raylet(path)
+        process.kill()
+    return raylet
