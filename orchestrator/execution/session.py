@@ -90,8 +90,9 @@ def _watched_while_it_connects(
     address: str | None, lost: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[object]:
     """Ray waits for minutes for a gcs that was there a moment before."""
-    is_known = address is not None and _host_and_port(address) is not None
-    return watched(Gcs(address).loss, lost) if address and is_known else contextlib.nullcontext()
+    if address is None or _host_and_port(address) is None:
+        return contextlib.nullcontext()
+    return watched(Gcs(address).loss, lost)
 
 
 def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:

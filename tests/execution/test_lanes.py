@@ -160,7 +160,8 @@ class TestAnotherKindOfDevice:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=2, measured_on=Device("a CPU", 1 << 30))
             await dispatcher.introduce("lane", on(Device("another CPU", 1 << 30)))
-            await running(dispatcher)
+            await dispatcher.assign(assignment("a"))
+            assert await taken(dispatcher, "lane", "group") == assignment("a")
 
         play(scene())
 
