@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.stages.mode import mode_of
 from orchestrator.study.trial import Trial
 
 
@@ -20,6 +21,8 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "world_size": config.world_size,
         "effective_batch_size": config.effective_batch_size,
         "activation_checkpointing": str(config.activation_checkpointing),
+        "cross_entropy": mode_of(config).cross_entropy,
+        "memory_knobs": " ".join(config.memory_knobs),
         "learning_rate": config.learning_rate,
         "sample_budget": config.sample_budget,
         **trial.metrics,

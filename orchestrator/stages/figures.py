@@ -104,6 +104,16 @@ class Figure:
     height: int = 270
 
 
+def coherence_mark(x: float, coherence: float, floor: float | None) -> Mark:
+    """Return the coherence with its interval, as far as it lies between noise (0) and equal gradients (1).
+
+    floor: how far the mean of so many steps may lie off, in 95 % of all cases; None where it is not known.
+    """
+    if floor is None:
+        return Mark(x, coherence)
+    return Mark(x, coherence, low=max(coherence - floor, min(coherence, 0.0)), high=min(coherence + floor, 1.0))
+
+
 def time_axis(label: str, longest: float) -> Axis:
     """Return an axis of seconds, told in the unit that suits the longest time."""
     units = ((3600, "h"), (60, "min"), (1, "s"))

@@ -24,7 +24,7 @@ from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.stage import Stage
-from orchestrator.stages.train import TrainFindings
+from orchestrator.stages.train import TrainFindings, loss_deviation
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, Trial
@@ -221,8 +221,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     """Return the loss of every rate that was run at the winner's batch, those of the stage before among them."""
     findings = found(context.study, LearningRateFindings)
     trials = [*run_before(context.study), *context.trials()]
-    trained = found(context.study, TrainFindings)
-    deviation = trained.loss_deviation(context.config.objective) if trained else None
+    deviation = loss_deviation(context.study, context.config.objective)
     marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(trials, findings))
     highest = max((mark.y for mark in marks), default=1.0)
     lost = [trial for trial in trials if trial.state.ended and trial.metric("val_loss") is None]

@@ -25,7 +25,7 @@ from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.mode import mode_of
 from orchestrator.stages.stage import Stage
-from orchestrator.stages.train import TrainFindings
+from orchestrator.stages.train import TrainFindings, loss_deviation
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
 from trainers.config import OptimizerConfig
@@ -279,7 +279,8 @@ def figures(context: StageContext[Regularization]) -> list[Figure]:
     if not context.trials():
         return []
     source = _source(context)
-    return loss_curves([source, *context.trials()], winner(context) or source.id)
+    deviation = loss_deviation(context.study, context.config.objective)
+    return loss_curves([source, *context.trials()], winner(context) or source.id, deviation)
 
 
 STAGE = Stage[Regularization](

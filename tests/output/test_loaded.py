@@ -15,6 +15,7 @@ import batchscout
 from orchestrator.output.report.page import render_report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,17 @@ def test_every_figure_of_the_report_is_had_by_its_name_and_stands_alone(
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}style") is not None
     assert study.figure("surface")._repr_svg_() == study.figure("train-surface").svg
+
+
+def test_what_is_measured_with_an_error_has_a_bar_that_holds_its_point() -> None:
+    recorded = batchscout.load(RECORDED)
+    with_bars = {"batches", "generalisation_gap", "learning_rates", "speed_by_memory", "speed", "coherence", "goodput"}
+    for name in with_bars:
+        of_the_runs = recorded.figure(name).figure.series[0].marks
+        assert of_the_runs, name
+        assert all(
+            one.low is not None and one.high is not None and one.low <= one.y <= one.high for one in of_the_runs
+        ), name
 
 
 def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: batchscout.Study) -> None:

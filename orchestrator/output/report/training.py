@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from orchestrator.output.plots import element
 from orchestrator.output.report.figures import figure_element
 from orchestrator.output.report.tables import html_table, number_cell
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series, coherence_mark
 from orchestrator.stages.input_bound import INPUT_BOUND
 from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
@@ -146,15 +146,19 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
 
 def _coherence_figure(curves: RunCurves) -> Figure:
     last = curves.snapshots[-1]
-    coherence = tuple(Mark(row.samples, row.coherence) for row in last.accumulated if row.coherence is not None)
+    coherence = tuple(
+        coherence_mark(row.samples, row.coherence, row.coherence_floor)
+        for row in last.accumulated
+        if row.coherence is not None
+    )
     floor = tuple(Mark(row.samples, row.coherence_floor) for row in last.accumulated if row.coherence_floor is not None)
     return Figure(
         "coherence_curve",
         Axis("samples in the gradient", log=True, ticks=tuple(float(row.samples) for row in last.accumulated)),
         Axis("gradient coherence", zero=True),
         (Series("coherence", coherence, 1), Series("floor", floor, AUXILIARY_COLOUR, dashed=True)),
-        f"At {number_text(last.samples_seen)} samples of the {curves.name} run. At the floor the micro-batches' gradients "
-        "show nothing but noise.",
+        f"At {number_text(last.samples_seen)} samples of the {curves.name} run, with its 95 % interval. Below the floor the "
+        "micro-batches' gradients may show nothing but noise.",
     )
 
 

@@ -13,7 +13,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.curves import loss_curves
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.train import TrainFindings
+from orchestrator.stages.train import TrainFindings, loss_deviation
 from orchestrator.study.trial import Trial
 from orchestrator.units import number_text
 
@@ -90,4 +90,5 @@ def _of_ramps(context: StageContext[Branch], source: Source, findings: BranchFin
     """Return the curves of the ramps beside the chosen run's; none without a ramp."""
     ramps = [trial for trial in context.trials() if trial.config.ramp]
     winner = findings.winner if findings else None
-    return loss_curves([source.trial, *ramps], winner) if ramps else []
+    deviation = loss_deviation(context.study, context.config.objective)
+    return loss_curves([source.trial, *ramps], winner, deviation) if ramps else []

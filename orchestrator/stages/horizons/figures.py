@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.stages import Horizons
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.curves import SEEDS_BAR, with_deviation
 from orchestrator.stages.estimates.ranking import standings
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found
@@ -18,7 +19,8 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
     budget = context.config.sample_budget
     series = []
     for colour, rival in enumerate(rivals(context)):
-        marks = [Mark(one.length * budget, one.loss) for one in curve_of(context, rival, ended)]
+        curve = curve_of(context, rival, ended)
+        marks = [with_deviation(Mark(one.length * budget, one.loss), one.deviation) for one in curve]
         for one in findings.batches if findings else ():
             if findings and one.effective_batch_size == rival.effective_batch_size:
                 low, high = one.val_loss_low, one.val_loss_high
@@ -30,6 +32,6 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
             Axis("length of the run, samples of the baseline", log=True),
             Axis("validation loss at its end"),
             tuple(series),
-            "Each point is a whole run with its own schedule; the last one, with its 90 % interval, is extrapolated.",
+            f"Each point is a whole run with its own schedule.{SEEDS_BAR} The last one, with its 90 % interval, is extrapolated.",
         )
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator.config.stages import Throughput
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series, coherence_mark
 from orchestrator.stages.findings import found
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.study.state import speed_kind
@@ -27,7 +27,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     """Return speed, noise scale, coherence and goodput over the effective batch."""
     noise = _noise_marks(context)
     speed = Series("", _speed_marks(context))
-    coherence = Series("coherence", _marks(context, "coherence"), 1)
+    coherence = Series("coherence", _coherence_marks(context), 1)
     floor = Series("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR, dashed=True)
     gain = Series("", _goodput_marks(context), 2)
     gain_figure = _figure(
@@ -47,7 +47,9 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
 
 SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
 NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
-COHERENCE_CAPTION = "How far the micro-batches' gradients agree; at the floor they show nothing but noise."
+COHERENCE_CAPTION = (
+    "How far the micro-batches' gradients agree, with its 95 % interval; below the floor it may be nothing but noise."
+)
 
 
 def _figure(
@@ -80,6 +82,11 @@ def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:
         if trial.proposal.round in (None, 1)
     ]
     return tuple(Mark(x, y) for x, y in sorted((x, y) for x, y in points if y is not None))
+
+
+def _coherence_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
+    floor = {mark.x: mark.y for mark in _marks(context, "coherence_floor")}
+    return tuple(coherence_mark(one.x, one.y, floor.get(one.x)) for one in _marks(context, "coherence"))
 
 
 def _goodput_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:

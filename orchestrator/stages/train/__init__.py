@@ -22,6 +22,7 @@ from orchestrator.stages.train.findings import BatchFindings as BatchFindings
 from orchestrator.stages.train.findings import Gain as Gain
 from orchestrator.stages.train.findings import Ranked as Ranked
 from orchestrator.stages.train.findings import TrainFindings as TrainFindings
+from orchestrator.stages.train.findings import loss_deviation as loss_deviation
 from orchestrator.stages.train.lineup import lineup_of
 from orchestrator.stages.train.outlook import why_it_cannot_win
 from orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS

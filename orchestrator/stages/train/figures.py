@@ -10,14 +10,14 @@ from orchestrator.stages.curves import loss_curves
 from orchestrator.stages.estimates.generalisation import Generalisation
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.train.findings import TrainFindings
+from orchestrator.stages.train.findings import TrainFindings, loss_deviation
 from orchestrator.stages.train.surface_figure import surface_figures
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
     """Return the surface with the runs on it, what each batch would come to, then the loss curves of all runs."""
     findings = found(context.study, TrainFindings)
-    deviation = findings.loss_deviation(context.config.objective) if findings else None
+    deviation = loss_deviation(context.study, context.config.objective)
     curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings), deviation)
     surface = surface_figures(context)
     if findings is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from orchestrator.stages.estimates.generalisation import Generalisation
+from orchestrator.stages.findings import found
+from orchestrator.study.state import Study
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,12 @@ class TrainFindings:
     """The batches whose runs did not have the speed that they were timed at, with the share of it that they had, beside what is
     usual among all runs."""
 
-    def loss_deviation(self, objective: str) -> float | None:
-        """Return the deviation of a loss from seed to seed; None where scores are seconds."""
-        return None if objective == "target" else self.seed_deviation
-
     def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
         """Return what is known of a batch; None in a study of version 0.2."""
         return next((one for one in self.batches if one.effective_batch_size == effective_batch_size), None)
+
+
+def loss_deviation(study: Study, objective: str) -> float | None:
+    """Return the deviation of a loss from seed to seed, as the stage found it; None before it has, and where scores are seconds."""
+    findings = found(study, TrainFindings)
+    return findings.seed_deviation if findings and objective != "target" else None
