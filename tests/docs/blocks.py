@@ -22,7 +22,7 @@ from pathlib import Path
 
 from docs.site.pages import RECORDED, ROOT, text_of
 
-LANGUAGES = {"sh", "console", "python", "yaml", "text", "mermaid"}
+LANGUAGES = {"sh", "console", "python", "yaml", "text"}
 _BLOCK = re.compile(
     r"^(<!-- not run: (?P<why>[^\n]+) -->\n)?(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
