@@ -1,4 +1,4 @@
-"""What srun runs on each node of a job: that node of a Ray cluster, for as long as the job's first node has one.
+"""What runs on each node of a job of SLURM or task of SkyPilot: that node of a Ray cluster, for as long as the first node has one.
 
 Each node ends the Ray processes that it has started, and no others: `ray stop` would also end those of other jobs of the same user.
 """
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ SECONDS_WITHOUT_HEAD = 5
 RAY_ENVIRONMENT = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_worker_niceness": "0"}
 """At its end Ray would wait 30 s for work to move to other nodes, and the whole job is over. At its own niceness of 15 anything else on
 the node would slow down what is being timed."""
+SKYPILOT_RANK = "SKYPILOT_NODE_RANK"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000
 """Where the ports of jobs lie: below those that Linux hands out by itself."""
 
@@ -48,13 +50,30 @@ class Node:
 
 
 def this_node(environ: Mapping[str, str]) -> Node:
-    """Return this node, as srun tells it."""
-    # Two jobs that share a node must not meet: each has two ports of its own, the second one for Ray's client server.
-    port = FIRST_PORT + 2 * (int(environ["SLURM_JOB_ID"]) % (NUM_PORTS // 2))
+    """Return this node, as srun or SkyPilot tells it. SkyPilot runs tasks on SLURM, too, and is then the one that asks."""
+    return _of_skypilot(environ) if SKYPILOT_RANK in environ else _of_slurm(environ)
+
+
+def _of_skypilot(environ: Mapping[str, str]) -> Node:
+    return Node(
+        number=int(environ[SKYPILOT_RANK]),
+        head=environ["SKYPILOT_NODE_IPS"].split()[0],
+        port=_port(zlib.crc32(environ["SKYPILOT_TASK_ID"].encode())),
+        num_cpus=len(os.sched_getaffinity(0)),
+        num_gpus=int(environ.get("SKYPILOT_NUM_GPUS_PER_NODE", "0")),
+    )
+
+
+def _port(job: int) -> int:
+    """Return the job's own port: two that share a node must not meet, and each has a second one for Ray's client server."""
+    return FIRST_PORT + 2 * (job % (NUM_PORTS // 2))
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Node:
     return Node(
         number=int(environ["SLURM_NODEID"]),
         head=environ["SLURM_LAUNCH_NODE_IPADDR"],
-        port=port,
+        port=_port(int(environ["SLURM_JOB_ID"])),
         num_cpus=int(environ["SLURM_CPUS_ON_NODE"]),
         num_gpus=int(environ.get("SLURM_GPUS_ON_NODE", "0")),
     )

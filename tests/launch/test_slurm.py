@@ -89,7 +89,7 @@ def test_the_first_node_is_the_head_and_jobs_that_share_a_node_have_ports_of_the
 def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(
-        ValueError, match=r"this runs in a job of SLURM; submit one: batchscout launch slurm STUDY\.yaml"
+        ValueError, match=r"in a job of SLURM \(submit one: batchscout launch slurm STUDY\.yaml\) or in a task"
     ):
         job.main([])
 
