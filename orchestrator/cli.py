@@ -16,7 +16,7 @@ from orchestrator.signals import (
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.terminal import printable, show_exception, spell_out_what_cannot_be_printed
+from orchestrator.terminal import draw_no_bars_in_a_log, printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
 from orchestrator.verbs.launching import kuberay, ray, slurm
@@ -31,6 +31,7 @@ def program() -> NoReturn:
     """Be the program `batchscout`, and end the process."""
     all_are_ctrl_c_until_the_end()
     spell_out_what_cannot_be_printed()
+    draw_no_bars_in_a_log()
     code = _exit_code(None)
     leave_on_signals(code)
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 import textwrap
@@ -33,6 +34,12 @@ def spell_out_what_cannot_be_printed() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def draw_no_bars_in_a_log() -> None:
+    """Have tqdm, by which libraries draw bars while they load, draw none where stderr is no terminal: a log would hold each of their states."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def show_exception(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

@@ -351,6 +351,17 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
 
 
 @pytest.mark.slow
+def test_what_a_models_library_draws_while_it_loads_is_in_no_log(home: Path) -> None:
+    (home / "loads.py").write_text(
+        "from tqdm import tqdm\nfrom trainers.model.gpt import GPT\n"
+        "def model(vocab_size):\n    for _ in tqdm(range(3), desc='Loading weights'): pass\n    return GPT(vocab_size=vocab_size, seq_len=16, num_layers=1, num_heads=1, hidden_dim=16)\n"
+    )
+    (home / "loads.yaml").write_text(yaml.safe_dump(TINY | {"model": {"target": "loads:model"}}))
+    found = batchscout("plan", "loads.yaml", cwd=home)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = {"type": "frontier", "activation_checkpointing": ["none", "full"], "seq_len": [64]}
     (home / "lengths.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Literal, get_args
 
@@ -40,6 +40,7 @@ from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
+from trainers.sources.kinds import HUGGING_FACE, is_overridden
 from trainers.step.optimizers import build_optimizer
 
 NUM_SAMPLES = 2
@@ -209,6 +210,8 @@ def _take(
     module.to(device).train()
     loss = autocasting(loss, config, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
+    if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
+        return FirstPass("refused", "pass", _needs_a_loss(config, fetch(train_set, indices)))
     loss_sum, num_targets = check_loss(loss(module, move(fetch(train_set, indices), device)))
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
@@ -220,6 +223,15 @@ def _take(
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
     return FirstPass("passed", "pass", ". ".join(filter(None, told)), targets_per_sample=targets_per_sample)
+
+
+def _needs_a_loss(config: TrialConfig, batch: object) -> str:
+    keys = list(batch) if isinstance(batch, Mapping) else []
+    remedy = "loss: {type: cross_entropy, targets: targets}" if "targets" in keys else "loss: transformers"
+    return (
+        f"model.target '{config.model.target}' is a transformers model, whose forward takes the members of a batch by their names and returns "
+        f"no sum of losses; say {remedy} in the study file"
+    )
 
 
 def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:

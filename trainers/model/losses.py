@@ -83,7 +83,10 @@ def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _labels_in(batch: Any) -> Tensor:
-    return _of_key(batch, "labels", "loss: transformers needs them there")
+    remedy = "loss: transformers needs them there"
+    if isinstance(batch, Mapping) and "targets" in batch:  # as the built-in texts have them
+        remedy += "; for 'targets' it is loss: {type: cross_entropy, targets: targets}"
+    return _of_key(batch, "labels", remedy)
 
 
 def _without_firsts(labels: Tensor, batch: Any, ignored: int) -> Tensor:

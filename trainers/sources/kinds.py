@@ -6,6 +6,8 @@ from typing import Any
 
 LIGHTNING = ("lightning", "pytorch_lightning")
 """The two names under which the library is imported."""
+HUGGING_FACE = ("transformers", "peft")
+"""Whose models take a batch by the names of its members."""
 
 
 def is_lightning_module(found: object) -> bool:

@@ -97,6 +97,24 @@ def test_a_mean_is_refused() -> None:
     assert "for two equal ones: it is a mean" in found.said
 
 
+def llama(vocab_size: int) -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=vocab_size, **sizes))
+
+
+def test_a_transformers_model_without_a_loss_is_refused_with_the_one_that_its_data_have() -> None:
+    pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
+    model = {"target": "tests.trainers.before.test_first_pass:llama"}
+    found = first_pass(config(model=model), 60.0)
+    assert found.outcome == "refused"
+    assert found.said.endswith(
+        "returns no sum of losses; say loss: {type: cross_entropy, targets: targets} in the study file"
+    )
+    loss = {"type": "cross_entropy", "targets": "targets"}
+    assert first_pass(config(model=model, loss=loss), 60.0).outcome == "passed"
+
+
 def test_a_mean_over_something_else_is_refused_with_both_numbers() -> None:
     trial = config(
         padded=True,

@@ -99,6 +99,8 @@ def test_inputs_reach_the_module_as_the_batch_has_them() -> None:
          "a batch has no 'labels' (it has: x, label); name its key: loss: {type: cross_entropy, targets: KEY}"),
         ("transformers", drawn(2, 3), {"input_ids": 1},
          "a batch has no 'labels' (it has: input_ids); loss: transformers needs them there"),
+        ("transformers", drawn(2, 3), {"input_ids": 1, "targets": 2},
+         "loss: transformers needs them there; for 'targets' it is loss: {type: cross_entropy, targets: targets}"),
         ("mse", drawn(2, 3), drawn(2, 3), "a batch is a Tensor, in which loss: mse finds no targets; let samples be tuples"),
         ("mse", None, (1, drawn(2)), "needs the module's outputs as a tensor, and it returned a NoneType; return the tensor, alone"),
         ("mse", {"scores": 1}, (1, drawn(2)), "what the module returned has no 'logits' (it has: scores); return them under this name"),
