@@ -35,7 +35,7 @@ def main(command: Sequence[str]) -> int:
         return _in_a_slurm_job(command, os.environ["SLURM_JOB_ID"])
     raise ValueError(
         "this runs in a job of SLURM (submit one: batchscout launch slurm STUDY.yaml) or in a task of SkyPilot "
-        "(sky launch configs/skypilot.yaml)"
+        "(sky launch configs/launch/skypilot.yaml)"
     )
 
 

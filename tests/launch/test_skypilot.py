@@ -16,7 +16,7 @@ from orchestrator.launch.node import start_command, this_node
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
-FILE = CLONE / "configs" / "skypilot.yaml"
+FILE = CLONE / "configs" / "launch" / "skypilot.yaml"
 TASK = {
     "SKYPILOT_NODE_RANK": "0",
     "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
