@@ -27,6 +27,7 @@ from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.node_kinds import Choice, chosen_nodes
 from orchestrator.execution.placement import LaneShape, lane_shape, nodes_there
 from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
+from orchestrator.execution.shared_storage import shared_marker
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
@@ -184,7 +185,9 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_nodes(driver.min_nodes, say)
-        shape = lane_shape(config, _choose_nodes(driver))
+        choice = _choose_nodes(driver)
+        marker = None if address is None else shared_marker(run_dir / ".ray", choice.nodes, say)
+        shape = lane_shape(config, choice)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -197,6 +200,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
             environment,
             here,
             journal.study.facts.measured_on,
+            marker,
         ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
