@@ -42,7 +42,7 @@ from orchestrator.execution.ray_private import (
     is_lost_process,
     meet_in,
 )
-from orchestrator.execution.shared_storage import Marker
+from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Blame, Device, FirstLane
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how

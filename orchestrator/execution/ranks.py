@@ -29,7 +29,7 @@ from ray.util.placement_group import get_current_placement_group
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
-from orchestrator.execution.shared_storage import Marker
+from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Assignment, Device, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig

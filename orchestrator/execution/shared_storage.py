@@ -3,10 +3,7 @@ another, so on several nodes the directory must be on storage that all of them s
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -14,44 +11,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.execution.node_kinds import Node, names_of
+from orchestrator.study.marker import Marker, is_seen, mark
 from orchestrator.units import counted
-from trainers.files import own_file, quoted, written_whole
+from trainers.files import own_file, quoted
 
 # How long a node has to answer: it may first have to start a process, with the code that the study ships.
 SECONDS_TO_ANSWER = 60.0
-# How long storage in a network may take until one node sees what another has written.
-SECONDS_TO_SEE = 5.0
-
-
-@dataclass(frozen=True)
-class Marker:
-    """A file in the run directory with a random word, which only who sees that directory can read."""
-
-    path: str
-    word: str
-
-    def is_seen(self, seconds: float = SECONDS_TO_SEE) -> bool:
-        """True if this process reads the word, at once or within so many seconds."""
-        deadline = time.monotonic() + seconds
-        while not self._is_read():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
-
-    def _is_read(self) -> bool:
-        try:
-            return Path(self.path).read_text() == self.word
-        except OSError:  # absent, or a directory above it that may not be entered
-            return False
-
-
-def mark(folder: Path) -> Marker:
-    """Write a marker in a folder of the run directory's that is gone once the study is over."""
-    marker = Marker(str(folder / "seen_by_all"), uuid.uuid4().hex)
-    with written_whole(Path(marker.path)) as file:
-        file.write(marker.word.encode())
-    return marker
 
 
 def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None]) -> Marker | None:
@@ -74,7 +39,7 @@ def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None
 
 def _asked(marker: Marker, nodes: Sequence[Node]) -> Mapping[str, bool]:
     """Return by their ids which nodes see the marker, as far as they answer in time."""
-    look = ray.remote(num_cpus=0, max_retries=0)(_look)
+    look = ray.remote(num_cpus=0, max_retries=0)(is_seen)
     answers = {
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(marker): node.id
         for node in nodes
@@ -91,10 +56,6 @@ def _answer(answer: ray.ObjectRef) -> bool | None:
         return ray.get(answer)
     except RayError:
         return None
-
-
-def _look(marker: Marker) -> bool:
-    return marker.is_seen()
 
 
 def unshared(run_dir: Path, blind: Sequence[Node], num_nodes: int) -> str:

@@ -109,17 +109,28 @@ class Term:
         """Its holder for people; None where nobody knows."""
         return self.holder and f"another process ({self.holder}, last seen {max(0.0, self.silent_seconds):.0f} s ago)"
 
-    def refusal(self, run_dir: Path) -> ValueError:
-        """Return that the study is held, by whom, and what to do."""
-        left = max(0.0, self.seconds - self.silent_seconds)
-        said = f"{refusal(self.who, run_dir)}; if it is no more, its lease runs out in {left:.0f} s by itself"
-        return RunsOut(said, left) if self.silent_seconds > SILENT_SHARE * self.seconds else ValueError(said)
+
+def refused(term: Term, where: Path | str) -> ValueError:
+    """Return that a study is held, by whom, and what to do."""
+    left = max(0.0, term.seconds - term.silent_seconds)
+    said = f"{refusal(term.who, where)}; if it is no more, its lease runs out in {left:.0f} s by itself"
+    return RunsOut(said, left) if term.silent_seconds > SILENT_SHARE * term.seconds else ValueError(said)
 
 
-def refusal(who: str | None, run_dir: Path) -> str:
+def refusal(who: str | None, where: Path | str) -> str:
     return (
-        f"{who or 'another process'} is running the study in {quoted(run_dir)}; wait for it, end it, or choose another "
+        f"{who or 'another process'} is running the study in {quoted(where)}; wait for it, end it, or choose another "
         "--dir"
+    )
+
+
+def taken_over(holder: Holder | None, where: Path | str, seconds: float) -> str:
+    """Return for the user of a driver that was silent for longer than its lease that another has followed it."""
+    who = f"another process ({holder})" if holder else "another process"
+    return (
+        f"{who} has taken over the study in {quoted(where)}, since this one was not heard of for longer than its lease of "
+        f"{seconds:g} s, as if it had been suspended or cut off from its storage. Nothing is lost: the other one goes on "
+        "from what this one wrote. Leave it to that, or end it and run the same command again"
     )
 
 
@@ -145,7 +156,7 @@ class Lease:
             before = last_term(self._folder, now_there(self._folder))
             is_free = before.is_released or is_gone(before.holder, me, others_here_are_gone=others_here_are_gone)
             if not is_free and not before.has_run_out:
-                raise before.refusal(self._run_dir)
+                raise refused(before, self._run_dir)
             number = before.number + 1
             told = asdict(me) | {"seconds": self._seconds, "silent": before.silent_number if is_free else number}
             self._told = told | {"word": uuid.uuid4().hex, "released": False}
@@ -187,13 +198,7 @@ class Lease:
 
     def loss(self) -> str:
         """Return in words that another process has followed."""
-        holder = last_term(self._folder, time.time()).holder
-        who = f"another process ({holder})" if holder else "another process"
-        return (
-            f"{who} has taken over the study in {quoted(self._run_dir)}, since this one was not heard of for longer than its lease of "
-            f"{self._seconds:g} s, as if it had been suspended or cut off from its storage. Nothing is lost: the other one goes on "
-            "from what this one wrote. Leave it to that, or end it and run the same command again"
-        )
+        return taken_over(last_term(self._folder, time.time()).holder, self._run_dir, self._seconds)
 
     def _keep(self) -> None:
         """Say again and again that this process lives, until another has followed it."""

@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator.execution.dispatcher import Dispatcher
 from orchestrator.execution.node_kinds import Node
-from orchestrator.execution.shared_storage import Marker, mark, unshared
+from orchestrator.execution.shared_storage import unshared
+from orchestrator.study.marker import Marker, mark
 from orchestrator.study.messages import Assignment, Host
 from tests.faults.driver import Driver
 from tests.faults.scene import until
