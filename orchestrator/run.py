@@ -27,6 +27,7 @@ from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.node_kinds import Choice, chosen_nodes
 from orchestrator.execution.placement import LaneShape, lane_shape, nodes_there
 from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
+from orchestrator.execution.shared_storage import shared_marker
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
@@ -41,6 +42,7 @@ from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
 from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
+from orchestrator.study.lease import RunsOut
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
@@ -58,6 +60,8 @@ from trainers.notices import Notice, NoticeKind, heard_by
 
 # How long Ctrl-C waits for the running trials to save a checkpoint.
 SECONDS_TO_SAVE = 30
+# Clocks count a second somewhat differently.
+SECONDS_AFTER_A_LEASE = 1.0
 STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
 
 
@@ -93,7 +97,7 @@ def run_study(
     """
     require_libraries(config.tracking)
     config = as_it_began(config, run_dir)
-    with open_run_directory(config, run_dir) as journal, all_are_ctrl_c():
+    with _opened(config, run_dir) as journal, all_are_ctrl_c():
         again = _try_again(config, run_dir, journal, retry_failed=retry_failed)
         if journal.study.is_over(stage.type for stage in config.stages):
             return finish(config, run_dir, journal.study)
@@ -116,6 +120,16 @@ def run_study(
         for tracker in trackers:
             tracker.tell_study(found_by(journal.study, run_dir, ending.message))
         return ending
+
+
+def _opened(config: StudyConfig, run_dir: Path) -> Journal:
+    """Return the study's journal. A driver on another machine that may be gone is waited for until its lease has run out."""
+    while True:
+        try:
+            return open_run_directory(config, run_dir)
+        except RunsOut as held:
+            print(printable(f"{held}; waiting for that"), file=sys.stderr, flush=True)
+            time.sleep(held.seconds_left + SECONDS_AFTER_A_LEASE)
 
 
 def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
@@ -184,7 +198,9 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         wait_for_nodes(driver.min_nodes, say)
-        shape = lane_shape(config, _choose_nodes(driver))
+        choice = _choose_nodes(driver)
+        marker = None if address is None else shared_marker(run_dir / ".ray", choice.nodes, say)
+        shape = lane_shape(config, choice)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -197,6 +213,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
             environment,
             here,
             journal.study.facts.measured_on,
+            marker,
         ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)

@@ -40,7 +40,7 @@ class NoticeKind(StrEnum):
     IDLE_NODES = "idle_nodes"
     """Nodes are not used, since they have another kind of device than the study measures on."""
     LANE_GIVEN_UP = "lane_given_up"
-    """A lane runs no trials: its processes ended again and again, or have another kind of device."""
+    """A lane runs no trials: its processes ended again and again, have another kind of device, or do not see the run directory."""
 
 
 @dataclass(frozen=True)

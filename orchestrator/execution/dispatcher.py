@@ -155,8 +155,9 @@ class _Lane:
         """Of every host that a process of the lane has run on, as it was last told."""
         self.placement: PlacementGroup | None = None
         """The placement group of its last processes."""
-        self.has_another_kind = False
-        """True once a rank of it was on another kind of device than the study measures on: it is given up, and gets no trial."""
+        self.is_unfit = False
+        """True once a rank of it was on another kind of device than the study measures on, or on a node that does not see the run directory:
+        it is given up, and gets no trial."""
         self.given_up_because = ""
         """Kept if the lane comes up after all: such a lane runs trials, but the study does not count on it."""
         self.group = ""
@@ -190,7 +191,7 @@ class _Lane:
             self._former_groups.add(self.group)
             self.group, self._turn = group, 0
         self._death, self._deaths_since_take, self._lost_runs_since_take = _Death(), 0, 0
-        if self.state is not LaneState.LEAVING and not self.has_another_kind:
+        if self.state is not LaneState.LEAVING and not self.is_unfit:
             self.state = LaneState.IDLE
 
     def waits(self, group: str) -> bool:
@@ -318,12 +319,13 @@ class Dispatcher:
         """Note that a rank of the lane has a new process on this host, in this placement group.
 
         All ranks must have been here before rank 0 asks for a trial: what their predecessors died of is judged then. A
-        lane with a rank on another kind of GPU than the study measures on is given up.
+        lane with a rank on another kind of GPU than the study measures on, or on a node that does not see the run
+        directory, is given up.
         """
         self._lanes[lane].come_up(rank, host, placement)
         self._measured_on = self._measured_on or host.hardware
-        if (why := _another_kind(rank, host, self._measured_on)) and not self._lanes[lane].has_another_kind:
-            self._lanes[lane].has_another_kind = True
+        if (why := _unfit(rank, host, self._measured_on)) and not self._lanes[lane].is_unfit:
+            self._lanes[lane].is_unfit = True
             self._give_up(self._lanes[lane], why)
         self._tell()
 
@@ -509,7 +511,7 @@ class Dispatcher:
 
     def _up(self) -> list[_Lane]:
         """Return the lanes whose ranks have all introduced themselves, and that may run trials."""
-        return [lane for lane in self._lanes.values() if lane.group and lane.processes and not lane.has_another_kind]
+        return [lane for lane in self._lanes.values() if lane.group and lane.processes and not lane.is_unfit]
 
     def _next(self) -> _Handover | None:
         """Return the first in the queue whose trial is on no lane: two lanes would write to one directory."""
@@ -574,6 +576,16 @@ class Dispatcher:
 def crash_log(directory: str, rank: int) -> Path:
     """Return where a rank that crashes leaves its stack."""
     return Path(directory) / f"crash-rank{rank}.log"
+
+
+def _unfit(rank: int, host: Host, measured_on: Device | None) -> str:
+    """Return in words why a lane with this rank must run nothing; empty if it may."""
+    if not host.sees_run_directory:
+        return (
+            f"its rank {rank} runs on {host.name}, which does not see the run directory: mount there the storage that the other nodes "
+            "see, or take the node out of the cluster"
+        )
+    return _another_kind(rank, host, measured_on)
 
 
 def _another_kind(rank: int, host: Host, measured_on: Device | None) -> str:

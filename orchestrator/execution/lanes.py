@@ -42,6 +42,7 @@ from orchestrator.execution.ray_private import (
     is_lost_process,
     meet_in,
 )
+from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Blame, Device, FirstLane
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
@@ -86,16 +87,19 @@ def open_lanes(
     environment: Mapping[str, str] = _NOTHING_MORE,
     working_directory: Path | None = None,
     measured_on: Device | None = None,
+    marker: Marker | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
     environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped.
-    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing."""
+    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing. marker: what a rank must see to run anything."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
     lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds, measured_on)
     keepers = [
-        _LaneKeeper(lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment, working_directory)
+        _LaneKeeper(
+            lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment, working_directory, marker
+        )
         for index in range(shape.num_lanes)
     ]
     threads = [threading.Thread(target=keeper.keep_alive, daemon=True) for keeper in keepers]
@@ -154,6 +158,7 @@ class _LaneKeeper:
     say: Callable[[str], None]
     environment: Mapping[str, str]
     working_directory: Path | None
+    marker: Marker | None
 
     def keep_alive(self) -> None:
         """Run one Train run after another until the study is over, or the lane given up; in a thread of its own."""
@@ -210,6 +215,7 @@ class _LaneKeeper:
                 "dispatcher": self.dispatcher,
                 "lane": self.lane,
                 "working_directory": self.working_directory,
+                "marker": self.marker,
             },
             torch_config=LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(

@@ -27,6 +27,8 @@ class Node:
     num_gpus: int = 0
     kind: str | None = None
     """None: it announces none."""
+    id: str = ""
+    """The cluster's own name for it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Choice:
     def _of_idle(self) -> str:
         kinds = sorted({node.kind or "" for node in self.idle})
         told = [(kind, [node for node in self.idle if (node.kind or "") == kind]) for kind in kinds]
-        return " and ".join(f"{_told(nodes)} {_type(kind)} ({_names(nodes)})" for kind, nodes in told)
+        return " and ".join(f"{_told(nodes)} {_type(kind)} ({names_of(nodes)})" for kind, nodes in told)
 
 
 def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
@@ -73,6 +75,7 @@ def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
             int(one["Resources"].get("CPU", 0)),
             int(one["Resources"].get("GPU", 0)),
             next((name.removeprefix(ACCELERATOR) for name in one["Resources"] if name.startswith(ACCELERATOR)), None),
+            one["NodeID"],
         )
         for one in described
         if one["Alive"]
@@ -136,7 +139,8 @@ def _told(nodes: Sequence[Node]) -> str:
     return counted(gpus, "GPU") if gpus else counted(sum(node.num_cpus for node in nodes), "CPU")
 
 
-def _names(nodes: Sequence[Node]) -> str:
+def names_of(nodes: Sequence[Node]) -> str:
+    """Return the names of these nodes for people, the first few of many."""
     names = sorted({node.name for node in nodes})
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

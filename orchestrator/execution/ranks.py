@@ -29,6 +29,7 @@ from ray.util.placement_group import get_current_placement_group
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
+from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Assignment, Device, Host, Message
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
@@ -93,9 +94,12 @@ class Place:
     dispatcher: DispatcherHandle
     lane: str
     rank: int
+    marker: Marker | None = None
+    """What it sees if it sees the run directory; None where nobody is asked."""
 
     def introduce(self) -> None:
-        ray.get(self.dispatcher.introduce.remote(self.lane, _host(), get_current_placement_group(), self.rank))
+        host = _host(sees_run_directory=self.marker is None or self.marker.is_seen())
+        ray.get(self.dispatcher.introduce.remote(self.lane, host, get_current_placement_group(), self.rank))
 
     def next_assignment(self, group: str, turn: int) -> Assignment | None:
         """Wait for the next assignment: rank 0 takes one, and the others follow."""
@@ -118,7 +122,7 @@ class Place:
 
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
-    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank())
+    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"])
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
     _exit_with_the_study(place)
@@ -177,13 +181,13 @@ def require_cuda() -> None:
         )
 
 
-def _host() -> Host:
+def _host(*, sees_run_directory: bool) -> Host:
     from trainers.device.device import describe, device_name, memory_bytes, pick_device
 
     device = pick_device()
     hardware = Device(device_name(device), memory_bytes(device), is_gpu=device.type == "cuda")
     name, namespace = socket.gethostname(), process_endings.pid_namespace()
-    return Host(name, describe(device), memory_kills(), os.getpid(), namespace, hardware)
+    return Host(name, describe(device), memory_kills(), os.getpid(), namespace, hardware, sees_run_directory)
 
 
 def _is_leaving() -> bool:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
+from orchestrator.study.lease import LEASE_SECONDS
 from orchestrator.study.lines import Line, read_lines
 from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
-from trainers.files import StorageLost, own_file, quoted
+from trainers.files import StorageLost, own_file, quoted, written_whole
 from trainers.lines import line_of
 from trainers.notices import Notice, heard_by
 
 
 class Vanished(Halted):
-    """The journal, the directory around it or the lock on it was taken away while the study ran: nothing there is this
-    process's to write any more."""
+    """The journal, the directory around it, the lock on it or the lease was taken away while the study ran: nothing there is
+    this process's to write any more."""
 
 
 def _taken_away(path: Path) -> Vanished:
@@ -36,28 +38,24 @@ def _taken_away(path: Path) -> Vanished:
     )
 
 
-def _unlocked(note: Path) -> Vanished:
-    return Vanished(
-        f"{quoted(note)} was deleted, moved or replaced while the study ran: another process may run the study now. If "
-        "none does, run the same command again to go on with it; nothing is lost"
-    )
-
-
 class Journal:
     """The journal opened for writing, and the study as it stands."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, lease_seconds: float = LEASE_SECONDS) -> None:
         """Lock the file and replay it. Raises ValueError where another process writes it, or where a line in its middle
-        is damaged."""
+        is damaged. lease_seconds: how long this process may be silent before another may follow it."""
         self.path = path
         self.study = Study(name)
         self.met: list[Notice] = []
         """What was amiss with the file: in place of a damaged last line it has this now."""
         self._lost: Halted | None = None
         with own_file(path), contextlib.ExitStack() as on_error:
-            self._file = on_error.enter_context(open(path, "r+b", buffering=0, opener=_open_or_create))
-            self._lock = JournalLock(path)
+            open(path, "r+b", buffering=0, opener=_open_or_create).close()
+            self._lock = JournalLock(path, lease_seconds)
             on_error.callback(self._lock.release)
+            if self._lock.lease.has_followed_a_silent_one:
+                _replace_by_copy(path)
+            self._file = on_error.enter_context(path.open("r+b", buffering=0))
             with heard_by(self.met.append):
                 self._whole_bytes = _apply_all(path, self.study)
             for notice in self.met:  # over the damaged line, which tells of itself again until the notice is on disk
@@ -102,9 +100,12 @@ class Journal:
     def _trouble(self) -> Halted | None:
         """Return what is wrong with the path: it must lead to the file that this process writes."""
         try:
+            if self._lock.lease.is_followed():
+                return Vanished(self._lock.lease.loss())
             if not leads_to(self.path, self._file):
                 return _taken_away(self.path)
-            return None if self._lock.is_at(self._lock.note) else _unlocked(self._lock.note)
+            loss = self._lock.loss()
+            return Vanished(loss) if loss else None
         except OSError as error:
             return Halted(f"{quoted(self.path)} could not be read: {error.strerror}")
 
@@ -156,6 +157,13 @@ def _apply(line: Line, study: Study, path: Path) -> None:
             "restore the file from a copy"
         )
     study.apply(event)
+
+
+def _replace_by_copy(path: Path) -> None:
+    """Put a copy in the file's place: a process that is suspended between its last look at its lease and a write would write into the
+    middle of what follows, and writes so into a file that nobody has."""
+    with path.open("rb") as former, written_whole(path) as copy:
+        shutil.copyfileobj(former, copy)
 
 
 def _open_or_create(path: str, flags: int) -> int:

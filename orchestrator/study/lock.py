@@ -1,9 +1,8 @@
-"""One driver at a time: the note beside a journal, which says who writes it and is locked by that process.
+"""One driver at a time: the lock on the note beside a journal, for this machine, and the lease, for all others.
 
 The lock is the kernel's, and belongs to one process (fcntl): it goes when that process ends, however it ends, and no fork
 of it has it, whether Python forked or a library did. A process loses such a lock when it closes the file anywhere, so
-nothing but this module opens a note. Where a file system has no locks, the note itself is the lock: only one process
-can create it, and it stays where that process was killed.
+nothing but this module opens a note. Where a file system has no locks there is no note, and the lease alone holds.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import fcntl
 import io
 import json
 import os
-import socket
 import struct
 import time
-import uuid
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from orchestrator.study.lease import LEASE_SECONDS, Holder, Lease, is_gone, last_term, now_there, refusal
 from trainers.files import own_file, quoted
 
 # What a file system without locks says: NFS without its lock service, Lustre and FUSE as many mount them.
@@ -30,49 +28,75 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.
 _FLOCK = "hhqqi4x"
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The process that holds a lock."""
-
-    host: str
-    pid: int
-    since: float
-    """In seconds since 1970."""
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"process {self.pid} on {self.host}, since {since}"
-
-    def is_gone(self) -> bool:
-        """True if it ran on this host and has ended. Of another host nobody can say."""
-        return self.host == socket.gethostname() and not _is_alive(self.pid)
-
-
 class JournalLock:
     """The lock on a journal, which this process holds until `release`."""
 
-    def __init__(self, path: Path) -> None:
-        """Lock the journal, which must exist. Raises ValueError, naming who holds the lock, where another process does."""
+    def __init__(self, path: Path, lease_seconds: float = LEASE_SECONDS) -> None:
+        """Lock the journal, which must exist. Raises ValueError, naming who holds it, where another process does.
+
+        lease_seconds: how long this process may be silent before another may follow it.
+        """
         self.note = note_of(path)
         before = _held_here(self.note)
         if before is not None:
-            raise ValueError(_refusal(before.holder, path.parent))
-        self.holder = Holder(socket.gethostname(), os.getpid(), time.time())
-        with own_file(self.note):
-            self._file = _lock(self.note, self.holder) if _has_locks(path) else _create(self.note, self.holder)
+            raise ValueError(refusal(f"another process ({before.holder})", path.parent))
+        self.holder = Holder.here()
+        with own_file(self.note), contextlib.ExitStack() as on_error:
+            has_locks = _has_locks(path)
+            self._file = _lock(self.note, self.holder) if has_locks else None
+            silent = self._silent_one(path.parent) if has_locks and self._file is None else None
+            if self._file is not None:
+                on_error.callback(self._file.close)
+            gone = self._file is not None
+            self.lease = Lease(path.parent, self.holder, lease_seconds, others_here_are_gone=gone)
+            on_error.callback(self.lease.release)
+            if silent is not None:
+                self._file = self._in_the_place_of(silent)
+            on_error.pop_all()
         _held.add(self)
+
+    def _silent_one(self, run_dir: Path) -> int:
+        """Return the process of this machine that has the lock, and whose lease has run out: it is suspended. Raises ValueError where
+        it is not, and so runs the study."""
+        term, pid = last_term(run_dir / ".lease", now_there(run_dir)), _pid_with_lock(self.note)
+        if pid is None:  # it has just ended
+            raise ValueError(_refusal_by_note(self.note))
+        if (
+            term.holder is None or term.is_released or pid != term.holder.pid
+        ):  # another, which is about to take the lease
+            raise ValueError(_refusal_by_note(self.note))
+        if not term.has_run_out:
+            raise ValueError(refusal(term.who, run_dir))
+        return pid
+
+    def _in_the_place_of(self, silent: int) -> io.FileIO:
+        """Return the note anew, and locked: the one that was there is locked by a process that was followed."""
+        if _pid_with_lock(self.note) == silent:
+            self.note.unlink(missing_ok=True)
+        file = _lock(self.note, self.holder)
+        if file is None:  # another process was first, and so has followed this one
+            raise ValueError(_refusal_by_note(self.note))
+        return file
 
     def is_at(self, note: Path) -> bool:
         """True if it is the lock that other processes find there. No longer, where the note was removed or replaced."""
-        return leads_to(note, self._file)
+        return self.lease.is_at(note.parent) if self._file is None else leads_to(note, self._file)
+
+    def loss(self) -> str | None:
+        """Return in words how another process may have got the study; None where none has. Raises OSError where the storage does
+        not answer."""
+        return None if self.is_at(self.note) and self.lease.is_held() else _unlocked(self.note)
 
     def release(self) -> None:
         """Let another process have the lock. A fork of this one has nothing to release."""
         _held.discard(self)
-        with contextlib.suppress(OSError):  # a note that stays names a process that is gone
-            if os.getpid() == self.holder.pid and self.is_at(self.note):
-                self.note.unlink()
-        self._file.close()
+        if os.getpid() == self.holder.pid:
+            self.lease.release()
+            with contextlib.suppress(OSError):  # a note that stays names a process that is gone
+                if self.is_at(self.note):
+                    self.note.unlink()
+        if self._file is not None:
+            self._file.close()
 
 
 _held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
@@ -85,15 +109,18 @@ def is_locked(path: Path) -> bool:
     if _held_here(note) is not None:
         return True
     try:
-        with note.open("rb") as file:
-            return _is_taken(file)
+        has_locks = _has_locks(path)
+        return (has_locks and _pid_with_lock(note) is not None) or _is_leased(path.parent, has_locks)
     except FileNotFoundError:
         return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    holder = _holder_of(note)
-    return holder is not None and not holder.is_gone()
+
+
+def _is_leased(run_dir: Path, has_locks: bool) -> bool:
+    """True if a process was heard of there lately that is not known to have ended."""
+    term = last_term(run_dir / ".lease", time.time())
+    if term.is_released or term.has_run_out:
+        return False
+    return term.holder is None or not is_gone(term.holder, Holder.here(), others_here_are_gone=has_locks)
 
 
 def note_of(path: Path) -> Path:
@@ -107,15 +134,15 @@ def _held_here(note: Path) -> JournalLock | None:
     return next((lock for lock in mine if lock.is_at(note)), None)
 
 
-def _lock(note: Path, me: Holder) -> io.FileIO:
-    """Return the note, open and locked, with `me` in it. Raises ValueError where another process has it."""
+def _lock(note: Path, me: Holder) -> io.FileIO | None:
+    """Return the note, open and locked, with `me` in it; None where another process has it."""
     while True:
         with contextlib.ExitStack() as on_error:
             file = on_error.enter_context(note.open("a+b", buffering=0))
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(_refusal(_holder_of(note), note.parent)) from None
+                return None
             if leads_to(note, file):  # else whoever had the lock has removed the note meanwhile
                 file.truncate(0)
                 file.write(_text_of(me))
@@ -145,39 +172,37 @@ def _has_locks(path: Path) -> bool:
 
 def _is_taken(file: io.IOBase) -> bool:
     """True if another process has locked the file; nobody is kept out by asking."""
+    return _lock_on(file)[0] != fcntl.F_UNLCK
+
+
+def _lock_on(file: io.IOBase) -> tuple[int, int]:
+    """Return (the type of the lock that another process has on the file, the process)."""
     asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    return struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return kind, pid
 
 
-def _create(note: Path, me: Holder) -> io.FileIO:
-    """Create the note, which only one process can, and return it. Raises ValueError where another process has."""
-    before = _holder_of(note)
-    # A container that is started again has the name and the numbers that it had before.
-    if before is not None and (before.is_gone() or (before.host, before.pid) == (me.host, me.pid)):
-        _remove(note, before)
+def _pid_with_lock(note: Path) -> int | None:
+    """Return the process that has the note locked, 0 or less where that is on another machine or in another container; None where
+    none has. Not to be asked by the process that has it itself."""
     try:
-        file = note.open("xb", buffering=0)
-    except FileExistsError:
-        remedy = f"; if that process is no more, remove {quoted(note)} and run again"
-        raise ValueError(_refusal(_holder_of(note), note.parent) + remedy) from None
-    file.write(_text_of(me))
-    return file
+        with note.open("rb") as file:
+            kind, pid = _lock_on(file)
+    except FileNotFoundError:
+        return None
+    return None if kind == fcntl.F_UNLCK else pid
 
 
-def _remove(note: Path, before: Holder) -> None:
-    """Remove the note of a process that is gone, unless another process has just done so and written its own."""
-    aside = note.with_name(f".{note.name}.{uuid.uuid4().hex[:8]}")
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(note, aside)
-        if _holder_of(aside) == before:
-            aside.unlink()
-        else:
-            os.rename(aside, note)
+def _refusal_by_note(note: Path) -> str:
+    holder = _holder_of(note)
+    return refusal(f"another process ({holder})" if holder else None, note.parent)
 
 
-def _refusal(holder: Holder | None, run_dir: Path) -> str:
-    who = f"another process ({holder})" if holder else "another process"
-    return f"{who} is running the study in {quoted(run_dir)}; wait for it, end it, or choose another --dir"
+def _unlocked(note: Path) -> str:
+    return (
+        f"{quoted(note)} was deleted, moved or replaced while the study ran: another process may run the study now. If "
+        "none does, run the same command again to go on with it; nothing is lost"
+    )
 
 
 def _holder_of(note: Path) -> Holder | None:
@@ -190,13 +215,3 @@ def _holder_of(note: Path) -> Holder | None:
 
 def _text_of(holder: Holder) -> bytes:
     return json.dumps(asdict(holder)).encode() + b"\n"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

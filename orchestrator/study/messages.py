@@ -80,6 +80,8 @@ class Host:
     """Where `process_id` means this process; nowhere if it is empty."""
     hardware: Device | None = None
     """The device by its parts; None if nobody has said it."""
+    sees_run_directory: bool = True
+    """False if the files that the driver writes there are not to be found on this host."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def _discard_half_written(run_dir: Path) -> None:
 def _is_ours(entry: Path) -> bool:
     """True if a driver that died before it wrote study.yaml may have left this file, or `batchscout.find` has put it there."""
     of_find = entry.name.startswith("objects-") and entry.suffix == ".pt"
-    return of_find or entry.suffix == PARTIAL or entry.name in ("journal.jsonl", "journal.lock")
+    return of_find or entry.suffix == PARTIAL or entry.name in ("journal.jsonl", "journal.lock", ".lease")
 
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:

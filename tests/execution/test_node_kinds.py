@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +15,8 @@ BIG, SMALL = Node("node-a", 16, 8, "H100"), Node("node-b", 8, 4, "T4")
 
 def test_what_ray_tells_of_a_node_is_read_and_a_dead_one_left_out() -> None:
     has = {"CPU": 16.0, "GPU": 8.0, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0}
-    alive = {"Alive": True, "NodeManagerHostname": "node-a", "Resources": has}
-    assert nodes_of([alive, alive | {"Alive": False, "Resources": {}}]) == [BIG]
+    alive = {"Alive": True, "NodeManagerHostname": "node-a", "NodeID": "f00", "Resources": has}
+    assert nodes_of([alive, alive | {"Alive": False, "Resources": {}}]) == [replace(BIG, id="f00")]
 
 
 def test_a_cluster_of_one_kind_is_used_whole_and_nobody_has_to_name_it() -> None:

@@ -118,11 +118,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if why is not None:
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
-        made = machines(tmp_path_factory.mktemp("machines"), ("laptop", "head", "worker"))
-        laptop, head, worker = stack.enter_context(made)
+        folder, shared = tmp_path_factory.mktemp("machines"), tmp_path_factory.mktemp("shared")
+        laptop, head, worker = stack.enter_context(machines(folder, ("laptop", "head", "worker"), [shared]))
         laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(KEY))
         for machine in (head, worker):
             stack.enter_context(listens_for_ssh(machine, laptop.run("cat", f"{KEY}.pub")))
+            machine.run("mkdir", str(ON_THE_HEAD))
+            machine.run("ln", "-s", str(shared), str(ON_THE_HEAD / "runs"))
         left_out = [f"--exclude={pattern}" for pattern in cluster_yaml()["rsync_exclude"]]
         laptop.run("rsync", "-a", *left_out, f"{CLONE}/", f"{ON_THE_LAPTOP}/")
         laptop.write(ON_THE_LAPTOP / "cluster.yaml", yaml.safe_dump(cluster_file(head, worker)))

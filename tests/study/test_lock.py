@@ -36,7 +36,7 @@ def test_a_second_writer_is_refused_while_the_first_lives_and_told_who_that_is(t
         locked, said = call_on(path)
         assert locked
         found = re.fullmatch(
-            rf"another process \(process {first.pid} on {socket.gethostname()}, since (.*)\) is running the study in "
+            rf"another process \(process {first.pid} on {socket.gethostname()}, since (.*), last seen \d+ s ago\) is running the study in "
             rf"'{path.parent}'; wait for it, end it, or choose another --dir",
             said,
         )
@@ -94,7 +94,7 @@ def test_of_many_that_come_and_go_only_one_has_the_lock(tmp_path: Path) -> None:
     """Whoever has opened the note just before it was removed must not take a lock that nobody else finds."""
     path = tmp_path / "journal.jsonl"
     path.touch()
-    assert sum(contend(path, num_processes=4)) > 100
+    assert sum(contend(path, num_processes=4)) > 30
 
 
 def test_a_driver_whose_note_was_removed_halts_before_it_writes_on(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_file_system_without_locks_lets_one_writer_in(tmp_path: Path, no_locks
         locked, said = call_on(path, **no_locks)
         assert locked
         assert said.startswith(f"another process (process {first.pid} on {socket.gethostname()}, since")
-        assert said.endswith(f"if that process is no more, remove {note_of(path)} and run again")
+        assert re.search(r"if it is no more, its lease runs out in \d+ s by itself$", said)
         first.communicate("")
     assert call_on(path, **no_locks) == LET_IN
 
@@ -141,22 +141,19 @@ def test_a_file_system_without_locks_lets_one_writer_in(tmp_path: Path, no_locks
 def test_on_a_file_system_without_locks_who_was_killed_is_followed_by_the_next(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """But nobody can say that of another host's process."""
     path = tmp_path / "journal.jsonl"
     with writer(path, "hold", **no_locks) as first:
         os.kill(first.pid, signal.SIGKILL)
-    assert note_of(path).exists()
     assert call_on(path, **no_locks) == LET_IN
-    note_of(path).write_text(json.dumps({"host": "another", "pid": first.pid, "since": 0.0}))
-    locked, said = call_on(path, **no_locks)
-    assert locked
-    assert said.startswith(f"another process (process {first.pid} on another, since 19")
 
 
 def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+    """An earlier version's driver has no lease."""
     path = tmp_path / "journal.jsonl"
     with writer(path, "hold") as first:
         note_of(path).write_text('{"host": 5')
+        for term in (tmp_path / ".lease").iterdir():
+            term.unlink()
         assert call_on(path)[1].startswith("another process is running the study in")
         first.communicate("")
 

@@ -130,9 +130,9 @@ def test_what_a_killed_process_was_writing_stays_no_longer_than_until_the_next_r
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
         process.kill()
-    assert len(list(tmp_path.glob(".*"))) == 1
+    assert len(list(tmp_path.glob(".*.partial"))) == 1
     open_run_directory(study_of(), tmp_path).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.jsonl", "report.html", "study.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lease", "journal.jsonl", "report.html", "study.yaml"]
     assert (tmp_path / "report.html").read_text() == "<html></html>"
 
 

@@ -15,7 +15,8 @@ import ctypes, os, sys
 from pathlib import Path
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
-with Journal(Path(sys.argv[1]), "s") as journal:
+from orchestrator.study.state import Halted
+with Journal(Path(sys.argv[1]), "s", *map(float, sys.argv[3:])) as journal:
     print("open", flush=True)
     if sys.argv[2] == "fork":
         helper = os.fork()
@@ -27,6 +28,12 @@ with Journal(Path(sys.argv[1]), "s") as journal:
         while not helper:
             libc.pause()
         print(helper, flush=True)
+    for token in map(str.strip, sys.stdin if sys.argv[2] == "told" else ()):
+        try:
+            journal.append(ClusterReady(token=token, seconds=1.0))
+            print("written", flush=True)
+        except Halted as error:
+            print(error, flush=True)
     if sys.argv[2] in ("hold", "fork", "library"):
         sys.stdin.read()
     if sys.argv[2] == "once":
@@ -41,12 +48,12 @@ with Journal(Path(sys.argv[1]), "s") as journal:
 """
 
 
-def writer(path: Path, what: str, **environment: str) -> subprocess.Popen[str]:
-    """A process that has the journal open: it writes without end ("write") or one line ("once"), or holds the journal
-    until its input ends ("hold"), also with a fork of it that lives on until then ("fork"), or with one that a library's own
-    code made and that lives until it is killed ("library")."""
+def writer(path: Path, what: str, lease: str | None = None, **environment: str) -> subprocess.Popen[str]:
+    """A process that has the journal open: it writes without end ("write") or one line ("once"), or a line with the token that it is
+    told, and answers with what came of it ("told"). Or it holds the journal until its input ends ("hold"), also with a fork of it that lives on until then ("fork"), or with one that a library's own
+    code made and that lives until it is killed ("library"). lease: how many seconds it may be silent, if not the usual."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), what],
+        [sys.executable, "-c", WRITER, str(path), what, *([] if lease is None else [lease])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,0 +1,69 @@
+"""Whether the nodes that run trials see the run directory. A trial may be paused on one node and go on from its checkpoint on
+another, so on several nodes the directory must be on storage that all of them see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.execution.node_kinds import Node, names_of
+from orchestrator.study.marker import Marker, is_seen, mark
+from orchestrator.units import counted
+from trainers.files import own_file, quoted
+
+# How long a node has to answer: it may first have to start a process, with the code that the study ships.
+SECONDS_TO_ANSWER = 60.0
+
+
+def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None]) -> Marker | None:
+    """Return a marker that all these nodes see, by which those that join later are told apart; None where the only node is
+    another than the driver's and does not see it. Raises ValueError where some of several nodes do not."""
+    marker = mark(folder)
+    here = ray.get_runtime_context().get_node_id()
+    if [node.id for node in nodes] == [here]:
+        return marker
+    sees = _asked(marker, nodes)
+    if silent := [node for node in nodes if node.id not in sees]:
+        say(f"{names_of(silent)} did not say in time whether it sees the run directory; its ranks will be asked again")
+    blind = [node for node in nodes if not sees.get(node.id, True)]
+    if blind and len(nodes) > 1:
+        with own_file(folder, "removed"):
+            Path(marker.path).unlink(missing_ok=True)
+        raise ValueError(unshared(folder.parent, blind, len(nodes)))
+    return None if blind else marker
+
+
+def _asked(marker: Marker, nodes: Sequence[Node]) -> Mapping[str, bool]:
+    """Return by their ids which nodes see the marker, as far as they answer in time."""
+    look = ray.remote(num_cpus=0, max_retries=0)(is_seen)
+    answers = {
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(marker): node.id
+        for node in nodes
+    }
+    come, late = ray.wait(list(answers), num_returns=len(answers), timeout=SECONDS_TO_ANSWER)
+    for answer in late:
+        ray.cancel(answer, force=True)
+    return {answers[answer]: sees for answer in come if (sees := _answer(answer)) is not None}
+
+
+def _answer(answer: ray.ObjectRef) -> bool | None:
+    """Return the answer; None where the node was lost before it gave one."""
+    try:
+        return ray.get(answer)
+    except RayError:
+        return None
+
+
+def unshared(run_dir: Path, blind: Sequence[Node], num_nodes: int) -> str:
+    """Return for people that some of the nodes do not see the run directory, and what to do."""
+    do = "does" if len(blind) == 1 else "do"
+    return (
+        f"{len(blind)} of {counted(num_nodes, 'node')} that trials may run on {do} not see the run directory {quoted(run_dir)} "
+        f"({names_of(blind)}): a trial that is paused on one could not go on on another. Give with --dir a directory on storage that all "
+        "nodes see (NFS, EFS, Lustre), name with placement.device a kind that one node alone has, or leave --address out to use "
+        "this machine alone"
+    )

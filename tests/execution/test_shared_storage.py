@@ -1,0 +1,123 @@
+"""A run directory that not all nodes see is refused before anything starts, and a node that joins later without it runs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution.dispatcher import Dispatcher
+from orchestrator.execution.node_kinds import Node
+from orchestrator.execution.shared_storage import unshared
+from orchestrator.study.marker import Marker, mark
+from orchestrator.study.messages import Assignment, Host
+from tests.faults.driver import Driver
+from tests.faults.scene import until
+from tests.support.nodes import cluster_of
+from tests.support.studies import TINY, grid
+
+NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
+
+
+def test_the_refusal_names_the_nodes_their_number_the_path_and_what_to_do() -> None:
+    assert unshared(Path("/home/me/runs/one two"), NODES[1:2], 3) == (
+        "1 of 3 nodes that trials may run on does not see the run directory '/home/me/runs/one two' (node-b): a trial that is paused on "
+        "one could not go on on another. Give with --dir a directory on storage that all nodes see (NFS, EFS, Lustre), name with "
+        "placement.device a kind that one node alone has, or leave --address out to use this machine alone"
+    )
+    assert "6 of 7 nodes that trials may run on do not see" in unshared(Path("/r"), NODES[1:], 7)
+    assert "(node-b, node-c, node-d, node-e and 2 more)" in unshared(Path("/r"), NODES[1:], 7)
+
+
+def test_a_marker_is_seen_by_its_word_alone(tmp_path: Path) -> None:
+    """A directory of the same name elsewhere may hold an older driver's."""
+    marker = mark(tmp_path / "runs" / ".ray")
+    assert marker.is_seen(seconds=0)
+    assert not Marker(marker.path, "another word").is_seen(seconds=0)
+    assert not Marker(str(tmp_path / "absent" / "seen_by_all"), marker.word).is_seen(seconds=0)
+    assert mark(tmp_path / "runs" / ".ray") != marker
+    assert not marker.is_seen(seconds=0), "each driver has its own"
+
+
+def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and_says_why() -> None:
+    async def scene() -> None:
+        dispatcher = Dispatcher(num_lanes=2)
+        await dispatcher.introduce("lane", Host("old", "cpu", 0))
+        await dispatcher.introduce("other", Host("new", "cpu", 0, sees_run_directory=False))
+        await dispatcher.assign(Assignment("a", "{}", "directory", "token", key="a"))
+        assert await dispatcher.take("other", "its group", 1) is None
+        assert await dispatcher.given_up() == [
+            "its rank 0 runs on new, which does not see the run directory: mount there the storage that the other nodes see, or take "
+            "the node out of the cluster"
+        ]
+        taken = await dispatcher.take("lane", "group", 1)
+        assert taken is not None
+        assert taken.trial_id == "a"
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+@contextmanager
+def blind_node(address: str, hidden: Path) -> Iterator[None]:
+    """Add a node of this machine that sees another disk where the hidden directory is."""
+    ray = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts start --address={address} --num-cpus=1 --disable-usage-stats --block"
+    script = f"mount -t tmpfs blind {shlex.quote(str(hidden))} && exec {ray}"
+    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
+    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    said = ""
+    try:
+        while "Ray runtime started" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def why_there_is_no_blind_node() -> str | None:
+    if os.getuid() != 0:
+        return "mount namespaces are made by root alone"
+    tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"no mount namespaces here: {tried.stderr.strip()}"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    if why := why_there_is_no_blind_node():
+        pytest.skip(why)
+    hidden = tmp_path / "run"
+    hidden.mkdir()
+    study = TINY | {"name": "hidden", "sample_budget": 64, "stages": grid(learning_rate=[1e-3])}
+    with cluster_of([{"num_cpus": 1}]) as address:
+        driver = Driver(tmp_path, study, address)
+        with blind_node(address, hidden):
+            driver.start()
+            code, said = driver.end()
+            assert code == 2, said
+            assert "1 of 2 nodes that trials may run on does not see the run directory" in " ".join(said.split())
+            assert str(hidden) in said
+            assert "Traceback" not in said
+            assert driver.study().trials == {}
+        until(lambda: lives_alone(address), "the blind node is gone", 60)
+        driver.start()
+        code, said = driver.end()
+        assert code == 0, said
+
+
+def lives_alone(address: str) -> bool:
+    """True once the cluster has its head and one node."""
+    ask = f"import ray; ray.init({address!r}, logging_level=40); print(sum(node['Alive'] for node in ray.nodes()))"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    return done.stdout.split()[-1:] == ["2"]

@@ -1,0 +1,171 @@
+"""One driver writes a study, on whatever machine: a second one is refused by name, a dead one's lease runs out, and one that was
+followed notices before it writes the next line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.study.events import ClusterReady
+from orchestrator.study.journal import Journal, replay
+from orchestrator.study.lease import RunsOut
+from orchestrator.study.lines import read_lines
+from orchestrator.study.lock import is_locked
+from tests.support.journal_writer import call_on, writer
+from tests.support.storage import fault, interposed_library
+
+LEASE_SECONDS = "1"
+
+
+@pytest.fixture(params=["locks", "no locks"])
+def storage(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of a process on a file system with locks, and on one without."""
+    if request.param == "locks":
+        return {}
+    return {"LD_PRELOAD": str(interposed_library()), **fault("lock", "journal.", "ENOLCK")}
+
+
+def told(process: subprocess.Popen[str], token: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{token}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def tokens(path: Path) -> list[str]:
+    return [line.event.token for line in read_lines(path) if isinstance(line.event, ClusterReady)]
+
+
+def silence(run_dir: Path, seconds: float) -> None:
+    """Have the holder of the last generation not have been heard of for so long."""
+    (term,) = (run_dir / ".lease").iterdir()
+    then = term.stat().st_mtime - seconds
+    os.utime(term, (then, then))
+
+
+def follow_the_suspended(path: Path, storage: dict[str, str]) -> subprocess.Popen[str]:
+    """Start another writer as soon as it is let in."""
+    while True:
+        locked, said = call_on(path, **storage)
+        assert locked or said == "it was let in"
+        if said == "it was let in":
+            return writer(path, "told", LEASE_SECONDS, **storage)
+
+
+@pytest.mark.slow
+def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_nothing_is_lost(
+    tmp_path: Path, storage: dict[str, str]
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "told", LEASE_SECONDS, **storage) as first:
+        assert told(first, "one") == "written"
+        os.kill(first.pid, signal.SIGSTOP)
+        second = follow_the_suspended(path, storage)
+        assert told(second, "two") == "written"
+        os.kill(first.pid, signal.SIGCONT)
+        said = told(first, "never")
+        assert re.fullmatch(
+            rf"another process \(process {second.pid} on .*\) has taken over the study in {tmp_path}, since this one was not heard of "
+            r"for longer than its lease of 1 s, as if it had been suspended or cut off from its storage\. Nothing is lost: .*",
+            said,
+        ), said
+        assert told(first, "never") == said, "nor does it write later"
+        assert told(second, "three") == "written"
+        first.communicate("")
+        assert call_on(path, **storage)[1].startswith(f"another process (process {second.pid} on "), "its lease stays"
+        second.communicate("")
+    assert tokens(path) == ["one", "two", "three"]
+
+
+def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "told", "0.3") as first:
+        for _ in range(4):  # each takes longer than the lease
+            assert call_on(path)[1].startswith(f"another process (process {first.pid} on ")
+        assert told(first, "one") == "written"
+        first.communicate("")
+
+
+def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:
+    """Have a driver on another machine hold the study."""
+    holder = {"host": "elsewhere", "pid": os.getpid(), "since": 0.0, "boot": "another"}
+    (run_dir / ".lease").mkdir()
+    told = holder | {"seconds": seconds, "word": "w", "released": False, "silent": 0}
+    (run_dir / ".lease" / "000007").write_text(json.dumps(told))
+
+
+def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    held_elsewhere(tmp_path)
+    silence(tmp_path, 12)
+    assert is_locked(path)
+    with pytest.raises(
+        ValueError, match=rf"another process \(process {os.getpid()} on elsewhere, since 1970"
+    ) as refused:
+        Journal(path, "s")
+    assert ", last seen 12 s ago) is running the study in" in str(refused.value)
+    assert str(refused.value).endswith("if it is no more, its lease runs out in 48 s by itself")
+    assert not isinstance(refused.value, RunsOut), "it has been heard of lately"
+
+
+def test_the_lease_of_a_driver_that_died_on_another_machine_runs_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    held_elsewhere(tmp_path)
+    silence(tmp_path, 40)
+    with pytest.raises(RunsOut) as refused:
+        Journal(path, "s")
+    assert 19 < refused.value.seconds_left <= 20
+    silence(tmp_path, 21)
+    assert not is_locked(path)
+    with Journal(path, "s"):
+        assert [term.name for term in (tmp_path / ".lease").iterdir()] == ["000008"], (
+            "a later generation, and the only one"
+        )
+
+
+def test_generations_grow_also_over_drivers_that_have_ended(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for number in (1, 2, 3):
+        Journal(path, "s").close()
+        assert [term.name for term in (tmp_path / ".lease").iterdir()] == [f"{number:06d}"]
+
+
+def test_who_follows_a_silent_driver_writes_into_a_file_that_the_other_has_not_open(tmp_path: Path) -> None:
+    """Suspended between its look at the lease and its write, it would write into the middle of what follows."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path, "s").close()
+    for term in (tmp_path / ".lease").iterdir():
+        term.unlink()
+    (tmp_path / ".lease").rmdir()
+    held_elsewhere(tmp_path)
+    silence(tmp_path, 61)
+    with path.open("r+b") as its_file:
+        with Journal(path, "s") as journal:
+            journal.append(ClusterReady(token="ours", seconds=1.0))
+            its_file.write(b"its line, which nobody has heard of\n")
+            its_file.flush()
+            journal.append(ClusterReady(token="ours too", seconds=1.0))
+        assert tokens(path) == ["ours", "ours too"]
+    assert replay(path, "s").trials == {}
+
+
+def test_a_lease_that_could_not_be_written_keeps_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    full = {"LD_PRELOAD": str(interposed_library()), **fault("write", ".lease/0", "ENOSPC")}
+    said = subprocess.run(
+        ["python", "-c", f"from orchestrator.study.journal import *; Journal(Path({str(path)!r}), 's')"],
+        env=os.environ | full, capture_output=True, text=True,
+    ).stderr  # fmt: skip
+    assert "StorageLost: " in said
+    assert ".lease could not be written: No space left on device" in said
+    assert list((tmp_path / ".lease").iterdir()) == []
+    assert call_on(path) == (False, "it was let in")
