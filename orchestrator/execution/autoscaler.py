@@ -45,10 +45,16 @@ Autoscaler = NoAutoscaler | Unreadable | MayStart
 
 def autoscaler() -> Autoscaler:
     """Return what the cluster that this process is connected to may start."""
-    there = ray.get(ray.remote(num_cpus=0, resources=ON_THE_HEAD, max_calls=1)(_on_the_head).remote())
+    is_head = runs_a_monitor(ray.get_runtime_context().gcs_address)
+    there = _on_the_head() if is_head else ray.get(_reading_on_the_head().remote())
     if there == "":
         return Unreadable()
     return NoAutoscaler() if there is None else may_start(yaml.safe_load(there))
+
+
+def _reading_on_the_head() -> Any:
+    """Return what runs there, in a process that ends with it."""
+    return ray.remote(num_cpus=0, resources=ON_THE_HEAD, max_calls=1)(_on_the_head)
 
 
 def _on_the_head() -> str | None:

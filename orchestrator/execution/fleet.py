@@ -100,7 +100,7 @@ class Fleet:
         """For how many lanes there was to be room when that was asked last; None: an earlier driver may have asked."""
         self._changes = deque[LanesChanged]()
         self._last = (0, 0)
-        """How many lanes there were at the last look, and for how many there was to be room."""
+        """How many lanes there were at the last look, and for how many more nodes were asked."""
         self._failure: Exception | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, daemon=True)
@@ -158,7 +158,7 @@ class Fleet:
     def _open(self, name: str, told: LaneTold | None) -> OpenLane:
         if told is None:  # none of its ranks has come up yet
             return OpenLane(name, time.monotonic() - self._opened[name])
-        return OpenLane(name, told.idle_seconds, told.node)
+        return OpenLane(name, told.idle_seconds, "" if told.state is LaneState.STARTING else told.node)
 
     def _carry_out(self, growth: Growth) -> None:
         for name in growth.release:
@@ -175,11 +175,12 @@ class Fleet:
 
     def _note(self, growth: Growth, room: int) -> None:
         """Keep for the journal, and say, that there are other lanes than at the last look."""
-        if (self._num_lanes, growth.ask) == self._last:
+        asked = growth.ask if growth.ask > room else 0
+        if (self._num_lanes, asked) == self._last:
             return
         fewer, most = self._num_lanes < self._last[0] and not growth.release, self._ground.shape.num_lanes
         why = f"nodes went: those that are there hold {counted(room, 'lane')}" if fewer else growth.reason
         why = why or f"the nodes hold {counted(room, 'lane')}"
-        self._last = self._num_lanes, growth.ask
-        self._changes.append(LanesChanged(lanes=self._num_lanes, most=most, asked=growth.ask, reason=why))
+        self._last = self._num_lanes, asked
+        self._changes.append(LanesChanged(lanes=self._num_lanes, most=most, asked=asked, reason=why))
         self._say(f"{time.strftime('%H:%M')}: {self._num_lanes} of up to {counted(most, 'lane')}; {why}")

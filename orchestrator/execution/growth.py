@@ -18,7 +18,7 @@ class OpenLane:
     idle_seconds: float | None = None
     """How long it has had no trial, its start included; None while it has one."""
     node: str = ""
-    """The host of its rank 0; empty before it has come up."""
+    """The host of its rank 0; empty while it starts, and so takes nothing of a node yet."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Growth:
     open: int = 0
     """How many lanes to open now."""
     ask: int = 0
-    """For how many lanes in all the autoscaler is to have room; 0: for whatever there is, and nodes that are idle may go."""
+    """For how many lanes in all the autoscaler is to have room; 0: for no more than there is, and nodes that are idle may go."""
     release: tuple[str, ...] = ()
     """Lanes that are to end."""
     reason: str = ""
@@ -56,7 +56,9 @@ def decide(scene: Scene) -> Growth:
     if spare > 0:
         return _released(scene, spare)
     opened = max(0, min(useful, scene.room) - len(scene.lanes))
-    ask = useful if useful > scene.room else 0
+    # A node that has come is idle, and might end, until its lane has taken it.
+    has_all = useful <= min(scene.room, sum(lane.node != "" for lane in scene.lanes))
+    ask = 0 if has_all else useful
     return Growth(opened, ask, (), _why_more(scene, useful, opened, ask))
 
 
@@ -83,6 +85,8 @@ def _released(scene: Scene, spare: int) -> Growth:
 
 def _why_more(scene: Scene, useful: int, opened: int, ask: int) -> str:
     runnable = f"{counted(scene.wanted.num_trials, 'trial')} can run"
-    if ask:
+    if useful > scene.room:
         return f"{runnable} and the nodes hold {counted(scene.room, 'lane')}: the autoscaler is asked for room for {useful}"
-    return f"{runnable}, and the nodes hold {counted(scene.room, 'lane')}" if opened else ""
+    if opened:
+        return f"{runnable}, and the nodes hold {counted(scene.room, 'lane')}"
+    return "a lane that starts is waited for" if ask else ""
