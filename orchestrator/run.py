@@ -22,11 +22,20 @@ from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
+from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler
 from orchestrator.execution.device_peaks import device_peaks
+from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, open_lanes
 from orchestrator.execution.node_kinds import Choice, chosen_nodes
-from orchestrator.execution.placement import LaneShape, lane_shape, nodes_there
-from orchestrator.execution.session import lane_environment, ray_cluster, refuse_unreachable_address, wait_for_nodes
+from orchestrator.execution.placement import LaneShape, lane_shape, nodes_now
+from orchestrator.execution.room import at_most
+from orchestrator.execution.session import (
+    lane_environment,
+    ray_cluster,
+    refuse_cpus_in_place_of_gpus,
+    refuse_unreachable_address,
+    wait_for_nodes,
+)
 from orchestrator.execution.shared_storage import shared_marker
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
@@ -197,10 +206,9 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         functools.partial(_end_at_once, driver, 130, STOPPED),
     )
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
-        wait_for_nodes(driver.min_nodes, say)
-        choice = _choose_nodes(driver)
-        marker = None if address is None else shared_marker(run_dir / ".ray", choice.nodes, say)
-        shape = lane_shape(config, choice)
+        ground = _look_at_cluster(driver, is_local=address is None)
+        shape = ground.shape
+        marker = None if address is None else shared_marker(run_dir / ".ray", ground.choice.nodes_there, say)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -214,16 +222,19 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
             here,
             journal.study.facts.measured_on,
             marker,
+            ground if ground.grows else None,
         ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
+            _note_lanes(driver, lanes)
             for stage in config.stages:
                 if stage.type in journal.study.conclusions:
                     continue
                 known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
                 with interrupts_between_events() as is_stopping:
                     context = StageContext(stage, config, journal.study)
-                    director = Director(context, journal, observer, shape.num_lanes, is_stopping, known)
+                    now = None if lanes.fleet is None else lanes.fleet.lanes_now
+                    director = Director(context, journal, observer, shape.num_lanes, is_stopping, known, lanes_now=now)
                     _run_trials(director, driver, lanes)
                     _tell_of_lost_lanes(driver, lanes)
                 _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
@@ -239,7 +250,7 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
         director.advance()
         if not director.is_finished():
             with naming_the_disk(driver.run_dir):  # Tune writes there, too
-                run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token)
+                run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token, lanes.fleet)
     except KeyboardInterrupt:
         driver.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
         if not lanes.let_trials_save(SECONDS_TO_SAVE):
@@ -252,10 +263,25 @@ def _conclude(director: Director, driver: Driver) -> None:
     discard_what_nobody_needs(driver.run_dir, director.context.trials())
 
 
-def _choose_nodes(driver: Driver) -> Choice:
+def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
+    """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
+    scaler = NoAutoscaler() if is_local else autoscaler()
+    if not isinstance(scaler, MayStart):
+        wait_for_nodes(driver.min_nodes, driver.progress.say)
+    choice = _choose_nodes(driver, scaler)
+    refuse_cpus_in_place_of_gpus(choice, scaler, driver.min_nodes, driver.journal.study.facts.measured_on)
+    shape, placement = lane_shape(driver.config, choice), driver.config.placement
+    ground = Ground(shape, choice, placement.idle_release_seconds, grows=isinstance(scaler, MayStart))
+    if ground.grows:
+        wait_for_room(ground, driver.min_nodes, driver.progress.say)
+    return ground
+
+
+def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:
     """Return the nodes that have the kind of device which the study runs on, and journal that kind. The study goes on with it."""
-    study, named = driver.journal.study, driver.config.placement.device
-    choice = chosen_nodes(nodes_there(), named, study.facts.device_kind if study.trials else None)
+    study, named, there = driver.journal.study, driver.config.placement.device, nodes_now()
+    may_be = at_most(there, scaler) if isinstance(scaler, MayStart) else there
+    choice = chosen_nodes(may_be, named, study.facts.device_kind if study.trials else None)
     if choice.kind not in (None, study.facts.device_kind):
         driver.journal.append(FactsRead(facts=Facts(device_kind=choice.kind)))
     if choice.idle:
@@ -289,6 +315,12 @@ def _read_machine(driver: Driver, lanes: Lanes) -> None:
         versions, first = {"python": platform.python_version(), **numbers}, lanes.first()
         facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
         driver.journal.append(FactsRead(facts=facts))
+
+
+def _note_lanes(driver: Driver, lanes: Lanes) -> None:
+    """Journal the lanes that have come and gone while no stage ran."""
+    for change in lanes.fleet.changes() if lanes.fleet is not None else ():
+        driver.journal.append(change)
 
 
 def _tell_of_lost_lanes(driver: Driver, lanes: Lanes) -> None:

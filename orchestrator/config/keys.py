@@ -158,8 +158,8 @@ class Placement(Strict):
     a time."""
 
     lanes: PositiveInt | None = None
-    """Trials that run at once. null: as many as the GPUs of the cluster hold; on CPU hosts one, since two trials on
-    one host would disturb each other's timing."""
+    """Trials that run at once, at most. null: as many as the GPUs of the cluster hold, with those that its autoscaler may
+    start; on CPU hosts one, since two trials on one host would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
     """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
     strategy: PlacementStrategy = "pack"
@@ -170,6 +170,9 @@ class Placement(Strict):
     """The kind of GPU that trials run on, by Ray's name for it (`H100`): nodes with another kind are left idle, since what one
     kind measured holds for no other. null: the kind of which the cluster has the most when the study begins, and
     that one whenever it goes on."""
+    idle_release_seconds: Positive = 60.0
+    """On a cluster whose autoscaler starts and ends nodes: how long a lane may be without a trial before it is given back, so that
+    its node may end. Where no trial can come for it any more it is given back at once."""
 
 
 class Batch(Strict):

@@ -1,8 +1,8 @@
 """Runs one stage without knowing Ray: decides which trial is next, what a message means, and what the journal must
 hold.
 
-`next_trial` and `is_finished` are questions, and only read. `advance`, `on_started`, `on_message`, `on_relay_lost` and
-`conclude` tell the Director what happens; they write to the journal, all of them through `_record`. Ray Tune's
+`next_trial`, `wanted` and `is_finished` are questions, and only read. `advance`, `on_started`, `on_message`, `on_relay_lost`,
+`on_lanes_changed` and `conclude` tell the Director what happens; they write to the journal, all of them through `_record`. Ray Tune's
 scheduler and search algorithm are thin shells around the Director.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from orchestrator.config.stages import StageKeys
 from orchestrator.decisions import verdicts
@@ -28,6 +28,7 @@ from orchestrator.study.events import (
     Evaluated,
     Event,
     Interrupted,
+    LanesChanged,
     Noticed,
     Paused,
     Promoted,
@@ -52,6 +53,16 @@ MAX_INTERRUPTIONS = 5
 _CAUSES = {"out_of_memory": Cause.OUT_OF_MEMORY, "failed": Cause.FAILED}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a stage has lanes to be for."""
+
+    num_trials: int
+    """Trials that run, or could run now if they had a lane."""
+    more_may_come: bool
+    """True if trials may follow that nobody has proposed or promoted yet."""
+
+
 def _all_of(num_trials: int) -> str:
     return "the first trial" if num_trials == 1 else f"all of the first {num_trials} trials"
 
@@ -62,10 +73,11 @@ class Director:
     def __init__(
         self, context: StageContext[StageKeys], journal: Journal, observer: Observer, num_lanes: int,
         is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, lanes_now: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
         """Begin the stage, or go on with it.
 
+        num_lanes: how many there may be at once. lanes_now: how many there are, where they come and go; None: all of them.
         is_stopping: True once Ctrl-C was pressed. measurements: those of earlier studies, if this stage may reuse them.
         clock: what the seconds are measured with for which trials hold lanes.
         """
@@ -77,6 +89,7 @@ class Director:
         """Of each trial that holds one, where it was heard of last."""
         """The loss of every step heard of each running trial."""
         self._spending = Spending(context.config, self.study, clock)
+        self._lanes_now = lanes_now or (lambda: num_lanes)
         self._halted = self._impossible = ""
         """Why nothing can run for now; why the stage cannot have a result."""
         self._asked_at = self._judged_at = 0
@@ -102,8 +115,14 @@ class Director:
         """True if every trial that the stage wants has ended."""
         return not self._count(TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 
+    def wanted(self) -> Wanted:
+        """Return how many lanes would have a trial, and whether more may be wanted before the study is over."""
+        is_last = self.context.config.stages[-1] is self.context.stage
+        settled = is_last and self.stage.proposes_once and not self._count(TrialState.PAUSED)
+        return Wanted(self._count(TrialState.WAITING, TrialState.RUNNING), not settled)
+
     def _has_a_free_lane(self, num_held: int) -> bool:
-        return self._count(TrialState.RUNNING) + num_held < self.num_lanes
+        return self._count(TrialState.RUNNING) + num_held < self._lanes_now()
 
     def _all_fail(self) -> bool:
         """True if so many trials have failed, and none has done anything else, that the others would fail, too."""
@@ -172,6 +191,10 @@ class Director:
             if decision.action is not Action.GO_ON:
                 return decision
         return GO_ON
+
+    def on_lanes_changed(self, change: LanesChanged) -> None:
+        """Journal that lanes have come or gone."""
+        self._record(change)
 
     def on_relay_lost(self, trial_id: str, reason: str) -> None:
         """Take in that the Tune trial was lost. It only relays: the trial itself goes on from its last checkpoint."""

@@ -50,6 +50,19 @@ class LaneState(Enum):
     """Its processes were told to end: a trial that they run is to save and to stop, and no other begins there."""
     GIVEN_UP = "given up"
     """Its processes ended again and again before they asked for a trial."""
+    RELEASED = "released"
+    """It had no trial and gets no other: its processes go home, so that its node may."""
+
+
+@dataclass(frozen=True)
+class LaneTold:
+    """What is told of a lane to whoever opens and releases lanes."""
+
+    state: LaneState
+    idle_seconds: float | None
+    """How long it has had no trial; None while it has one, or gives one back."""
+    node: str
+    """The host of its rank 0; empty before that has introduced itself."""
 
 
 _NOTHING_KNOWN: Mapping[int, int | None] = {}
@@ -160,6 +173,8 @@ class _Lane:
         it is given up, and gets no trial."""
         self.given_up_because = ""
         """Kept if the lane comes up after all: such a lane runs trials, but the study does not count on it."""
+        self.idle_since = time.monotonic()
+        """When it had a trial last; before its first, since when it is known."""
         self.group = ""
         """The processes whose rank 0 asked last."""
         self._former_groups: set[str] = set()
@@ -191,7 +206,7 @@ class _Lane:
             self._former_groups.add(self.group)
             self.group, self._turn = group, 0
         self._death, self._deaths_since_take, self._lost_runs_since_take = _Death(), 0, 0
-        if self.state is not LaneState.LEAVING and not self.is_unfit:
+        if self.state not in (LaneState.LEAVING, LaneState.RELEASED) and not self.is_unfit:
             self.state = LaneState.IDLE
 
     def waits(self, group: str) -> bool:
@@ -224,13 +239,35 @@ class _Lane:
     def let_go(self) -> _Handover | None:
         """Part with its trial, if it has one, and return it."""
         trial, self.trial = self.trial, None
+        if trial is not None:
+            self.idle_since = time.monotonic()
         if self.state is LaneState.RUNNING:
             self.state = LaneState.IDLE
         return trial
 
     def leave(self) -> None:
         """Note that one of the lane's processes was told to end."""
-        self.state = LaneState.LEAVING
+        if self.state is not LaneState.RELEASED:
+            self.state = LaneState.LEAVING
+
+    def release(self) -> bool:
+        """Give it no other trial, if it has none; return whether it will end."""
+        if self.trial is None and self.state in (LaneState.STARTING, LaneState.IDLE):
+            self.state = LaneState.RELEASED
+        return self.is_released
+
+    @property
+    def is_released(self) -> bool:
+        return self.state is LaneState.RELEASED
+
+    def has_lost_all(self, ranks: Sequence[int]) -> bool:
+        """True if these are all the ranks that have introduced themselves."""
+        return bool(self.processes) and self.processes.keys() <= set(ranks)
+
+    def told(self) -> LaneTold:
+        may_wait = self.trial is None and self.state is not LaneState.LEAVING
+        idle_seconds = time.monotonic() - self.idle_since if may_wait else None
+        return LaneTold(self.state, idle_seconds, self.processes[0].host.name if 0 in self.processes else "")
 
     def lose_processes(self) -> None:
         """Note that the lane has no processes. It keeps its trial, whose fate depends on what the processes died of."""
@@ -404,9 +441,9 @@ class Dispatcher:
         Every rank calls this again and again beside its work. The call fails when the driver is gone, since the
         Dispatcher is then gone as well. leaving: the rank's process was told to end, so its trial is to save and stop.
         """
-        if self._is_closing:
-            return "closed"
         asked = self._lanes[lane]
+        if self._is_closing or asked.is_released:
+            return "closed"
         if leaving and asked.state is not LaneState.LEAVING:
             asked.leave()
             self._tell()
@@ -423,6 +460,8 @@ class Dispatcher:
         trial. lost_ranks: those whose processes Ray has found gone."""
         dead = self._lanes[lane]
         cause = dead.die(cause, blame, await dead.endings(lost_ranks))
+        if blame == "machine" and dead.has_lost_all(lost_ranks):
+            self._deal_with_death(dead)  # nothing of it is left to be heard, and another lane may have the trial now
         self._give_up_after(dead.count_death(), dead, cause)
         self._tell()
 
@@ -434,7 +473,7 @@ class Dispatcher:
         self._deal_with_death(dead)
         self._give_up_after(dead.count_lost_run(), dead, cause)
         self._tell()
-        return not dead.given_up_because and not self._is_closing
+        return not dead.given_up_because and not dead.is_released and not self._is_closing
 
     async def no_room(self, lane: str) -> bool:
         """Note that the cluster has no room for the lane's processes now. True if the caller is to try again.
@@ -444,11 +483,24 @@ class Dispatcher:
         self._lanes[lane].lose_processes()
         self._deal_with_death(self._lanes[lane])
         self._tell()
-        return not self._is_closing
+        return not self._lanes[lane].is_released and not self._is_closing
 
     async def placement(self, lane: str) -> PlacementGroup | None:
         """Return the placement group of the lane's last processes; None before it had any."""
         return self._lanes[lane].placement
+
+    # For whoever opens lanes and releases them
+
+    async def lanes(self) -> dict[str, LaneTold]:
+        """Return what is known of each lane that has been heard of, by its name."""
+        return {name: lane.told() for name, lane in self._lanes.items()}
+
+    async def release(self, lane: str) -> bool:
+        """Have a lane end that has no trial, and return whether it will. While a trial waits for a lane none is released: it may be this
+        one that takes it."""
+        is_released = not self._queue and self._lanes[lane].release()
+        self._tell()
+        return is_released
 
     # For the driver and the trials' relays
 
@@ -540,7 +592,7 @@ class Dispatcher:
             trial.deliver(_last_word(death, deaths))
 
     def _give_up_after(self, num_starts: int, lane: _Lane, cause: str) -> None:
-        if num_starts < MAX_STARTS or lane.given_up_because:
+        if num_starts < MAX_STARTS or lane.given_up_because or lane.is_released:
             return
         self._give_up(lane, f"its processes ended {num_starts} times before they took a trial: {cause}")
 

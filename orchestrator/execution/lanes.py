@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
+from orchestrator.execution.fleet import Fleet, Ground
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
 from orchestrator.execution.ray_private import (
@@ -60,6 +61,8 @@ class Lanes:
     dispatcher: DispatcherHandle
     dispatcher_name: str
     """The name by which the trials' relays find the Dispatcher."""
+    fleet: Fleet | None = None
+    """What opens and releases them, where nodes come and go; None: they are all open from the beginning."""
 
     def first(self) -> FirstLane:
         """Wait for the first lane, and return what it runs on."""
@@ -88,27 +91,44 @@ def open_lanes(
     working_directory: Path | None = None,
     measured_on: Device | None = None,
     marker: Marker | None = None,
+    ground: Ground | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
     environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped.
-    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing. marker: what a rank must see to run anything."""
+    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing. marker: what a rank must see to run anything.
+    ground: what nodes there are, where they come and go, and the lanes with them; None: all lanes are started now."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
     lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds, measured_on)
-    keepers = [
-        _LaneKeeper(
-            lanes.dispatcher, shape, storage, f"lane-{token}-{index}", say, environment, working_directory, marker
-        )
-        for index in range(shape.num_lanes)
-    ]
-    threads = [threading.Thread(target=keeper.keep_alive, daemon=True) for keeper in keepers]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+
+    def open_lane() -> str:
+        name = f"lane-{token}-{len(threads)}"
+        keeper = _LaneKeeper(lanes.dispatcher, shape, storage, name, say, environment, working_directory, marker)
+        threads.append(threading.Thread(target=keeper.keep_alive, daemon=True))
+        threads[-1].start()
+        return name
+
     try:
-        yield lanes
+        if ground is None:
+            for _ in range(shape.num_lanes):
+                open_lane()
+            yield lanes
+        else:
+            with _growing(Fleet(ground, lanes.dispatcher, open_lane, say)) as fleet:
+                yield replace(lanes, fleet=fleet)
     finally:
         _send_home(lanes.dispatcher, threads)
+
+
+@contextlib.contextmanager
+def _growing(fleet: Fleet) -> Iterator[Fleet]:
+    fleet.start()
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
 
 
 def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | None, measured_on: Device | None) -> Lanes:

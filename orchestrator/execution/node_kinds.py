@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.execution.ray_private import ACCELERATOR
+from orchestrator.execution.ray_private import ACCELERATOR, HEAD
 from orchestrator.units import counted
 
 # So many nodes are named where some are left idle.
@@ -29,6 +29,9 @@ class Node:
     """None: it announces none."""
     id: str = ""
     """The cluster's own name for it."""
+    is_there: bool = True
+    """False: an autoscaler may start it, and its name is that of its type."""
+    is_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Choice:
     """True if the study file names the kind: nodes that join later may have another."""
 
     @property
+    def nodes_there(self) -> tuple[Node, ...]:
+        """Those of the former that have been started."""
+        return tuple(node for node in self.nodes if node.is_there)
+
+    @property
     def on_gpus(self) -> bool:
         return any(node.num_gpus for node in self.nodes)
 
@@ -54,16 +62,25 @@ class Choice:
 
     def said(self) -> str:
         """Return for people which nodes are left idle and why; empty if none are."""
-        if not self.idle:
+        if not self._idle_now:
             return ""
         return (
             f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {self._of_idle()} idle: what one kind of "
             "device measures holds for no other. To use those instead, give a study of its own placement: {device: ...}"
         )
 
+    @property
+    def _idle_now(self) -> list[Node]:
+        return [node for node in self.idle if node.is_there]
+
+    def takes(self, node: Node) -> bool:
+        """True if lanes may run on a node that has joined since."""
+        has_devices = _devices(node, on_gpus=self.on_gpus) > 0
+        return has_devices and (self.kind is None or node.kind == self.kind)
+
     def _of_idle(self) -> str:
-        kinds = sorted({node.kind or "" for node in self.idle})
-        told = [(kind, [node for node in self.idle if (node.kind or "") == kind]) for kind in kinds]
+        kinds = sorted({node.kind or "" for node in self._idle_now})
+        told = [(kind, [node for node in self._idle_now if (node.kind or "") == kind]) for kind in kinds]
         return " and ".join(f"{_told(nodes)} {_type(kind)} ({names_of(nodes)})" for kind, nodes in told)
 
 
@@ -74,12 +91,18 @@ def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
             one["NodeManagerHostname"],
             int(one["Resources"].get("CPU", 0)),
             int(one["Resources"].get("GPU", 0)),
-            next((name.removeprefix(ACCELERATOR) for name in one["Resources"] if name.startswith(ACCELERATOR)), None),
-            one["NodeID"],
+            kind_in(one["Resources"]),
+            id=one["NodeID"],
+            is_head=HEAD in one["Resources"],
         )
         for one in described
         if one["Alive"]
     ]
+
+
+def kind_in(resources: Iterable[str]) -> str | None:
+    """Return the kind of device that a node with these resources announces; None if it announces none."""
+    return next((name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)), None)
 
 
 def chosen_nodes(nodes: Sequence[Node], named: str | None = None, measured_on: str | None = None) -> Choice:

@@ -48,7 +48,7 @@ class LaneShape:
         return {} if self.kind is None else {f"{ACCELERATOR}{self.kind}": SHARE_OF_A_KIND}
 
 
-def nodes_there() -> list[Node]:
+def nodes_now() -> list[Node]:
     """Return the nodes of the cluster. Raises ValueError where trials cannot run on what one of them has."""
     described = ray.nodes()
     refuse_gpus_without_cuda(described)
@@ -56,8 +56,8 @@ def nodes_there() -> list[Node]:
 
 
 def lane_shape(config: StudyConfig, choice: Choice) -> LaneShape:
-    """Return what the study file asks for, and else the most that the chosen nodes hold. Raises ValueError where they
-    hold less."""
+    """Return what the study file asks for, and else the most that the chosen nodes hold, with those that an autoscaler may start.
+    Raises ValueError where they hold less."""
     use_gpu = choice.on_gpus
     rooms = [Room(node.num_cpus, node.num_gpus if use_gpu else None) for node in choice.nodes]
     world_size, placement = config.world_size, config.placement
@@ -65,8 +65,9 @@ def lane_shape(config: StudyConfig, choice: Choice) -> LaneShape:
     num_lanes = placement.lanes or (max(1, _lanes_on_gpus(rooms, world_size, placement.strategy)) if use_gpu else 1)
     share = placement.cpus_per_rank or largest_share(rooms, num_lanes, world_size, placement.strategy)
     shape = LaneShape(num_lanes, world_size, share, use_gpu, placement.strategy, choice.demanded)
-    _refuse_too_few(shape, "GPU", shape.num_ranks if use_gpu else 0, num_gpus)
-    _refuse_too_few(shape, "CPU", shape.num_ranks * shape.cpus_per_rank, num_cpus)
+    has = "has" if all(node.is_there for node in choice.nodes) else "has at most"
+    _refuse_too_few(shape, "GPU", shape.num_ranks if use_gpu else 0, num_gpus, has)
+    _refuse_too_few(shape, "CPU", shape.num_ranks * shape.cpus_per_rank, num_cpus, has)
     _refuse_too_small_nodes(shape, rooms)
     return shape
 
@@ -127,11 +128,11 @@ def _hold(
     return held >= num_lanes * world_size
 
 
-def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int) -> None:
+def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int, has: str) -> None:
     if num_needed > num_there:
         of_kind = f" of type {shape.kind}" if shape.kind else ""
         raise ValueError(
-            f"world_size {shape.world_size} on {counted(shape.num_lanes, 'lane')} takes {counted(num_needed, what)}, and the cluster has "
+            f"world_size {shape.world_size} on {counted(shape.num_lanes, 'lane')} takes {counted(num_needed, what)}, and the cluster {has} "
             f"{num_there}{of_kind}; lower world_size or placement.lanes, or add nodes"
         )
 

@@ -215,8 +215,11 @@ def without_its_errors() -> contextlib.AbstractContextManager[None]:
 
 # What the cluster knows
 
-ON_THE_HEAD = {"node:__internal_head__": 0.001}
-"""A share of a resource that only the head node has. What serves the whole study runs there: other nodes come and
+HEAD = "node:__internal_head__"
+"""The resource that only the head node has."""
+
+ON_THE_HEAD = {HEAD: 0.001}
+"""A share of it. What serves the whole study runs there: other nodes come and
 go."""
 
 
@@ -227,6 +230,41 @@ ACCELERATOR = "accelerator_type:"
 def is_draining(node_id: str) -> bool:
     """True if the node is about to be taken away, so that Ray places nothing new there."""
     return node_id in state.get_draining_nodes()
+
+
+def nodes_that_stay() -> list[dict[str, Any]]:
+    """Return the nodes of the cluster as `ray.nodes` does, without those that are about to be taken away."""
+    leaving = state.get_draining_nodes()
+    return [node for node in ray.nodes() if node["NodeID"] not in leaving]
+
+
+IN_KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"
+"""KubeRay sets this variable in its pods."""
+
+
+def runs_a_monitor(address: str) -> bool:
+    """True if the monitor of the cluster with this gcs runs on this machine, as it does on every head that was not started with
+    --no-monitor. It is in the monitor that an autoscaler runs."""
+    return _monitor(address) is not None
+
+
+def file_of_autoscaler(address: str) -> str | None:
+    """Return the file that the autoscaler of the cluster with this gcs was started with, if it runs on this machine. Ray
+    keeps it to its monitor."""
+    return next((word.partition("=")[2] for word in _monitor(address) or () if word.startswith(_AUTOSCALING)), None)
+
+
+_AUTOSCALING = "--autoscaling-config="
+
+
+def _monitor(address: str) -> list[str] | None:
+    """Return the words that the cluster's monitor was started with; None if it does not run here."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = process.read_text(errors="replace").split("\0")
+            if f"--gcs-address={address}" in words and any(word.endswith("/monitor.py") for word in words):
+                return words
+    return None
 
 
 def free_placement_groups(last: PlacementGroup | None) -> None:

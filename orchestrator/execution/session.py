@@ -16,6 +16,7 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
+from orchestrator.execution.autoscaler import Autoscaler, Unreadable
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
@@ -25,6 +26,7 @@ from orchestrator.execution.local_cluster import (
     protect_local_cluster,
     watched,
 )
+from orchestrator.execution.node_kinds import Choice
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import (
     DRIVER_ENVIRONMENT,
@@ -37,6 +39,8 @@ from orchestrator.execution.ray_private import (
     sigterm_left_alone,
 )
 from orchestrator.signals import interrupts_afterwards, left_if_stuck
+from orchestrator.study.messages import Device
+from orchestrator.units import counted
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
 SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 300
@@ -208,6 +212,28 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
         lacks = _lacking(num_nodes)
     if lacks and num_nodes > 1:
         say(f"the cluster has {lacks}: the study begins without the others")
+
+
+def refuse_cpus_in_place_of_gpus(
+    choice: Choice, autoscaler: Autoscaler, min_nodes: int, measured_on: Device | None
+) -> None:
+    """Raise ValueError where trials would run on CPUs, and the study has measured on GPUs, or an autoscaler of which nobody knows what it
+    may start could bring some."""
+    if choice.on_gpus:
+        return
+    cpus = counted(sum(node.num_cpus for node in choice.nodes), "CPU")
+    if measured_on is not None and measured_on.is_gpu:
+        raise ValueError(
+            f"this study has measured on {measured_on}, and the cluster has {cpus} and no GPU now: what one kind measured holds for no "
+            "other; add nodes with GPUs and have the study wait for them (--min-nodes), or begin another study here with --dir"
+        )
+    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    if isinstance(autoscaler, Unreadable) and not 1 < min_nodes <= num_nodes:
+        raise ValueError(
+            f"the cluster has {cpus} and no GPU now, on {counted(num_nodes, 'node')}, and what KubeRay's autoscaler may start cannot be read from "
+            "here; have it keep the nodes that the study is to run on (minReplicas), and give --min-nodes their number and one more "
+            "for the head: the study then waits for them, and runs on CPUs if they have no GPU"
+        )
 
 
 def _lacking(num_nodes: int) -> str:

@@ -21,10 +21,11 @@ SECONDS_TO_ANSWER = 60.0
 
 def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None]) -> Marker | None:
     """Return a marker that all these nodes see, by which those that join later are told apart; None where the only node is
-    another than the driver's and does not see it. Raises ValueError where some of several nodes do not."""
+    another than the driver's and does not see it. nodes: those that are there; an autoscaler may start others. Raises ValueError where some of
+    several nodes do not."""
     marker = mark(folder)
     here = ray.get_runtime_context().get_node_id()
-    if [node.id for node in nodes] == [here]:
+    if not nodes or [node.id for node in nodes] == [here]:
         return marker
     sees = _asked(marker, nodes)
     if silent := [node for node in nodes if node.id not in sees]:

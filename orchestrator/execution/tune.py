@@ -20,6 +20,7 @@ from ray.tune.search import Searcher
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
 from orchestrator.execution import ray_private
+from orchestrator.execution.fleet import Fleet
 from orchestrator.execution.relay import LaneTrainable
 from orchestrator.execution.session import environment_with
 from orchestrator.study.messages import Assignment, Message
@@ -90,9 +91,9 @@ class StageSearch(_NotRestored, Searcher):
 class StageScheduler(_NotRestored, TrialScheduler):
     """Turns messages into Tune's decisions, and unpauses what the Director promotes."""
 
-    def __init__(self, director: Director) -> None:
+    def __init__(self, director: Director, fleet: Fleet | None = None) -> None:
         super().__init__()
-        self._director = director
+        self._director, self._fleet = director, fleet
         self._known: dict[str, TuneTrial] = {}
         self._keeps_relays = False
 
@@ -106,6 +107,10 @@ class StageScheduler(_NotRestored, TrialScheduler):
         held = [name for name, trial in self._known.items() if trial.status in (TuneTrial.PENDING, TuneTrial.RUNNING)]
         num_held = sum(trials[name].state is not TrialState.RUNNING for name in held)
         self._director.advance(num_held)
+        if self._fleet is not None:
+            self._fleet.hear(self._director.wanted())
+            for change in self._fleet.changes():
+                self._director.on_lanes_changed(change)
         return self._director.next_trial(num_held)
 
     def holds(self, trial_id: str) -> bool:
@@ -164,13 +169,14 @@ def _id(trial: TuneTrial) -> str:
     return trial.config["assignment"].trial_id
 
 
-def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str) -> None:
+def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str, fleet: Fleet | None = None) -> None:
     """Run one stage in one Tuner: the Director decides, Tune and the lanes act.
 
-    dispatcher: the actor's name. token: marks the checkpoints that this run of the study writes.
+    dispatcher: the actor's name. token: marks the checkpoints that this run of the study writes. fleet: opens and releases
+    lanes; None where they are all open.
     """
     ray_private.quiet_tune()
-    scheduler = StageScheduler(director)
+    scheduler = StageScheduler(director, fleet)
     tuner = tune.Tuner(
         tune.with_resources(LaneTrainable, RELAY_RESOURCES),
         tune_config=tune.TuneConfig(

@@ -99,6 +99,19 @@ class ClusterReady(_Event):
     """How long it took from the command until the cluster and its lanes were there."""
 
 
+class LanesChanged(_Event):
+    """The study has other lanes than before, on a cluster that grows and shrinks, or has asked for room for others."""
+
+    kind: Literal["lanes_changed"] = "lanes_changed"
+    lanes: int
+    """Those that are open, on nodes that are there."""
+    most: int
+    """How many there may be at once."""
+    asked: int = 0
+    """For how many lanes in all the cluster's autoscaler was asked to have room; 0: for no more than there is."""
+    reason: Prose
+
+
 class FactsRead(_Event):
     kind: Literal["facts_read"] = "facts_read"
     facts: Facts
@@ -234,7 +247,17 @@ TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
 """What happens to a trial after it was proposed, until it ends."""
 
 Event = (
-    RunBegan | ClusterReady | FactsRead | StageBegan | Reopened | Proposed | TrialEvent | Retried | Noticed | Concluded
+    RunBegan
+    | ClusterReady
+    | LanesChanged
+    | FactsRead
+    | StageBegan
+    | Reopened
+    | Proposed
+    | TrialEvent
+    | Retried
+    | Noticed
+    | Concluded
 )
 
 parser: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

@@ -20,6 +20,7 @@ from orchestrator.study.events import (
     Event,
     FactsRead,
     Interrupted,
+    LanesChanged,
     Noticed,
     Paused,
     Promoted,
@@ -71,6 +72,8 @@ class Study:
     """Those of all drivers that have run the study."""
     ready: dict[str, float] = field(default_factory=dict)
     """For each driver, by its token: the seconds from its command until the cluster was there."""
+    lanes: list[LanesChanged] = field(default_factory=list)
+    """How the lanes came and went, where the cluster grows and shrinks: of all drivers, one after the other."""
     notices: dict[str | None, list[Notice]] = field(default_factory=dict)
     """What trials met and dealt with, by their ids; what drivers met is under None."""
     withdrawn: dict[str, Trial] = field(default_factory=dict)
@@ -162,6 +165,9 @@ class Study:
             case RunBegan():
                 self.tokens.add(event.token)
                 self._wait_again()
+                self._close_lanes(event.time)
+            case LanesChanged():
+                self._change_lanes(event)
             case ClusterReady():
                 self.ready[event.token] = event.seconds
             case FactsRead():
@@ -226,6 +232,17 @@ class Study:
         notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
         if notice not in notices:
             notices.append(notice)
+
+    def _change_lanes(self, event: LanesChanged) -> None:
+        if event not in self.lanes[-1:]:
+            self.lanes.append(event)
+
+    def _close_lanes(self, time: float) -> None:
+        """Note that the lanes of the driver before have ended with it."""
+        if self.lanes and self.lanes[-1].lanes:
+            self.lanes.append(
+                LanesChanged(time=time, lanes=0, most=self.lanes[-1].most, reason="another driver begins")
+            )
 
     def _wait_again(self) -> None:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:

@@ -666,3 +666,93 @@ class TestGivenUp:
                 assert last.reason.endswith(": no space left on device")
 
         play(scene())
+
+
+class TestReleased:
+    def test_an_idle_lane_goes_home_and_the_next_trial_is_another_lanes(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            for rank in (0, 1):
+                await dispatcher.introduce("lane", Host("a", "", 0), rank=rank)
+            asked = asyncio.create_task(dispatcher.take("lane", "group", 1))
+            followed = asyncio.create_task(dispatcher.follow("lane", "group", 1))
+            await asyncio.sleep(0)
+            assert await dispatcher.release("lane")
+            assert (await asked, await followed) == (None, None)
+            assert await dispatcher.outlook("lane") == "closed"
+            assert await dispatcher.outlook("lane", leaving=True) == "closed"
+            await running(dispatcher, lane="other", group="other group")
+            assert await dispatcher.outlook("other") == "go on"
+
+        play(scene())
+
+    def test_no_lane_is_released_that_has_a_trial_or_may_be_about_to_take_one(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            await running(dispatcher)
+            assert not await dispatcher.release("lane")
+            assert (await dispatcher.lanes())["lane"].idle_seconds is None
+            await dispatcher.assign(assignment("b"))
+            assert not await dispatcher.release("other"), "which may come up in time for it"
+            assert (await taken(dispatcher, "other", "other group")).trial_id == "b"
+            await dispatcher.freed("lane")
+            assert (await dispatcher.lanes())["lane"].idle_seconds == pytest.approx(0, abs=5)
+            assert await dispatcher.release("lane")
+
+        play(scene())
+
+    def test_one_that_starts_or_waits_for_room_ends_as_soon_as_it_asks(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            assert await dispatcher.release("lane")
+            await dispatcher.introduce("lane", Host("a", "", 0))
+            assert await dispatcher.take("lane", "group", 1) is None
+            assert await dispatcher.release("another")
+            assert not await dispatcher.no_room("another")
+            assert await dispatcher.release("third")
+            assert not await dispatcher.run_lost("third", "its controller died", "machine")
+
+        play(scene())
+
+    def test_however_it_ends_it_is_no_lane_that_was_given_up(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            await dispatcher.introduce("lane", Host("a", "", 0))
+            assert await dispatcher.release("lane")
+            for _ in range(MAX_STARTS):
+                await dispatcher.group_died("lane", "its node has died", "machine")
+            assert await dispatcher.given_up() == []
+            await running(dispatcher, lane="a new one")
+
+        play(scene())
+
+
+class TestALostNode:
+    def test_the_trial_of_a_lane_that_has_lost_all_its_processes_goes_on_elsewhere_at_once(self) -> None:
+        """Before Ray Train has found room for the lane's next processes, or given up to look for it."""
+
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            await dispatcher.introduce("lane", Host("a", "", 0))
+            await running(dispatcher)
+            await dispatcher.group_died("lane", "rank 0: its node has died", "machine", [0])
+            last = await dispatcher.next_message("a")
+            assert (last.outcome, last.reason) == ("interrupted", "rank 0: its node has died")
+            await running(dispatcher, lane="other", group="other group")
+
+        play(scene())
+
+    def test_while_a_rank_of_it_may_live_no_other_lane_has_it(self) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            for rank, host in enumerate("ab"):
+                await dispatcher.introduce("lane", Host(host, "", 0), rank=rank)
+            await running(dispatcher)
+            await dispatcher.group_died("lane", "rank 1: its node has died", "machine", [1])
+            waiting = asyncio.create_task(dispatcher.next_message("a"))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await dispatcher.no_room("lane")
+            assert (await waiting).outcome == "interrupted"
+
+        play(scene())

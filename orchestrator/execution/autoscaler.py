@@ -1,0 +1,90 @@
+"""The autoscaler of a cluster: which nodes it may start, and what it is asked for. A thin shell around Ray's.
+
+Ray tells a driver nothing of the nodes that an autoscaler may yet start, so a process on the head reads the file that
+the autoscaler was started with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import yaml
+from ray.autoscaler.sdk import request_resources
+
+from orchestrator.execution.node_kinds import Node, kind_in
+from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, runs_a_monitor
+
+
+@dataclass(frozen=True)
+class NoAutoscaler:
+    """The nodes are those that somebody has started."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An autoscaler may start nodes, and which ones is not to be read: that of KubeRay runs in a container of its own."""
+
+
+@dataclass(frozen=True)
+class MayStart:
+    """An autoscaler that starts nodes where they are asked for, and ends those that are idle."""
+
+    nodes: tuple[Node, ...]
+    """The workers of each type that there may be at once, whether they are there or not."""
+    most: int
+    """The most workers of all types together."""
+
+
+Autoscaler = NoAutoscaler | Unreadable | MayStart
+
+
+def autoscaler() -> Autoscaler:
+    """Return what the cluster that this process is connected to may start."""
+    is_head = runs_a_monitor(ray.get_runtime_context().gcs_address)
+    there = _on_the_head() if is_head else ray.get(_reading_on_the_head().remote())
+    if there == "":
+        return Unreadable()
+    return NoAutoscaler() if there is None else may_start(yaml.safe_load(there))
+
+
+def _reading_on_the_head() -> Any:
+    """Return what runs there, in a process that ends with it."""
+    return ray.remote(num_cpus=0, resources=ON_THE_HEAD, max_calls=1)(_on_the_head)
+
+
+def _on_the_head() -> str | None:
+    """Return the text of the autoscaler's file; None if there is no autoscaler, and nothing if it has no file here."""
+    address = ray.get_runtime_context().gcs_address
+    file = file_of_autoscaler(address)
+    if file is not None:
+        return Path(file).expanduser().read_text()
+    return "" if IN_KUBERAY in os.environ and not runs_a_monitor(address) else None
+
+
+def may_start(config: Mapping[str, Any]) -> Autoscaler:
+    """Return which workers a file for `ray up` lets an autoscaler start. Of a type that does not say what its nodes have, Ray
+    itself knows it only once one is there: it does not count."""
+    types, head = config.get("available_node_types") or {}, config.get("head_node_type")
+    most = int(config.get("max_workers", 0))
+    nodes = [
+        _node(name, one["resources"])
+        for name, one in types.items()
+        if name != head and one.get("resources")
+        for _ in range(min(most, int(one.get("max_workers", most))))
+    ]
+    return MayStart(tuple(nodes), most) if nodes else NoAutoscaler()
+
+
+def _node(name: str, resources: Mapping[str, float]) -> Node:
+    return Node(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), kind_in(resources), is_there=False)
+
+
+def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Ask the autoscaler for nodes that hold all of these at once, whatever runs there. It replaces what was asked for before; with
+    none, nodes that are idle may go."""
+    request_resources(bundles=[dict(bundle) for bundle in bundles])

@@ -1,0 +1,186 @@
+"""The lanes of a study on a cluster that grows and shrinks: they are opened as nodes arrive, and given back when no trial needs them.
+
+A thread looks every second; what it does is decided by growth.py. It writes to no journal: the driver's main thread fetches what
+has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.decisions.director import Wanted
+from orchestrator.execution import autoscaler
+from orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
+from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
+from orchestrator.execution.node_kinds import Choice, nodes_of
+from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.ray_private import nodes_that_stay
+from orchestrator.execution.room import bundles_of, lanes_held
+from orchestrator.study.events import LanesChanged
+from orchestrator.units import counted
+
+SECONDS_BETWEEN_LOOKS = 1.0
+# How long the last look has to end, before the lanes are closed.
+SECONDS_TO_STOP = 10.0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What lanes stand on: nodes that come and go."""
+
+    shape: LaneShape
+    choice: Choice
+    idle_release_seconds: float
+    """How long a lane may be idle that trials may yet come for."""
+    grows: bool = True
+    """True if an autoscaler starts nodes, and ends them: so lanes come and go, too."""
+
+    def lanes_held(self) -> int:
+        """Return how many lanes the nodes hold that are there."""
+        return lanes_held(nodes_of(nodes_that_stay()), self.choice, self.shape)
+
+    def needs(self) -> str:
+        """Return in words what a lane takes."""
+        of_kind = f" of type {self.shape.kind}" if self.shape.kind else ""
+        what, each = ("GPU", 1) if self.shape.use_gpu else ("CPU", self.shape.cpus_per_rank)
+        return f"room for a lane ({counted(each * self.shape.world_size, what)}{of_kind})"
+
+    def ask_for(self, num_lanes: int) -> None:
+        """Ask the autoscaler for room for so many lanes in all; with 0, idle nodes may go."""
+        autoscaler.ask_for(bundles_of(num_lanes, self.shape))
+
+
+def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
+    """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
+    Until there is a node nothing can be known of what the study runs on."""
+    num_lanes = ground.shape.num_lanes if num_nodes > 1 else 1
+    try:
+        lacks = ""
+        while now := _lacking(ground, num_nodes):
+            if not lacks:
+                ground.ask_for(num_lanes)
+            if now != lacks:
+                room = counted(num_lanes, "lane")
+                say(f"the cluster has {now}: its autoscaler is asked for room for {room}, and the study begins then")
+            lacks = now
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    except BaseException:  # Ctrl-C above all: nodes that nobody waits for would cost money
+        ground.ask_for(0)
+        raise
+
+
+def _lacking(ground: Ground, num_nodes: int) -> str:
+    """Return what the cluster has too little of, in words; nothing where it has enough."""
+    there = len(nodes_of(nodes_that_stay()))
+    if there < num_nodes:
+        return f"{there} of {counted(num_nodes, 'node')} (--min-nodes)"
+    return "" if ground.lanes_held() else f"no {ground.needs()}"
+
+
+class Fleet:
+    """Opens and releases lanes while a study runs."""
+
+    def __init__(
+        self, ground: Ground, dispatcher: DispatcherHandle, open_lane: Callable[[], str], say: Callable[[str], None]
+    ) -> None:
+        """open_lane: opens one more lane, and returns its name. say: shows people what happens."""
+        self._ground, self._dispatcher, self._open_lane, self._say = ground, dispatcher, open_lane, say
+        self._opened: dict[str, float] = {}
+        """The lanes that were neither released nor given up, and when each was opened."""
+        self._wanted = Wanted(1, more_may_come=True)  # the first lane tells what the study runs on
+        self._asked: int | None = None
+        """For how many lanes there was to be room when that was asked last; None: an earlier driver may have asked."""
+        self._changes = deque[LanesChanged]()
+        self._last = (0, 0)
+        """How many lanes there were at the last look, and for how many more nodes were asked."""
+        self._failure: Exception | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_looking, daemon=True)
+        self._num_lanes = 0
+
+    def lanes_now(self) -> int:
+        """Return how many lanes trials can be given to: those that are open, on nodes that are there."""
+        return self._num_lanes
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Open and release nothing more, and let idle nodes go."""
+        self._is_over.set()
+        self._thread.join(SECONDS_TO_STOP)
+        with contextlib.suppress(RayError):  # a cluster that is gone starts no nodes
+            self._ask(0)
+
+    def hear(self, wanted: Wanted) -> None:
+        """Take in what trials there are. Raises what went wrong in the thread."""
+        self._wanted = wanted
+        if self._failure is not None:
+            raise self._failure
+
+    def changes(self) -> list[LanesChanged]:
+        """Return what has changed since this was asked last."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    # The thread
+
+    def _keep_looking(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._look()
+            except RayError:  # whoever watches the cluster says so if it is gone; else the next look finds it again
+                pass
+            except Exception as error:
+                self._failure = error
+                return
+            self._is_over.wait(SECONDS_BETWEEN_LOOKS)
+
+    def _look(self) -> None:
+        told: dict[str, LaneTold] = ray.get(self._dispatcher.lanes.remote())
+        given_up = {name for name, lane in told.items() if lane.state is LaneState.GIVEN_UP}
+        for name in given_up & self._opened.keys():
+            del self._opened[name]
+        lanes = [self._open(name, told.get(name)) for name in self._opened]
+        room, most = self._ground.lanes_held(), self._ground.shape.num_lanes - len(given_up)
+        growth = decide(Scene(self._wanted, lanes, room, most, self._ground.idle_release_seconds))
+        self._carry_out(growth)
+        self._num_lanes = min(len(self._opened), room)
+        self._note(growth, room)
+
+    def _open(self, name: str, told: LaneTold | None) -> OpenLane:
+        if told is None:  # none of its ranks has come up yet
+            return OpenLane(name, time.monotonic() - self._opened[name])
+        return OpenLane(name, told.idle_seconds, "" if told.state is LaneState.STARTING else told.node)
+
+    def _carry_out(self, growth: Growth) -> None:
+        for name in growth.release:
+            if ray.get(self._dispatcher.release.remote(name)):
+                del self._opened[name]
+        for _ in range(growth.open):
+            self._opened[self._open_lane()] = time.monotonic()
+        self._ask(growth.ask)
+
+    def _ask(self, num_lanes: int) -> None:
+        if num_lanes != self._asked:
+            self._ground.ask_for(num_lanes)
+            self._asked = num_lanes
+
+    def _note(self, growth: Growth, room: int) -> None:
+        """Keep for the journal, and say, that there are other lanes than at the last look."""
+        asked = growth.ask if growth.ask > room else 0
+        if (self._num_lanes, asked) == self._last:
+            return
+        fewer, most = self._num_lanes < self._last[0] and not growth.release, self._ground.shape.num_lanes
+        why = f"nodes went: those that are there hold {counted(room, 'lane')}" if fewer else growth.reason
+        why = why or f"the nodes hold {counted(room, 'lane')}"
+        self._last = self._num_lanes, asked
+        self._changes.append(LanesChanged(lanes=self._num_lanes, most=most, asked=asked, reason=why))
+        self._say(f"{time.strftime('%H:%M')}: {self._num_lanes} of up to {counted(most, 'lane')}; {why}")

@@ -1,0 +1,92 @@
+"""How many lanes a study is to have now, where an autoscaler starts and ends nodes. Pure: a decision is a value with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.decisions.director import Wanted
+from orchestrator.units import counted
+
+
+@dataclass(frozen=True)
+class OpenLane:
+    """A lane that has been opened, and neither released nor given up."""
+
+    name: str
+    idle_seconds: float | None = None
+    """How long it has had no trial, its start included; None while it has one."""
+    node: str = ""
+    """The host of its rank 0; empty while it starts, and so takes nothing of a node yet."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a decision goes by."""
+
+    wanted: Wanted
+    lanes: Sequence[OpenLane]
+    room: int
+    """The lanes that the nodes hold which are there."""
+    most: int
+    """The lanes that the nodes hold which there may be at once, without those that were given up."""
+    idle_release_seconds: float
+    """How long a lane may be idle that trials may yet come for."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What is to be done."""
+
+    open: int = 0
+    """How many lanes to open now."""
+    ask: int = 0
+    """For how many lanes in all the autoscaler is to have room; 0: for no more than there is, and nodes that are idle may go."""
+    release: tuple[str, ...] = ()
+    """Lanes that are to end."""
+    reason: str = ""
+    """For people; empty where there is nothing to do."""
+
+
+def decide(scene: Scene) -> Growth:
+    """Return what brings the lanes to as many as there are trials for, and no further than nodes may hold them."""
+    useful = min(scene.wanted.num_trials, scene.most)
+    spare = len(scene.lanes) - useful
+    if spare > 0:
+        return _released(scene, spare)
+    opened = max(0, min(useful, scene.room) - len(scene.lanes))
+    # A node that has come is idle, and might end, until its lane has taken it.
+    has_all = useful <= min(scene.room, sum(lane.node != "" for lane in scene.lanes))
+    ask = 0 if has_all else useful
+    return Growth(opened, ask, (), _why_more(scene, useful, opened, ask))
+
+
+def _released(scene: Scene, spare: int) -> Growth:
+    """Give back lanes that no trial needs: at once if none can come for them, and else those that have waited long enough."""
+    least = 0.0 if not scene.wanted.more_may_come else scene.idle_release_seconds
+    idle = [lane for lane in scene.lanes if lane.idle_seconds is not None and lane.idle_seconds >= least]
+    busy = Counter(lane.node for lane in scene.lanes if lane.idle_seconds is None)
+    # A node goes only once it has no lane: those on nodes with trials are given back last.
+    idle.sort(key=lambda lane: (busy[lane.node], -(lane.idle_seconds or 0.0), lane.name))
+    released = tuple(lane.name for lane in idle[:spare])
+    if not released:
+        return Growth()
+    have = "has" if len(released) == 1 else "have"
+    why = (
+        f"{have} had no trial for {scene.idle_release_seconds:g} s (placement.idle_release_seconds)"
+        if scene.wanted.more_may_come
+        else "no trial is left for" + (" it" if len(released) == 1 else " them")
+    )
+    lanes = counted(len(released), "lane")
+    reason = f"{lanes} {why}" if scene.wanted.more_may_come else f"{why}: {lanes} given back"
+    return Growth(release=released, reason=reason)
+
+
+def _why_more(scene: Scene, useful: int, opened: int, ask: int) -> str:
+    runnable = f"{counted(scene.wanted.num_trials, 'trial')} can run"
+    if useful > scene.room:
+        return f"{runnable} and the nodes hold {counted(scene.room, 'lane')}: the autoscaler is asked for room for {useful}"
+    if opened:
+        return f"{runnable}, and the nodes hold {counted(scene.room, 'lane')}"
+    return "a lane that starts is waited for" if ask else ""

@@ -1,0 +1,106 @@
+"""A study on a cluster whose nodes Ray's own autoscaler starts and ends: lanes come with the nodes, and go with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.study.trial import TrialState
+from tests.faults.driver import Driver
+from tests.faults.scene import until
+from tests.support.growing_cluster import GrowingCluster, growing_cluster
+from tests.support.studies import TINY, grid
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECONDS_TO_COME = 120
+# Each of its batches of four samples takes 20 ms and more.
+SAMPLES = 4_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[GrowingCluster]:
+    with growing_cluster(num_workers=2, idle_seconds=3.0) as cluster:
+        yield cluster
+
+
+def driver_on(cluster: GrowingCluster, folder: Path, num_trials: int, samples: int = SAMPLES) -> Driver:
+    rates = [1e-3 * (1 + number) for number in range(num_trials)]
+    study = TINY | {
+        "name": "grows",
+        "sample_budget": samples,
+        "evaluations": 20,
+        "kill": {"min_relative_throughput": None},
+        "model": {"target": "tests.support.studies:LogsItsBatches", "kwargs": {"log": str(folder / "batches")}},
+        "stages": grid(learning_rate=rates),
+        "placement": {"lanes": 2, "cpus_per_rank": 1, "idle_release_seconds": 5},
+    }
+    return Driver(folder, study, cluster.address)
+
+
+@contextmanager
+def counted(cluster: GrowingCluster) -> Iterator[list[int]]:
+    """The numbers of workers that there were meanwhile, each change of them."""
+    numbers, is_over = [len(cluster.workers())], threading.Event()
+
+    def count() -> None:
+        while not is_over.wait(0.2):
+            if (now := len(cluster.workers())) != numbers[-1]:
+                numbers.append(now)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        yield numbers
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_nodes_come_for_the_trials_of_a_study_and_go_as_these_end(cluster: GrowingCluster, tmp_path: Path) -> None:
+    driver = driver_on(cluster, tmp_path, num_trials=3)
+    with counted(cluster) as workers:
+        driver.start()
+        code, said = driver.end()
+        assert code == 0, said
+        study = driver.study()
+        until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+    assert workers == [0, 1, 2, 1, 0]
+    assert [trial.state for trial in study.trials.values()] == [TrialState.COMPLETE] * 3
+    assert [(change.lanes, change.most, change.asked) for change in study.lanes] == [
+        (1, 2, 0),
+        (1, 2, 2),
+        (2, 2, 0),
+        (1, 2, 0),
+    ]
+    assert study.lanes[-1].reason == "no trial is left for it: 1 lane given back"
+    assert "the cluster has no room for a lane (1 CPU): its autoscaler is asked for room for 1 lane" in said
+    assert "2 of up to 2 lanes" in said
+
+
+def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: GrowingCluster, tmp_path: Path) -> None:
+    driver = driver_on(cluster, tmp_path, num_trials=1)
+    driver.start()
+    try:
+        until(
+            lambda: driver.run_dir.exists() and any(t.history for t in driver.study().trials.values()),
+            "an evaluation",
+            SECONDS_TO_COME,
+        )
+        (worker,) = cluster.workers()
+        cluster.kill(worker)
+        code, said = driver.end()
+    finally:
+        if driver.process is not None:
+            driver.process.kill()
+    assert code == 0, said
+    (trial,) = driver.study().trials.values()
+    assert trial.state is TrialState.COMPLETE
+    assert [hold.lost for hold in trial.holds] == [True, False]
+    seen = [point["samples_seen"] for point in trial.history]
+    assert seen == sorted(set(seen)), "it went on from its last checkpoint"
+    until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)

@@ -1,0 +1,142 @@
+"""A cluster on this machine whose nodes Ray's own autoscaler starts and ends, by a provider of Ray's that starts nodes here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.ports import free_ports
+from tests.support.processes import descendants, read
+
+CLONE = Path(__file__).parents[2]
+SECONDS_TO_START = 120
+HEAD_ID = f"{'f' * 51}00000"
+"""The name that the provider gives the head."""
+
+
+@dataclass(frozen=True)
+class GrowingCluster:
+    """A head without CPUs, and at most so many workers with one CPU each."""
+
+    address: str
+    head: subprocess.Popen[bytes]
+    folder: Path
+
+    def workers(self) -> list[int]:
+        """The raylets of the workers that live, the oldest first."""
+        return [
+            pid
+            for pid in descendants(self.head.pid)
+            if "/raylet" in read(Path(f"/proc/{pid}/cmdline")).split("\0")[0] and not _is_the_heads(pid)
+        ]
+
+    def kill(self, worker: int) -> None:
+        """End a worker as a cloud does that takes a machine back without a word: its processes, and those that they have started."""
+        for pid in [worker, *descendants(worker)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_the_heads(raylet: int) -> bool:
+    return "--head" in read(Path(f"/proc/{raylet}/cmdline")).split("\0")
+
+
+def config_of(num_workers: int, address: str, idle_seconds: float) -> dict[str, Any]:
+    provider = {
+        "type": "external",
+        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+        "gcs_address": address,
+        "head_node_id": HEAD_ID,
+        "launch_multiple": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    return {
+        "cluster_name": "growing",
+        "provider": provider,
+        "auth": {},
+        "max_workers": num_workers,
+        "idle_timeout_minutes": idle_seconds / 60,
+        "upscaling_speed": 10.0,
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "min_workers": 0, "max_workers": 0},
+            "worker": {
+                "resources": {"CPU": 1, "object_store_memory": 100 * 2**20},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": num_workers,
+            },
+        },
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [],
+        "worker_start_ray_commands": [],
+    }
+
+
+@contextlib.contextmanager
+def growing_cluster(num_workers: int, idle_seconds: float = 5.0) -> Iterator[GrowingCluster]:
+    """Start the head; no worker is there until one is asked for. A worker without work ends after so long."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        folder = Path(name)
+        gcs, client = free_ports(2)
+        address = f"127.0.0.1:{gcs}"
+        (folder / "cluster.json").write_text(json.dumps(config_of(num_workers, address, idle_seconds)))
+        head = _start(folder, gcs, client)
+        try:
+            yield GrowingCluster(_address_of(head, folder, gcs), head, folder)
+        finally:
+            for pid in [*descendants(head.pid), head.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            head.wait()
+
+
+def _start(folder: Path, gcs: int, client: int) -> subprocess.Popen[bytes]:
+    words = [
+        *("--head", f"--port={gcs}", "--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}"),
+        *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=104857600"),
+        *(f"--temp-dir={folder / 'ray'}", f"--autoscaling-config={folder / 'cluster.json'}", "--block"),
+    ]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = own | {
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_enable_autoscaler_v2": "1",  # as `ray up` starts a head
+        "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+        "RAY_NODE_TYPE_NAME": "ray.head.default",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_worker_niceness": "0",
+        "RAY_AUTH_MODE": "disabled",  # whoever runs a local study meanwhile may write another token to ~/.ray
+        "PYTHONPATH": str(CLONE),
+        "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",
+    }
+    with (folder / "head.log").open("wb") as log:
+        return subprocess.Popen(["ray", "start", *words], env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _address_of(head: subprocess.Popen[bytes], folder: Path, gcs: int) -> str:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while "will now block" not in (said := read(folder / "head.log")):
+        assert head.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
+    return re.findall(rf"[0-9.]+:{gcs}", said)[0]
