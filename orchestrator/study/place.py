@@ -110,6 +110,8 @@ class ObjectStore:
     def fetch(self, folder: Path, below: str, leaving_out: str | None = None) -> None:
         """Make a folder what is below a name; leaving_out: how the names end of files that are not wanted."""
         there = self.stored(below)
+        if not there and not folder.exists():
+            return
         with own_file(folder):
             folder.mkdir(parents=True, exist_ok=True)
         here = files_in(folder, below)
