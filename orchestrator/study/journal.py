@@ -73,7 +73,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
-        self.raise_if_lost()
+        self._raise_if_lost(before_a_line=True)
         try:
             self._put(event)
         except StorageLost as error:
@@ -99,18 +99,22 @@ class Journal:
 
     def raise_if_lost(self) -> None:
         """Raise Halted if the file could not be written before, or is gone: whatever is not in it has not happened."""
-        self._lost = self._lost or self._trouble()
+        self._raise_if_lost(before_a_line=False)
+
+    def _raise_if_lost(self, *, before_a_line: bool) -> None:
+        self._lost = self._lost or self._trouble(before_a_line)
         if self._lost is not None:
             raise self._lost
 
     def has_vanished(self) -> bool:
         """True if the file or its directory was taken away, so that nothing should be written there any more."""
-        return isinstance(self._lost or self._trouble(), Vanished)
+        return isinstance(self._lost or self._trouble(before_a_line=True), Vanished)
 
-    def _trouble(self) -> Halted | None:
-        """Return what is wrong with the path: it must lead to the file that this process writes."""
+    def _trouble(self, before_a_line: bool) -> Halted | None:
+        """Return what is wrong with the path: it must lead to the file that this process writes. before_a_line: true if an object store
+        is asked in any case, which takes a request."""
         try:
-            if self.published is not None and (loss := self.published.loss()):
+            if self.published is not None and (loss := self.published.loss(ask=before_a_line)):
                 return Vanished(loss)
             if self._lock.lease.is_followed():
                 return Vanished(self._lock.lease.loss())

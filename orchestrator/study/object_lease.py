@@ -55,10 +55,10 @@ class ObjectLease:
         self._store.write(f"{FOLDER}/{self._name}", json.dumps(told).encode())
         self._certain_until = began + self._seconds
 
-    def is_held(self) -> bool:
-        """True if nobody has followed this process; the store is asked only where somebody may have. Raises StorageLost where it does
-        not answer."""
-        return _uptime() < self._certain_until or _names(self._store)[-1:] == [self._name]
+    def is_held(self, *, ask: bool) -> bool:
+        """True if nobody has followed this process. Within the time of its lease nobody should have, so that the store need not be asked;
+        but a machine that was halted as a whole does not know of it. Raises StorageLost where the store does not answer."""
+        return (not ask and _uptime() < self._certain_until) or _names(self._store)[-1:] == [self._name]
 
     def loss(self) -> str:
         """Return in words that another process has followed."""

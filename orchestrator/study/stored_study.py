@@ -55,9 +55,10 @@ class StoredStudy:
         self.store.write(_segment(self.lease.number, self._num_segments), line)
         self._num_segments += 1
 
-    def loss(self) -> str | None:
-        """Return in words that another process has followed this one; None where none has. Raises StorageLost where nobody can say."""
-        return None if self.lease.is_held() else self.lease.loss()
+    def loss(self, *, ask: bool) -> str | None:
+        """Return in words that another process has followed this one; None where none has, as far as is known without asking the store,
+        unless it is asked. Raises StorageLost where it does not answer."""
+        return None if self.lease.is_held(ask=ask) else self.lease.loss()
 
     def publish_study(self) -> None:
         self.store.upload(self.run_dir / "study.yaml", "study.yaml")

@@ -289,7 +289,7 @@ def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(request: pytes
                 patch.setenv(name, value)
             journal = opened(store)
             journal.append(ready("one"))
-    with pytest.raises(Halted, match="could not be written: the store does not answer"):
+    with pytest.raises(Halted, match="could not be listed: the store does not answer"):
         journal.append(ready("two"))
     assert re.findall(r'"token":"(\w+)"', journal.path.read_text()) == ["one"], "nor does it count here"
     journal.close()
