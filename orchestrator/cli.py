@@ -16,6 +16,7 @@ from orchestrator.signals import (
     leave_dead_terminal,
     leave_on_signals,
 )
+from orchestrator.study.place import Place, place_of
 from orchestrator.terminal import draw_no_bars_in_a_log, printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
@@ -24,6 +25,7 @@ from orchestrator.verbs.reading import compare, explain, export, report, status
 from orchestrator.verbs.running import plan, run, trial
 from trainers.files import StorageLost
 
+RUN_DIR = "a study's run directory, a folder or s3://bucket/name"
 EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
 
@@ -88,7 +90,12 @@ def _add_verbs_of_a_study_file(verbs: Any) -> None:
         command.add_argument(
             "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
         )
-        command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="where the study lives; default runs/<name>")
+        command.add_argument(
+            "--dir",
+            type=_place,
+            metavar="RUN_DIR",
+            help="where the study lives, a folder or s3://bucket/name; default runs/<name>",
+        )
         if verb is run:
             _add_options_of_run(command)
         if verb is plan:
@@ -148,7 +155,7 @@ def _add_options_of_ray(command: argparse.ArgumentParser) -> None:
 
 
 def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dir", type=Path, metavar="RUN_DIR", help="beside which to write the manifest")
+    command.add_argument("--dir", type=_place, metavar="RUN_DIR", help="beside which to write the manifest")
     command.add_argument("--image", required=True, metavar="IMAGE", help="of the clone, made by configs/Dockerfile")
     command.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim for run directories")
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="pods that run lanes, beside the head's")
@@ -159,7 +166,7 @@ def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
 
 def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--dir", type=Path, metavar="RUN_DIR", help="where the study lives, on storage that all nodes see"
+        "--dir", type=_place, metavar="RUN_DIR", help="where the study lives, on storage that all nodes see"
     )
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")
@@ -181,27 +188,27 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
 
 def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     """Add those that read what a study has written."""
-    command = _verb(verbs, status, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, status, "run_dir", "RUN_DIR", RUN_DIR)
     shown = command.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="for programs")
     shown.add_argument(
         "--watch", action="store_true", help="again whenever something has changed, until the study is over"
     )
-    command = _verb(verbs, report, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, report, "run_dir", "RUN_DIR", RUN_DIR)
     command.add_argument(
         "other",
         nargs="?",
-        type=Path,
+        type=_place,
         metavar="OTHER",
         help="another study's: compare the two, in OTHER/comparison.html",
     )
-    command = _verb(verbs, explain, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, explain, "run_dir", "RUN_DIR", RUN_DIR)
     command.add_argument("trial", metavar="TRIAL", help="the trial's name, as status shows it")
     command.add_argument("--json", action="store_true", help="for programs")
-    command = _verb(verbs, compare, "run_dir", "RUN_A", "a study's run directory")
-    command.add_argument("other", type=Path, metavar="RUN_B", help="another study's")
+    command = _verb(verbs, compare, "run_dir", "RUN_A", RUN_DIR)
+    command.add_argument("other", type=_place, metavar="RUN_B", help="another study's")
     command.add_argument("--json", action="store_true", help="for programs")
-    command = _verb(verbs, export, "run_dir", "RUN_DIR", "a study's run directory")
+    command = _verb(verbs, export, "run_dir", "RUN_DIR", RUN_DIR)
     command.add_argument("--to", required=True, choices=EXPORTS)
 
 
@@ -239,6 +246,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _place(text: str) -> Place:
+    """Return the run directory that was typed. argparse tells the user what is wrong with it."""
+    try:
+        return place_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 class _PrintVersion(argparse.Action):
     """Prints the version. Unlike argparse's own action it reads the package's metadata only when it is asked to."""
 
@@ -252,6 +267,6 @@ class _PrintVersion(argparse.Action):
 def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argparse.ArgumentParser:
     """Add a verb, which is a function whose docstring is its help."""
     command = verbs.add_parser(verb.__name__, help=verb.__doc__, description=verb.__doc__)
-    command.add_argument(argument, type=Path, metavar=metavar, help=text)
+    command.add_argument(argument, type=_place if text is RUN_DIR else Path, metavar=metavar, help=text)
     command.set_defaults(verb=verb)
     return command

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
@@ -36,7 +36,7 @@ from orchestrator.execution.session import (
     refuse_unreachable_address,
     wait_for_nodes,
 )
-from orchestrator.execution.shared_storage import shared_marker
+from orchestrator.execution.shared_storage import refuse_other_nodes, shared_marker
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
@@ -52,6 +52,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.lease import RunsOut
+from orchestrator.study.place import Place
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
@@ -60,6 +61,7 @@ from orchestrator.study.run_directory import (
     put_former_try_by,
 )
 from orchestrator.study.state import Halted, Study
+from orchestrator.study.stored_study import StoredStudy
 from orchestrator.study.trial import TrialState
 from orchestrator.terminal import printable
 from orchestrator.units import counted
@@ -71,6 +73,7 @@ from trainers.notices import Notice, NoticeKind, heard_by
 SECONDS_TO_SAVE = 30
 # Clocks count a second somewhat differently.
 SECONDS_AFTER_A_LEASE = 1.0
+Held = TypeVar("Held")
 STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
 
 
@@ -92,7 +95,7 @@ class Driver:
 
 def run_study(
     config: StudyConfig,
-    run_dir: Path,
+    place: Place,
     address: str | None = None,
     *,
     min_nodes: int = 1,
@@ -105,11 +108,33 @@ def run_study(
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
     """
     require_libraries(config.tracking)
+    if isinstance(place, Path):
+        return _run(config, place, None, address, min_nodes, remeasure, retry_failed, quiet)
+    stored = _held(lambda: StoredStudy(place))
+    with contextlib.closing(stored):
+        try:
+            ending = _run(config, stored.run_dir, stored, address, min_nodes, remeasure, retry_failed, quiet)
+        except ValueError as error:
+            raise ValueError(stored.told(str(error))) from error
+    return Ending(ending.exit_code, stored.told(ending.message))
+
+
+def _run(
+    config: StudyConfig,
+    run_dir: Path,
+    stored: StoredStudy | None,
+    address: str | None,
+    min_nodes: int,
+    remeasure: bool,
+    retry_failed: bool,
+    quiet: bool,
+) -> Ending:
+    """See `run_study`. stored: what the run directory is a copy of."""
     config = as_it_began(config, run_dir)
-    with _opened(config, run_dir) as journal, all_are_ctrl_c():
+    with _held(lambda: open_run_directory(config, run_dir, stored)) as journal, all_are_ctrl_c():
         again = _try_again(config, run_dir, journal, retry_failed=retry_failed)
         if journal.study.is_over(stage.type for stage in config.stages):
-            return finish(config, run_dir, journal.study)
+            return _finish(config, run_dir, journal)
         try:
             if address is not None:
                 refuse_unreachable_address(address)
@@ -125,20 +150,29 @@ def run_study(
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
             return _stopped(130, STOPPED, config, run_dir, journal)
-        ending = finish(config, run_dir, journal.study)
+        ending = _finish(config, run_dir, journal)
         for tracker in trackers:
             tracker.tell_study(found_by(journal.study, run_dir, ending.message))
         return ending
 
 
-def _opened(config: StudyConfig, run_dir: Path) -> Journal:
-    """Return the study's journal. A driver on another machine that may be gone is waited for until its lease has run out."""
+def _held(take: Callable[[], Held]) -> Held:
+    """Return what is taken. A driver on another machine that may be gone is waited for until its lease has run out."""
     while True:
         try:
-            return open_run_directory(config, run_dir)
+            return take()
         except RunsOut as held:
             print(printable(f"{held}; waiting for that"), file=sys.stderr, flush=True)
             time.sleep(held.seconds_left + SECONDS_AFTER_A_LEASE)
+
+
+def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
+    """Write the results, also to where the study is published, and say how it stands."""
+    ending = finish(config, run_dir, journal.study)
+    if journal.published is not None:
+        journal.published.publish_results()
+        journal.published.publish_trials()
+    return ending
 
 
 def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
@@ -152,6 +186,8 @@ def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_fa
         return ""
     for trial in trials:
         put_former_try_by(run_dir, trial)
+    if journal.published is not None:
+        journal.published.publish_trials()
     for event in events:
         journal.append(event)
     return f"{counted(len(trials), 'trial')} of an earlier try will run again: {why}; all else stands"
@@ -208,7 +244,10 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         ground = _look_at_cluster(driver, is_local=address is None)
         shape = ground.shape
-        marker = None if address is None else shared_marker(run_dir / ".ray", ground.choice.nodes_there, say)
+        if journal.published is not None:
+            refuse_other_nodes(journal.published.store, ground.choice.nodes)
+        is_shared = address is not None and journal.published is None
+        marker = shared_marker(run_dir / ".ray", ground.choice.nodes_there, say) if is_shared else None
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -261,6 +300,8 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
 def _conclude(director: Director, driver: Driver) -> None:
     director.conclude()
     discard_what_nobody_needs(driver.run_dir, director.context.trials())
+    if driver.journal.published is not None:
+        driver.journal.published.publish_trials()
 
 
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
@@ -334,7 +375,9 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     shared = identity(driver.config, driver.journal.study.facts, first)
     file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):
-        return Measurements(file, shared, str(driver.run_dir), remeasure=take_none, hardware=first.hardware)
+        published = driver.journal.published
+        where = str(published.store) if published is not None else str(driver.run_dir)
+        return Measurements(file, shared, where, remeasure=take_none, hardware=first.hardware)
 
 
 def _tell(driver: Driver, notice: Notice) -> None:
@@ -366,7 +409,7 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
     stands."""
     try:
         if not journal.has_vanished():
-            finish(config, run_dir, journal.study)
+            _finish(config, run_dir, journal)
     except StorageLost as error:
         why += f"; {error}"
     return Ending(exit_code, f"{why} ({_count(journal.study)})")

@@ -186,7 +186,7 @@ def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     assert code == 0
     assert "grid: running" in out
     assert (run_dir / "journal.jsonl").read_bytes() == before
-    assert sorted(path.name for path in run_dir.iterdir()) == ["journal.jsonl", "study.yaml"]
+    assert sorted(path.name for path in run_dir.iterdir()) == [".lease", "journal.jsonl", "study.yaml"]
 
 
 def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -31,6 +31,7 @@ from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Assignment, Device, Host, Message
+from orchestrator.study.place import files_in
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
@@ -272,7 +273,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     from trainers.loop import train as train_one
 
     config = TrialConfig.model_validate_json(assignment.config_json)
-    reporter = Reporter(place.dispatcher, assignment.key)
+    reporter = Reporter(place.dispatcher, assignment)
     try:
         with _leaving_its_stack(crash_log(assignment.directory, place.rank)):
             answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
@@ -361,12 +362,27 @@ def write_traceback(assignment: Assignment, rank: int) -> None:
         print(said, file=sys.stderr)
 
 
+class Publication:
+    """The files of a trial in the study's object store, if it has one. What other drivers' ranks have there stays."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._store, self._folder = assignment.store, Path(assignment.directory)
+        self._below = f"trials/{assignment.trial_id}"
+        known = self._store is not None and self._folder.exists()
+        self._known = set(files_in(self._folder, self._below)) if known else set[str]()
+
+    def update(self) -> None:
+        """Write what is new, and remove what this process no longer has. Raises StorageLost where the store refuses."""
+        if self._store is not None:
+            self._known = self._store.add(self._folder, self._below, former=self._known)
+
+
 class Reporter:
     """Rank 0's report function: an evaluation waits for the driver's answer; reports between evaluations do not
     wait."""
 
-    def __init__(self, dispatcher: DispatcherHandle, key: str) -> None:
-        self._dispatcher, self._key = dispatcher, key
+    def __init__(self, dispatcher: DispatcherHandle, assignment: Assignment) -> None:
+        self._dispatcher, self._key, self._publication = dispatcher, assignment.key, Publication(assignment)
         self._answer: ray.ObjectRef | None = None
         self.last_message = Message()
 
@@ -374,6 +390,8 @@ class Reporter:
         if report.notice is not None:  # wait: should this process end next, it has been said
             return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
         message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
+        if report.kind in ("milestone", "end"):  # before it is said: what the journal tells of is then in the store
+            self._publication.update()
         if report.kind == "end":
             self.last_message = message
             return "go on"

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.execution.node_kinds import Node, names_of
 from orchestrator.study.marker import Marker, is_seen, mark
+from orchestrator.study.place import ObjectStore
 from orchestrator.units import counted
 from trainers.files import own_file, quoted
 
@@ -36,6 +37,17 @@ def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None
             Path(marker.path).unlink(missing_ok=True)
         raise ValueError(unshared(folder.parent, blind, len(nodes)))
     return None if blind else marker
+
+
+def refuse_other_nodes(store: ObjectStore, nodes: Sequence[Node]) -> None:
+    """Raise ValueError where trials may run on another node than the driver's, whose copy of the store they would not see."""
+    here = ray.get_runtime_context().get_node_id()
+    if others := [node for node in nodes if node.id != here]:
+        raise ValueError(
+            f"{store} is in an object store, and trials may run on {counted(len(others), 'node')} beside the driver's ({names_of(others)}): such a "
+            "run directory is for studies on one machine so far. Run on that machine without --address, or give with --dir a directory "
+            "on storage that all nodes see (NFS, EFS, Lustre)"
+        )
 
 
 def _asked(marker: Marker, nodes: Sequence[Node]) -> Mapping[str, bool]:

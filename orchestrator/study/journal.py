@@ -19,6 +19,7 @@ from orchestrator.study.lease import LEASE_SECONDS
 from orchestrator.study.lines import Line, read_lines
 from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
+from orchestrator.study.stored_study import StoredStudy
 from trainers.files import StorageLost, own_file, quoted, written_whole
 from trainers.lines import line_of
 from trainers.notices import Notice, heard_by
@@ -41,9 +42,13 @@ def _taken_away(path: Path) -> Vanished:
 class Journal:
     """The journal opened for writing, and the study as it stands."""
 
-    def __init__(self, path: Path, name: str, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self, path: Path, name: str, lease_seconds: float = LEASE_SECONDS, published: StoredStudy | None = None
+    ) -> None:
         """Lock the file and replay it. Raises ValueError where another process writes it, or where a line in its middle
-        is damaged. lease_seconds: how long this process may be silent before another may follow it."""
+        is damaged. lease_seconds: how long this process may be silent before another may follow it. published: where each
+        line has to be, too, before it counts as written."""
+        self.published = published
         self.path = path
         self.study = Study(name)
         self.met: list[Notice] = []
@@ -58,6 +63,8 @@ class Journal:
             self._file = on_error.enter_context(path.open("r+b", buffering=0))
             with heard_by(self.met.append):
                 self._whole_bytes = _apply_all(path, self.study)
+            if published is not None:
+                published.begin(path.read_bytes()[: self._whole_bytes])
             for notice in self.met:  # over the damaged line, which tells of itself again until the notice is on disk
                 self._put(noticed(notice))
             self._file.truncate(self._whole_bytes)
@@ -66,7 +73,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
-        self.raise_if_lost()
+        self._raise_if_lost(before_a_line=True)
         try:
             self._put(event)
         except StorageLost as error:
@@ -76,42 +83,55 @@ class Journal:
             raise self._lost from error
 
     def _put(self, event: Event) -> None:
-        """Write the event to disk, then apply it to the study. Raises StorageLost if the disk refuses."""
+        """Write the event to disk, and to where the study is published, then apply it to the study. Raises StorageLost if either
+        refuses."""
         body = event.model_dump_json().encode()
         line = line_of(body)
         with own_file(self.path):
             self._file.seek(self._whole_bytes)
             _write_all(self._file, line)
             os.fsync(self._file.fileno())
+        if self.published is not None:
+            self.published.append(line)
         self._whole_bytes += len(line)
         # The study gets what a replay will read: a value that JSON cannot hold must not be known here either.
         self.study.apply(parser.validate_json(body))
 
     def raise_if_lost(self) -> None:
         """Raise Halted if the file could not be written before, or is gone: whatever is not in it has not happened."""
-        self._lost = self._lost or self._trouble()
+        self._raise_if_lost(before_a_line=False)
+
+    def _raise_if_lost(self, *, before_a_line: bool) -> None:
+        self._lost = self._lost or self._trouble(before_a_line)
         if self._lost is not None:
             raise self._lost
 
     def has_vanished(self) -> bool:
         """True if the file or its directory was taken away, so that nothing should be written there any more."""
-        return isinstance(self._lost or self._trouble(), Vanished)
+        return isinstance(self._lost or self._trouble(before_a_line=True), Vanished)
 
-    def _trouble(self) -> Halted | None:
-        """Return what is wrong with the path: it must lead to the file that this process writes."""
+    def _trouble(self, before_a_line: bool) -> Halted | None:
+        """Return what is wrong with the path: it must lead to the file that this process writes. before_a_line: true if an object store
+        is asked in any case, which takes a request."""
         try:
+            if self.published is not None and (loss := self.published.loss(ask=before_a_line)):
+                return Vanished(loss)
             if self._lock.lease.is_followed():
                 return Vanished(self._lock.lease.loss())
             if not leads_to(self.path, self._file):
                 return _taken_away(self.path)
             loss = self._lock.loss()
             return Vanished(loss) if loss else None
+        except StorageLost as error:
+            return Halted(str(error))
         except OSError as error:
             return Halted(f"{quoted(self.path)} could not be read: {error.strerror}")
 
     def close(self) -> None:
         self._lock.release()
         self._file.close()
+        if self.published is not None:
+            self.published.close()
 
     def __enter__(self) -> Self:
         return self

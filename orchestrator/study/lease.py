@@ -230,7 +230,7 @@ def is_gone(holder: Holder | None, me: Holder, *, others_here_are_gone: bool) ->
     if holder is None:
         return False
     # A container that is started again has the name and the numbers that it had before.
-    restarted = (holder.host, holder.pid) == (me.host, me.pid)
+    restarted = (holder.host, holder.pid) == (me.host, me.pid) and holder.boot in ("", me.boot)
     return restarted or holder.is_gone() or (others_here_are_gone and holder.is_on_this_kernel())
 
 

@@ -61,9 +61,9 @@ class JournalLock:
         term, pid = last_term(run_dir / ".lease", now_there(run_dir)), _pid_with_lock(self.note)
         if pid is None:  # it has just ended
             raise ValueError(_refusal_by_note(self.note))
-        if (
-            term.holder is None or term.is_released or pid != term.holder.pid
-        ):  # another, which is about to take the lease
+        # Of a process on another machine the kernel tells no number; another of this one is about to take the lease.
+        is_another = term.holder is None or (pid > 0 and pid != term.holder.pid)
+        if is_another or term.is_released:
             raise ValueError(_refusal_by_note(self.note))
         if not term.has_run_out:
             raise ValueError(refusal(term.who, run_dir))

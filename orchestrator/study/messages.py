@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.causes import Cause
+from orchestrator.study.place import ObjectStore
 from orchestrator.units import bytes_text
 from trainers.notices import Notice
 from trainers.report import Known
@@ -39,6 +40,8 @@ class Assignment:
     key: str = ""
     """Names this handing over: a rank that still speaks for an earlier handing over of the same trial is told apart by
     it."""
+    store: ObjectStore | None = None
+    """Where `directory` is published as `trials/<trial id>`; None where it is the run directory's own."""
     lane_deaths: int = 0
     """How many groups of processes have died under the trial."""
 

@@ -13,14 +13,15 @@ from orchestrator.config.keys import StudyConfig, StudyOptimizer
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.config.stages import Frontier, StageKeys
 from orchestrator.study.journal import Journal, replay
+from orchestrator.study.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
 
 MAX_DIFFERENCES = 8
 
 
-def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
-    """Return this study's journal, locked, and write study.yaml beside it.
+def open_run_directory(config: StudyConfig, run_dir: Path, published: StoredStudy | None = None) -> Journal:
+    """Return this study's journal, locked, and write study.yaml beside it. published: where the directory is a copy of.
 
     Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
     """
@@ -28,10 +29,13 @@ def open_run_directory(config: StudyConfig, run_dir: Path) -> Journal:
     with _as_the_user_chose(run_dir):
         _refuse_other_files(run_dir)
         make_private_directory(run_dir)
-    journal = Journal(run_dir / "journal.jsonl", config.name)  # locked: nobody else reads or writes the file now
+    # Locked: nobody else reads or writes the file now.
+    journal = Journal(run_dir / "journal.jsonl", config.name, published=published)
     try:
         _discard_half_written(run_dir)
         _write_study(config, path, has_begun=bool(journal.study.trials))
+        if published is not None:
+            published.publish_study()
     except BaseException:
         journal.close()
         raise

@@ -15,7 +15,7 @@ def slurm(arguments: argparse.Namespace) -> int:
     from orchestrator.launch.slurm import SlurmJob, submit, write_script
 
     config = config_of(arguments)
-    run_dir = run_dir_of(arguments, config).absolute()
+    run_dir = run_dir_of(arguments, config, "batchscout launch slurm")
     changes = [word for change in arguments.set for word in ("--set", change)]
     study = str(arguments.study.absolute())
     command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *changes)
@@ -79,7 +79,7 @@ def kuberay(arguments: argparse.Namespace) -> int:
         cpus_per_node=arguments.cpus_per_node,
         memory_per_node=arguments.memory_per_node,
     )
-    run_dir = run_dir_of(arguments, config)
+    run_dir = run_dir_of(arguments, config, "batchscout launch kuberay")
     path = run_dir.with_name(f"{run_dir.name}.rayjob.yaml")
     write_manifest(path, job)
     print(f"wrote {quoted(path)}")

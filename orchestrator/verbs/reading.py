@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.study.place import Place, beside
 from orchestrator.terminal import printable
+from orchestrator.verbs.study_file import copy_to_read
 from trainers.files import own_file, quoted
 
 if TYPE_CHECKING:
@@ -22,52 +24,72 @@ def status(arguments: argparse.Namespace) -> int:
     from orchestrator.output.watch import watch
     from orchestrator.study.lock import is_locked
 
+    place: Place = arguments.run_dir
     if arguments.json:
-        sys.stdout.writelines(json_pieces(*_open(arguments.run_dir)))
+        with copy_to_read(place) as run_dir:
+            sys.stdout.writelines(json_pieces(*_open(run_dir)))
         return 0
     if not arguments.watch:
-        _show_status(arguments.run_dir)
+        _show_status(place)
         return 0
-    journal = arguments.run_dir / "journal.jsonl"
+    if not isinstance(place, Path):
+        raise ValueError(f"--watch looks again every second, and {place} is in an object store; leave --watch out")
+    journal = place / "journal.jsonl"
 
     def state() -> tuple[int, bool]:
         with own_file(journal, "read"):
             return (journal.stat().st_size if journal.exists() else 0), is_locked(journal)
 
-    watch(lambda: _show_status(arguments.run_dir), state)
+    watch(lambda: _show_status(place), state)
     return 0
 
 
-def _show_status(run_dir: Path) -> bool:
+def _show_status(place: Place) -> bool:
     """Show it for people; return whether the study is over."""
     from orchestrator.output.status import print_status
-    from orchestrator.study.lock import is_locked
 
-    config, study = _open(run_dir)
-    print_status(config, study, is_driven=is_locked(run_dir / "journal.jsonl"))
+    with copy_to_read(place) as run_dir:
+        config, study = _open(run_dir)
+    print_status(config, study, is_driven=_is_driven(place))
     return study.is_over(stage.type for stage in config.stages)
+
+
+def _is_driven(place: Place) -> bool:
+    """True if a driver runs the study now."""
+    from orchestrator.study.lock import is_locked
+    from orchestrator.study.object_lease import is_stored_study_run
+
+    return is_locked(place / "journal.jsonl") if isinstance(place, Path) else is_stored_study_run(place)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Write report.html and recommendation.json again from the journal; or compare two studies."""
     from orchestrator.output.results import write_results
+    from orchestrator.study.stored_study import publish_results
 
     if arguments.other is not None:
         return _write_comparison(arguments.run_dir, arguments.other)
-    config, study = _open(arguments.run_dir)
-    write_results(config, arguments.run_dir, study)
-    print(quoted(arguments.run_dir / "report.html"))
+    place: Place = arguments.run_dir
+    with copy_to_read(place) as run_dir:
+        config, study = _open(run_dir)
+        write_results(config, run_dir, study)
+        if not isinstance(place, Path):
+            publish_results(place, run_dir)
+    print(beside(place, "report.html"))
     return 0
 
 
-def _write_comparison(first: Path, second: Path) -> int:
+def _write_comparison(first: Place, second: Place) -> int:
     """Write how two studies differ beside the second one's report, and say whether their answers do."""
     from orchestrator.output.comparison import agreement, read_sides
     from orchestrator.output.report.comparison import write_comparison
 
-    one, other = read_sides(first, second)
-    write_comparison(second / "comparison.html", one, other)
-    print(f"{printable(agreement(one, other))}\n{quoted(second / 'comparison.html')}")
+    with copy_to_read(first) as one_dir, copy_to_read(second) as other_dir:
+        one, other = read_sides(one_dir, other_dir)
+        write_comparison(other_dir / "comparison.html", one, other)
+        if not isinstance(second, Path):
+            second.upload(other_dir / "comparison.html", "comparison.html")
+    print(f"{printable(agreement(one, other))}\n{beside(second, 'comparison.html')}")
     return 0
 
 
@@ -75,7 +97,8 @@ def compare(arguments: argparse.Namespace) -> int:
     """Show what was different between two studies, and whether their answers are."""
     from orchestrator.output.comparison import compared, print_comparison, read_sides
 
-    both = compared(*read_sides(arguments.run_dir, arguments.other))
+    with copy_to_read(arguments.run_dir) as one, copy_to_read(arguments.other) as other:
+        both = compared(*read_sides(one, other))
     if arguments.json:
         print(json.dumps(both.to_json(), indent=2))
     else:
@@ -88,7 +111,8 @@ def explain(arguments: argparse.Namespace) -> int:
     from orchestrator.output.explained import explain_trial, print_explanation
     from orchestrator.output.loaded import load
 
-    told = explain_trial(load(arguments.run_dir), arguments.trial)
+    with copy_to_read(arguments.run_dir) as run_dir:
+        told = explain_trial(load(run_dir), arguments.trial)
     if arguments.json:
         print(json.dumps(told.to_json(), indent=2))
     else:
@@ -101,11 +125,12 @@ def export(arguments: argparse.Namespace) -> int:
     from orchestrator.output.exports import export as export_text
     from orchestrator.output.recommendation import Recommendation
 
-    path = arguments.run_dir / "recommendation.json"
-    with own_file(path, "read"):
-        text = path.read_text() if path.exists() else None
-    if text is None:
-        raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
+    with copy_to_read(arguments.run_dir) as run_dir:
+        path = run_dir / "recommendation.json"
+        with own_file(path, "read"):
+            text = path.read_text() if path.exists() else None
+        if text is None:
+            raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
     print(printable(export_text(Recommendation.from_json(text), arguments.to)))
     return 0
 

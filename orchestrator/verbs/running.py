@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from orchestrator.signals import interrupts_afterwards, leave_dead_terminal
+from orchestrator.study.place import beside, is_there, on_this_machine
 from orchestrator.terminal import printable, wrapped
-from orchestrator.verbs.study_file import config_of, run_dir_of
+from orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
 from trainers.files import quoted
 
 
@@ -26,8 +27,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     config = config_of(arguments)
-    run_dir = run_dir_of(arguments, config)
-    refuse_other_study(config := as_it_began(config, run_dir), run_dir)
+    with copy_to_read(place_of_study(arguments, config)) as run_dir:
+        refuse_other_study(config := as_it_began(config, run_dir), run_dir)
     facts = Facts()
     if not arguments.no_memory:
         preflight.check_host(config)
@@ -49,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         from orchestrator.run import run_study
 
     import_from_here()
-    run_dir = run_dir_of(arguments, config)
+    place = place_of_study(arguments, config)
     ending = run_study(
         config,
-        run_dir,
+        place,
         arguments.address,
         min_nodes=arguments.min_nodes,
         remeasure=arguments.fresh,
@@ -62,14 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     print(f"\n{wrapped(printable(ending.message), stream)}", file=stream)
     if ending.exit_code in (0, 1):
-        if (run_dir / "report.html").exists():
-            print(f"\n  report:         {quoted(run_dir / 'report.html')}", file=stream)
-        if (run_dir / "recommendation.json").exists():
-            typed = quoted(arguments.dir or Path("runs") / config.name)
-            print(f"  recommendation: {quoted(run_dir / 'recommendation.json')}", file=stream)
+        if is_there(place, "report.html"):
+            print(f"\n  report:         {beside(place, 'report.html')}", file=stream)
+        if is_there(place, "recommendation.json"):
+            typed = quoted(str(arguments.dir or Path("runs") / config.name))
+            print(f"  recommendation: {beside(place, 'recommendation.json')}", file=stream)
             print(f"  paste it:       batchscout export {typed} --to hf", file=stream)
-        for what, command in how_to_look(config.tracking, run_dir).items():
-            print(f"  {what + ':':15} {command}", file=stream)
+        if isinstance(place, Path):
+            for what, command in how_to_look(config.tracking, place).items():
+                print(f"  {what + ':':15} {command}", file=stream)
     return ending.exit_code
 
 
@@ -81,4 +83,5 @@ def trial(arguments: argparse.Namespace) -> int:
 
     import_from_here()
     # Not the study's own directory, which `run` wants empty.
-    return run_trial(config, (arguments.dir or Path("runs") / f"{config.name}-trial").absolute())
+    where = on_this_machine(arguments.dir or Path("runs") / f"{config.name}-trial", "batchscout trial")
+    return run_trial(config, where.absolute())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.study.place import Place, on_this_machine
 from orchestrator.terminal import printable
 
 if TYPE_CHECKING:
@@ -22,5 +26,28 @@ def config_of(arguments: argparse.Namespace) -> StudyConfig:
     return load_study(arguments.study, arguments.set, say)
 
 
-def run_dir_of(arguments: argparse.Namespace, config: StudyConfig) -> Path:
-    return (arguments.dir or Path("runs") / config.name).absolute()
+def place_of_study(arguments: argparse.Namespace, config: StudyConfig) -> Place:
+    """Return where the study lives: as typed, or runs/<name> here."""
+    typed = arguments.dir or Path("runs") / config.name
+    return typed.absolute() if isinstance(typed, Path) else typed
+
+
+def run_dir_of(arguments: argparse.Namespace, config: StudyConfig, what: str) -> Path:
+    """Return the folder that the study lives in. Raises ValueError where it is to live in an object store, which `what` cannot use."""
+    return on_this_machine(place_of_study(arguments, config), what)
+
+
+@contextlib.contextmanager
+def copy_to_read(place: Place) -> Iterator[Path]:
+    """Yield the run directory, or a copy of what an object store has of it, without checkpoints, which is gone afterwards."""
+    if isinstance(place, Path):
+        yield place
+        return
+    from orchestrator.study.stored_study import read_copy
+
+    with tempfile.TemporaryDirectory(prefix="batchscout-") as folder:
+        read_copy(place, Path(folder))
+        try:
+            yield Path(folder)
+        except ValueError as error:
+            raise ValueError(str(error).replace(folder, str(place))) from error

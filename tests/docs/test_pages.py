@@ -45,6 +45,8 @@ NOT_RUN = {
         "docs/errors.md",
         "it needs a cluster of several nodes; tests/execution/test_shared_storage.py has one",
     ): 1,
+    ("docs/errors.md", "it needs a store; tests/execution/test_stored_runs.py has one"): 1,
+    ("docs/storage.md", "it needs a store; tests/execution/test_stored_runs.py has one"): 1,
     ("docs/helpers.md", "it ends with 1 where the machine has a fault"): 1,
     ("docs/own/adapters.md", f"{A_STUDY}; tests/test_examples.py trains this model"): 1,
     ("docs/own/lightning.md", "two lines of a script; tests/test_examples.py runs the script"): 1,

@@ -158,7 +158,7 @@ def test_the_file_is_json_and_the_same_again_from_the_journal(tmp_path: Path) ->
     )
     assert (tmp_path / "recommendation.json").read_bytes() == first
     json.loads(first, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "recommendation.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {".lease", "journal.jsonl", "recommendation.json"}
 
 
 def test_it_can_be_asked_at_every_moment_of_a_study(tmp_path: Path) -> None:

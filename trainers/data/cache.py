@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from trainers.files import is_there, make_private_directory, naming_the_disk, own_file, quoted, sync
 from trainers.notices import NoticeKind, give_notice
@@ -22,6 +25,8 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscout"
 
 
+SECONDS_BETWEEN_LOOKS = 0.05
+"""How often a process looks whether another has built what it waits for."""
 CHECKSUMS = "checksums.json"
 """The file of an entry that holds the digests of the others, by their names."""
 
@@ -30,14 +35,26 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder of this key, built first if it is not there or not as it was built; a notice says the latter.
 
     To tell, a process reads the whole entry once, and again when a file of it has another size or time. It is built aside
-    and takes its place when it is whole and on the disk: nobody reads half of one, and of two builders the first wins.
-    Raises StorageLost where the storage refuses.
+    and takes its place when it is whole and on the disk: nobody reads half of one. One process of a machine builds it, and the others,
+    such as the ranks beside it, wait for that. Raises StorageLost where the storage refuses.
     """
     entry = cache_directory() / "data" / key
+    is_absent = not is_there(entry)
+    fault = None if is_absent else _fault_since_last_look(entry)
+    if is_absent or fault is not None:
+        with _alone(entry) as has_waited:
+            if (is_absent or has_waited) and is_there(entry):  # another process has built it meanwhile
+                fault = _fault_since_last_look(entry)
+            _build_or_mend(entry, build, fault)
+    return entry
+
+
+def _build_or_mend(entry: Path, build: Callable[[Path], None], fault: str | None) -> None:
+    """Build the entry where it is absent, and again where it has a fault."""
     if not is_there(entry):
         with naming_the_disk(entry), _built(entry, build) as aside:
             _put(aside, entry)
-    elif fault := _fault_since_last_look(entry):
+    elif fault is not None:
         with naming_the_disk(entry), _built(entry, build) as aside:
             before = _replace(aside, entry)
         text = (
@@ -46,7 +63,46 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
         if before is not None:
             text += f"; the files there could not be replaced and lie in {quoted(before)}, which you may remove"
         give_notice(NoticeKind.REBUILT_DATA, text)
-    return entry
+
+
+@contextmanager
+def _alone(entry: Path) -> Iterator[bool]:
+    """Let one process of this machine at a time through, and yield whether it has waited for another.
+
+    A file beside the entry is locked by that process, so that one that is killed keeps nobody waiting, and has its number. Where there can be no such file or no lock, all go through: each builds aside, and of two builders the first wins.
+    """
+    lock = entry.with_name(f".{entry.name[:16]}.lock")
+    try:
+        make_private_directory(cache_directory())
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a+b", buffering=0)
+    except OSError:  # whoever builds meets it again, and names what it was
+        yield False
+        return
+    with file:
+        has_waited = _wait_for_lock(file)
+        with suppress(OSError):  # the number is for people
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+        try:
+            yield has_waited
+        finally:
+            with suppress(OSError):  # a file that stays is locked by nobody
+                lock.unlink()
+
+
+def _wait_for_lock(file: IO[bytes]) -> bool:
+    """Lock the file once no other process has it locked, and return whether one had. Where the file system has no locks, none has."""
+    has_waited = False
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return has_waited
+        except BlockingIOError:
+            has_waited = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        except OSError:
+            return has_waited
 
 
 @contextmanager

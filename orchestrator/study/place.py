@@ -1,0 +1,263 @@
+"""Where a run directory is: a folder that this machine sees, or a place in an object store (`s3://`, `gs://`).
+
+What a store says in words only (pyarrow has no types for it) is read here and nowhere else, and told with a remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from trainers.files import PARTIAL, StorageLost, own_file, quoted, written_whole
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+    from pyarrow.fs import FileSystem
+
+SCHEMES = ("s3", "gs")
+BYTES_AT_ONCE = 8 << 20
+# Files up to this size may change and keep it, as a log does; larger ones are checkpoints, whose names tell them apart.
+SMALL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object, as a listing tells of it."""
+
+    name: str
+    """Its path below the run directory."""
+    num_bytes: int
+    time: float
+    """When it was written, by the store's clock, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A run directory in an object store. What is written is whole or absent, and no object is ever appended to."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def at(self, name: str) -> str:
+        """Return what people are told where an object is."""
+        address, question, options = self.uri.partition("?")
+        return f"{address.rstrip('/')}/{name}{question}{options}"
+
+    def stored(self, below: str = "") -> dict[str, Stored]:
+        """Return the objects below a name by their names."""
+        from pyarrow.fs import FileSelector, FileType
+
+        with self._asked(below, "listed") as (system, root):
+            where = f"{root}/{below}".rstrip("/")
+            found = system.get_file_info(FileSelector(where, allow_not_found=True, recursive=True))
+        files = [info for info in found if info.type is FileType.File]
+        objects = [Stored(info.path[len(root) + 1 :], info.size, _seconds(info.mtime)) for info in files]
+        return {one.name: one for one in objects}
+
+    def read(self, name: str) -> bytes | None:
+        """Return what an object holds; None where there is none."""
+        try:
+            with self._reading(name) as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._writing(name) as stream:
+            stream.write(content)
+
+    def remove(self, name: str) -> None:
+        with self._asked(name, "removed") as (system, root), contextlib.suppress(FileNotFoundError):
+            system.delete_file(f"{root}/{name}")
+
+    def upload(self, path: Path, name: str) -> None:
+        """Write a file of this machine. Raises StorageLost where either refuses."""
+        with own_file(path, "read"), path.open("rb") as file, self._writing(name) as stream:
+            while piece := file.read(BYTES_AT_ONCE):
+                stream.write(piece)
+
+    def download(self, name: str, path: Path) -> None:
+        """Write an object to a file of this machine, which is whole or absent. Raises StorageLost where either refuses."""
+        with self._reading(name) as stream, written_whole(path) as file:
+            while piece := stream.read(BYTES_AT_ONCE):
+                file.write(piece)
+
+    def publish(self, folder: Path, below: str) -> None:
+        """Make what is below a name what this folder holds: new and changed files are written first, then others are removed. A folder
+        that is not there says nothing: it was taken over by another driver, or nothing was kept yet."""
+        if folder.exists():
+            self.add(folder, below, former=set(self.stored(below)))
+
+    def add(self, folder: Path, below: str, former: set[str]) -> set[str]:
+        """Write the new and changed files of a folder below a name, and return the names of all that it holds. former: what is removed
+        if the folder does not hold it. Raises StorageLost where there is no such folder."""
+        there, here = self.stored(below), files_in(folder, below)
+        for name, path in here.items():
+            if _may_differ(path, there.get(name)):
+                self.upload(path, name)
+        for name in (former & there.keys()) - here.keys():
+            self.remove(name)
+        return set(here)
+
+    def fetch(self, folder: Path, below: str, leaving_out: str | None = None) -> None:
+        """Make a folder what is below a name; leaving_out: how the names end of files that are not wanted."""
+        there = self.stored(below)
+        if not there and not folder.exists():
+            return
+        with own_file(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        here = files_in(folder, below)
+        for name, one in there.items():
+            if leaving_out and name.endswith(leaving_out):
+                continue
+            path = folder / name.removeprefix(f"{below}/")
+            if name not in here or _may_differ(path, one):
+                self.download(name, path)
+        for name in here.keys() - there.keys():
+            with own_file(here[name], "removed"):
+                here[name].unlink(missing_ok=True)
+
+    def refuse_unusable(self) -> None:
+        """Raise ValueError, with the remedy, where nobody can read there: no such bucket, no access, no network."""
+        from pyarrow.fs import FileType
+
+        try:
+            with self._asked("", "listed") as (system, root):
+                bucket = root.split("/")[0]
+                is_there = system.get_file_info(bucket).type is not FileType.NotFound
+        except StorageLost as error:
+            raise ValueError(str(error)) from error
+        if not is_there:
+            raise ValueError(
+                f"there is no bucket '{bucket}' for {quoted(self.uri)}; make it, or check the name and its region"
+            )
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[NativeFile]:
+        with self._asked(name, "written") as (system, root), system.open_output_stream(f"{root}/{name}") as stream:
+            yield stream
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[NativeFile]:
+        with self._asked(name, "read") as (system, root), system.open_input_stream(f"{root}/{name}") as stream:
+            yield stream
+
+    @contextlib.contextmanager
+    def _asked(self, name: str, done: str) -> Iterator[tuple[FileSystem, str]]:
+        """Yield the file system and the path of the run directory in it; raise what goes wrong there as a StorageLost."""
+        system, root = _opened(self.uri)
+        try:
+            yield system, root
+        except (FileNotFoundError, StorageLost):
+            raise
+        except OSError as error:
+            where = quoted(self.at(name) if name else self.uri)
+            raise StorageLost(f"{where} could not be {done}: {_in_plain_words(str(error))}") from error
+
+
+Place: TypeAlias = Path | ObjectStore
+
+
+def place_of(text: str) -> Place:
+    """Return the place that was typed. Raises ValueError where it is a URI of no store that is known, or has no bucket."""
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        return Path(text)
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"'{text}' is in no storage that batchscout knows: a run directory is a folder, or begins with s3:// or gs://"
+        )
+    bucket, _, path = rest.partition("?")[0].rstrip("/").partition("/")
+    if "@" in bucket:
+        raise ValueError(
+            f"a run directory has no credentials in its name, which stands in messages and reports; set AWS_ACCESS_KEY_ID and "
+            f"AWS_SECRET_ACCESS_KEY instead, and write {scheme}://{bucket.rpartition('@')[2]}/{path}"
+        )
+    if not bucket or not path:
+        raise ValueError(
+            f"'{text}' names no run directory; write {scheme}://BUCKET/NAME, such as {scheme}://my-bucket/runs/one"
+        )
+    return ObjectStore(text)
+
+
+def beside(place: Place, name: str) -> str:
+    """Return where a file of the run directory is, as it can be pasted into a shell."""
+    return quoted(place / name) if isinstance(place, Path) else quoted(place.at(name))
+
+
+def is_there(place: Place, name: str) -> bool:
+    """True if the run directory has this file."""
+    return (place / name).exists() if isinstance(place, Path) else name in place.stored()
+
+
+def on_this_machine(place: Place, what: str) -> Path:
+    """Return a place that is a folder. Raises ValueError where it is in an object store, which `what` cannot use."""
+    if isinstance(place, ObjectStore):
+        raise ValueError(f"{what} takes a folder, and {place} is in an object store; give it a folder")
+    return place
+
+
+def files_in(folder: Path, below: str) -> Mapping[str, Path]:
+    """Return the files of a folder, without those that are half written, by the names of their objects below a name."""
+    with own_file(folder, "read"):
+        folder.stat()  # of a folder that is not there, `rglob` finds nothing
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(PARTIAL)]
+    return {f"{below}/{path.relative_to(folder)}": path for path in files}
+
+
+def _may_differ(path: Path, stored: Stored | None) -> bool:
+    """True unless a file and an object are alike, as far as their sizes tell; those of small files tell nothing."""
+    with own_file(path, "read"):
+        size = path.stat().st_size
+    return stored is None or size != stored.num_bytes or size <= SMALL_BYTES
+
+
+def _seconds(time: datetime.datetime | None) -> float:
+    return time.timestamp() if time is not None else 0.0
+
+
+@functools.cache
+def _opened(uri: str) -> tuple[FileSystem, str]:
+    """Return the file system of a URI, and the path in it. Raises ValueError where it cannot be read."""
+    import pyarrow
+    from pyarrow.fs import FileSystem
+
+    # One request for a small object, where there would be three; and an end of the tries of a store that does not answer.
+    option = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=30"}[uri.partition("://")[0]]
+    address, question, options = uri.partition("?")
+    try:
+        system, path = FileSystem.from_uri(f"{address.rstrip('/')}?{option}{'&' if question else ''}{options}")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+        raise ValueError(f"{quoted(uri)} cannot be read as a place in an object store: {error}") from error
+    except OSError as error:
+        raise StorageLost(f"{quoted(uri)} could not be opened: {_in_plain_words(str(error))}") from error
+    return system, path
+
+
+# What a store's error says, and what that means and what to do, in the order in which they are looked for.
+_SAYINGS = {
+    r"NO_SUCH_BUCKET|bucket does not exist": "there is no such bucket; make it, or check the name and its region",
+    r"INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|InvalidAccessKeyId|InvalidToken|ExpiredToken": (
+        "the store does not know these credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, log in with `aws sso login`, or "
+        "give the machine a role"
+    ),
+    r"ACCESS_DENIED|HTTP status 40[13]|Permission denied": (
+        "the store lets nobody in with these credentials, or with none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs:// run "
+        "`gcloud auth application-default login`), and see that they may read, write, list and delete there"
+    ),
+    r"NETWORK_CONNECTION|Could not connect|Couldn't resolve|Could not resolve|UNAVAILABLE|timed? ?out": (
+        "the store does not answer; check the network, and AWS_ENDPOINT_URL or endpoint_override if it is not AWS's own"
+    ),
+}  # fmt: skip
+
+
+def _in_plain_words(said: str) -> str:
+    return next((told for saying, told in _SAYINGS.items() if re.search(saying, said)), " ".join(said.split())[:300])

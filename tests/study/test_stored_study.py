@@ -1,0 +1,311 @@
+"""A run directory in an object store: what is acknowledged is there, one driver writes it, and what is amiss is told with a remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.study.events import ClusterReady
+from orchestrator.study.journal import Journal
+from orchestrator.study.object_lease import is_stored_study_run
+from orchestrator.study.place import ObjectStore, beside, place_of
+from orchestrator.study.state import Halted
+from orchestrator.study.stored_study import StoredStudy, read_copy, stored_journal
+from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
+from trainers.files import StorageLost
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with object_store() as address, pytest.MonkeyPatch.context() as patch:
+        for name, value in reached_at(address).items():
+            patch.setenv(name, value)
+        yield address
+
+
+@pytest.fixture
+def store(address: str, request: pytest.FixtureRequest) -> ObjectStore:
+    return ObjectStore(f"s3://{BUCKET}/runs/{request.node.name}")
+
+
+def ready(token: str) -> ClusterReady:
+    return ClusterReady(token=token, seconds=1.0)
+
+
+def opened(store: ObjectStore, lease_seconds: float = 60.0) -> Journal:
+    stored = StoredStudy(store, lease_seconds)
+    return Journal(stored.run_dir / "journal.jsonl", "s", published=stored)
+
+
+def tokens(store: ObjectStore) -> list[str]:
+    return re.findall(r'"token":"(\w+)"', stored_journal(store).decode())
+
+
+# Places
+
+
+def test_a_place_is_a_folder_or_a_uri_of_a_store() -> None:
+    assert place_of("runs/one") == Path("runs/one")
+    assert place_of("s3://bucket/runs/one") == ObjectStore("s3://bucket/runs/one")
+    assert beside(ObjectStore("s3://b/x/?region=r"), "report.html") == "'s3://b/x/report.html?region=r'"
+    assert beside(Path("a b"), "report.html") == "'a b/report.html'"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("hdfs://host/x", "'hdfs://host/x' is in no storage that batchscout knows: a run directory is a folder, or begins with s3:// or"),
+        ("s3://bucket", "'s3://bucket' names no run directory; write s3://BUCKET/NAME, such as s3://my-bucket/runs/one"),
+        ("s3://key:secret@bucket/x", "has no credentials in its name, .* write s3://bucket/x$"),
+    ],
+)  # fmt: skip
+def test_what_is_no_place_is_refused_with_what_to_write(typed: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        place_of(typed)
+    assert "secret@" not in str(refused.value)
+
+
+# What is there
+
+
+def test_a_folder_is_published_and_fetched_as_it_is(store: ObjectStore, tmp_path: Path) -> None:
+    """The second time what is gone here is gone there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "a" / "checkpoints").mkdir(parents=True)
+    (here / "a" / "checkpoints" / "1.pt").write_bytes(os.urandom(3 << 20))
+    (here / "a" / "log").write_text("one")
+    (here / "a" / ".half.partial").write_text("half")
+    store.publish(here, "trials")
+    store.fetch(there, "trials")
+    assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["1.pt", "log"]
+    assert (there / "a/checkpoints/1.pt").read_bytes() == (here / "a/checkpoints/1.pt").read_bytes()
+    (here / "a" / "log").write_text("two")
+    (here / "a" / "checkpoints" / "1.pt").rename(here / "a" / "checkpoints" / "2.pt")
+    store.publish(here, "trials")
+    store.fetch(there, "trials")
+    assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["2.pt", "log"]
+    assert (there / "a" / "log").read_text() == "two"
+    without = tmp_path / "without"
+    store.fetch(without, "trials", leaving_out=".pt")
+    assert [path.name for path in without.rglob("*") if path.is_file()] == ["log"]
+
+
+def test_a_rank_of_a_killed_driver_removes_nothing_that_another_has_written(store: ObjectStore, tmp_path: Path) -> None:
+    """Its folder may have been taken over, or be gone with the disk, and it does not know."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "100-old.pt").write_text("old")
+    known = store.add(folder, "trials/a", former=set())
+    store.write("trials/a/150-new.pt", b"another driver's")
+    (folder / "100-old.pt").rename(folder / "200-old.pt")
+    known = store.add(folder, "trials/a", former=known)
+    assert sorted(store.stored("trials")) == ["trials/a/150-new.pt", "trials/a/200-old.pt"], "its own it replaces"
+    shutil.rmtree(folder)
+    with pytest.raises(StorageLost, match="could not be read: No such file"):
+        store.add(folder, "trials/a", former=known)
+    store.publish(folder, "trials/a")
+    assert sorted(store.stored("trials")) == ["trials/a/150-new.pt", "trials/a/200-old.pt"]
+
+
+def test_what_the_journal_acknowledged_survives_the_loss_of_this_machines_disk(
+    store: ObjectStore, data_cache: Path
+) -> None:
+    written = []
+    for driver in range(3):
+        with opened(store) as journal:
+            for number in range(3):
+                journal.append(ready(f"d{driver}n{number}"))
+                written.append(f"d{driver}n{number}")
+                assert tokens(store) == written, "it is there as soon as it counts"
+        shutil.rmtree(data_cache / "runs")
+    with opened(store) as journal:
+        assert journal.path.read_bytes() == stored_journal(store)
+        assert tokens(store) == written
+    assert {name.split("/")[1] for name in store.stored("journal")} == {"000004"}, "those before it were taken over"
+
+
+def test_a_missing_object_in_the_journals_middle_is_named(store: ObjectStore) -> None:
+    with opened(store) as journal:
+        for token in "abc":
+            journal.append(ready(token))
+    store.remove("journal/000001/00000002.jsonl")
+    with pytest.raises(
+        ValueError, match=r"journal/000001/00000002\.jsonl is missing from the journal; restore it from a copy"
+    ):
+        stored_journal(store)
+
+
+# One driver
+
+DRIVER = """
+import sys
+from orchestrator.study.events import ClusterReady
+from orchestrator.study.journal import Journal
+from orchestrator.study.place import ObjectStore
+from orchestrator.study.state import Halted
+from orchestrator.study.stored_study import StoredStudy
+stored = StoredStudy(ObjectStore(sys.argv[1]), float(sys.argv[2]))
+with Journal(stored.run_dir / "journal.jsonl", "s", published=stored) as journal:
+    print("open", flush=True)
+    for token in map(str.strip, sys.stdin):
+        try:
+            journal.append(ClusterReady(token=token, seconds=1.0))
+            print("written", flush=True)
+        except Halted as error:
+            print(error, flush=True)
+"""
+
+
+def driver(store: ObjectStore, lease_seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(store), str(lease_seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def told(process: subprocess.Popen[str], token: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{token}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def once_let_in(store: ObjectStore) -> Journal:
+    while True:
+        with contextlib.suppress(ValueError):
+            return opened(store)
+
+
+def test_a_second_driver_is_refused_by_name_and_a_dead_one_followed_at_once(store: ObjectStore) -> None:
+    with driver(store, 60) as first:
+        assert is_stored_study_run(store)
+        with pytest.raises(
+            ValueError,
+            match=rf"another process \(process {first.pid} on .*, since .*, last seen \d+ s ago\) is running the",
+        ):
+            opened(store)
+        assert told(first, "one") == "written", "who was refused has disturbed nothing"
+        os.kill(first.pid, signal.SIGKILL)
+    assert not is_stored_study_run(store)
+    with opened(store) as journal:
+        journal.append(ready("two"))
+    assert tokens(store) == ["one", "two"]
+
+
+def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_nothing_is_lost(
+    store: ObjectStore,
+) -> None:
+    with driver(store, 1) as first:
+        assert told(first, "one") == "written"
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(ValueError, match=rf"another process \(process {first.pid} on "):
+            opened(store)
+        journal = once_let_in(store)
+        with journal:
+            journal.append(ready("two"))
+            os.kill(first.pid, signal.SIGCONT)
+            said = told(first, "never")
+            assert said.startswith(f"another process (process {os.getpid()} on "), said
+            assert (
+                f"has taken over the study in {store}, since this one was not heard of for longer than its lease of 1 s"
+                in said
+            )
+            assert told(first, "never") == said
+            journal.append(ready("three"))
+        first.communicate("")
+    assert tokens(store) == ["one", "two", "three"]
+
+
+def test_what_a_driver_that_was_followed_still_writes_is_read_by_nobody(store: ObjectStore) -> None:
+    """It was suspended after it had looked, and before it wrote."""
+    late = StoredStudy(store)
+    late.begin(b"")
+    store.write(
+        f"lease/{late.lease.number:06d}-{'f' * 12}",
+        (store.read(next(iter(store.stored("lease")))) or b"").replace(b"false", b"true"),
+    )
+    with opened(store) as journal:
+        journal.append(ready("ours"))
+        late.append(b'{"token":"late"}\n')
+        assert tokens(store) == ["ours"]
+    with opened(store):
+        assert tokens(store) == ["ours"]
+    late.close()
+
+
+# What is amiss
+
+
+def test_a_bucket_that_is_not_there_is_named(address: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"there is no bucket 'nowhere' for s3://nowhere/x; make it, or check the name and its region"
+    ):
+        StoredStudy(ObjectStore("s3://nowhere/x"))
+
+
+def test_a_store_that_does_not_answer_is_bad_input_with_the_remedy() -> None:
+    dead = ObjectStore(f"s3://{BUCKET}/x?endpoint_override=http%3A%2F%2F127.0.0.1%3A9&region=us-east-1")
+    with pytest.raises(
+        ValueError, match="could not be listed: the store does not answer; check the network, and AWS_ENDPOINT_URL"
+    ):
+        StoredStudy(dead)
+
+
+def test_credentials_that_the_store_does_not_know_are_told() -> None:
+    """The server asks for credentials from its second request on."""
+    with object_store(INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
+        store = f"s3://{BUCKET}/x?endpoint_override={strict.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
+        ask = f"from orchestrator.study.place import *; ObjectStore({store!r}).refuse_unusable()"
+        done = subprocess.run([sys.executable, "-c", ask], env=os.environ | CREDENTIALS, capture_output=True, text=True)
+    assert re.search(
+        r"ValueError: .* could not be listed: the store .* credentials.*; set AWS_ACCESS_KEY_ID and", done.stderr
+    ), done.stderr
+
+
+def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(request: pytest.FixtureRequest) -> None:
+    with object_store() as address:
+        store = ObjectStore(
+            f"s3://{BUCKET}/x?endpoint_override={address.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in CREDENTIALS.items():
+                patch.setenv(name, value)
+            journal = opened(store)
+            journal.append(ready("one"))
+    with pytest.raises(Halted, match="could not be listed: the store does not answer"):
+        journal.append(ready("two"))
+    assert re.findall(r'"token":"(\w+)"', journal.path.read_text()) == ["one"], "nor does it count here"
+    journal.close()
+
+
+def test_a_copy_to_read_has_all_but_the_checkpoints(store: ObjectStore, tmp_path: Path) -> None:
+    with opened(store) as journal:
+        assert journal.published is not None
+        trial = journal.published.run_dir / "trials" / "a"
+        (trial / "checkpoints").mkdir(parents=True)
+        (trial / "checkpoints" / "1.pt").write_bytes(b"weights")
+        (trial / "steps.jsonl").write_text("{}")
+        journal.append(ready("one"))
+        journal.published.publish_trials()
+    read_copy(store, tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "journal.jsonl",
+        "trials/a/steps.jsonl",
+    ]

@@ -1,0 +1,48 @@
+"""An object store of a test's own: a server of the S3 protocol, in a process of its own, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("port", server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+BUCKET = "bucket"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextlib.contextmanager
+def object_store(**environment: str) -> Iterator[str]:
+    """Start a server, make a bucket there, and yield the server's address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert process.stdout is not None
+    try:
+        port = next(line.split()[1] for line in process.stdout if line.startswith("port"))
+        address = f"http://127.0.0.1:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT")).close()
+        yield address
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def reached_at(address: str) -> dict[str, str]:
+    """Return the environment of a process that is to use the server."""
+    return {**CREDENTIALS, "AWS_ENDPOINT_URL": address, "AWS_EC2_METADATA_DISABLED": "true"}
