@@ -57,7 +57,7 @@ def decide(scene: Scene) -> Growth:
         return _released(scene, spare)
     opened = max(0, min(useful, scene.room) - len(scene.lanes))
     # A node that has come is idle, and might end, until its lane has taken it.
-    has_all = useful <= min(scene.room, sum(lane.node != "" for lane in scene.lanes))
+    has_all = useful <= min(scene.room, sum(bool(lane.node) for lane in scene.lanes))
     ask = 0 if has_all else useful
     return Growth(opened, ask, (), _why_more(scene, useful, opened, ask))
 

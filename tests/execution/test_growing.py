@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,15 +69,11 @@ def test_nodes_come_for_the_trials_of_a_study_and_go_as_these_end(cluster: Growi
         code, said = driver.end()
         assert code == 0, said
         study = driver.study()
-        until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+        until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
     assert workers == [0, 1, 2, 1, 0]
     assert [trial.state for trial in study.trials.values()] == [TrialState.COMPLETE] * 3
-    assert [(change.lanes, change.most, change.asked) for change in study.lanes] == [
-        (1, 2, 0),
-        (1, 2, 2),
-        (2, 2, 0),
-        (1, 2, 0),
-    ]
+    changes = [(change.lanes, change.most, change.asked) for change in study.lanes]
+    assert changes == [(1, 2, 0), (1, 2, 2), (2, 2, 0), (1, 2, 0)]
     assert study.lanes[-1].reason == "no trial is left for it: 1 lane given back"
     assert "the cluster has no room for a lane (1 CPU): its autoscaler is asked for room for 1 lane" in said
     assert "2 of up to 2 lanes" in said
@@ -101,6 +98,16 @@ def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: Gr
     (trial,) = driver.study().trials.values()
     assert trial.state is TrialState.COMPLETE
     assert [hold.lost for hold in trial.holds] == [True, False]
-    seen = [point["samples_seen"] for point in trial.history]
+    seen = [point["samples_seen"] or 0.0 for point in trial.history]
     assert seen == sorted(set(seen)), "it went on from its last checkpoint"
+    until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+
+
+def test_nothing_is_left_asked_for_by_a_driver_that_is_killed_while_it_waits(
+    cluster: GrowingCluster, tmp_path: Path
+) -> None:
+    driver = driver_on(cluster, tmp_path, num_trials=2)
+    driver.start()
+    until(lambda: bool(cluster.workers()), "a worker comes", SECONDS_TO_COME)
+    driver.send(signal.SIGKILL)
     until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
