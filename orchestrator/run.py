@@ -253,7 +253,8 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_cpus_in_place_of_gpus(choice, scaler, driver.min_nodes, driver.journal.study.facts.measured_on)
+    measured_on = driver.journal.study.facts.measured_on
+    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
     asker = start_asker() if isinstance(scaler, MayStart) else None
     ground = Ground(shape, choice, placement.idle_release_seconds, asker)

@@ -214,7 +214,7 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
 
 
 def refuse_cpus_in_place_of_gpus(
-    choice: Choice, autoscaler: Autoscaler, min_nodes: int, measured_on: Device | None
+    choice: Choice, scaler: Autoscaler, num_nodes: int, min_nodes: int, measured_on: Device | None
 ) -> None:
     """Raise ValueError where trials would run on CPUs, and the study has measured on GPUs, or an autoscaler of which nobody knows what it
     may start could bring some."""
@@ -226,8 +226,7 @@ def refuse_cpus_in_place_of_gpus(
             f"this study has measured on {measured_on}, and the cluster has {cpus} and no GPU now: what one kind measured holds for no "
             "other; add nodes with GPUs and have the study wait for them (--min-nodes), or begin another study here with --dir"
         )
-    num_nodes = sum(node["Alive"] for node in ray.nodes())
-    if isinstance(autoscaler, Unreadable) and not 1 < min_nodes <= num_nodes:
+    if isinstance(scaler, Unreadable) and not 1 < min_nodes <= num_nodes:
         raise ValueError(
             f"the cluster has {cpus} and no GPU now, on {counted(num_nodes, 'node')}, and what KubeRay's autoscaler may start cannot be read from "
             "here; have it keep the nodes that the study is to run on (minReplicas), and give --min-nodes their number and one more "

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.study.trial import TrialState
 from tests.faults.driver import Driver
 from tests.faults.scene import until
-from tests.support.growing_cluster import GrowingCluster, growing_cluster
+from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ def cluster() -> Iterator[GrowingCluster]:
         yield cluster
 
 
-def driver_on(cluster: GrowingCluster, folder: Path, num_trials: int, samples: int = SAMPLES) -> Driver:
+def driver_on(cluster: GrowingCluster | str, folder: Path, num_trials: int, samples: int = SAMPLES) -> Driver:
     rates = [1e-3 * (1 + number) for number in range(num_trials)]
     study = TINY | {
         "name": "grows",
@@ -40,7 +40,7 @@ def driver_on(cluster: GrowingCluster, folder: Path, num_trials: int, samples: i
         "stages": grid(learning_rate=rates),
         "placement": {"lanes": 2, "cpus_per_rank": 1, "idle_release_seconds": 5},
     }
-    return Driver(folder, study, cluster.address)
+    return Driver(folder, study, cluster if isinstance(cluster, str) else cluster.address)
 
 
 @contextmanager
@@ -111,3 +111,15 @@ def test_nothing_is_left_asked_for_by_a_driver_that_is_killed_while_it_waits(
     until(lambda: bool(cluster.workers()), "a worker comes", SECONDS_TO_COME)
     driver.send(signal.SIGKILL)
     until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+
+
+def test_the_cpus_of_a_kuberay_cluster_whose_gpus_may_be_yet_to_come_run_nothing(tmp_path: Path) -> None:
+    with head_in_kuberay(num_cpus=2) as address:
+        driver = driver_on(address, tmp_path, num_trials=1)
+        driver.start()
+        code, said = driver.end()
+    assert code == 2, said
+    assert (
+        "batchscout: the cluster has 2 CPUs and no GPU now, on 1 node, and what KubeRay's autoscaler may start cannot be read from here; "
+        "have it keep the nodes"
+    ) in " ".join(said.split())

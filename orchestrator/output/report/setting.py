@@ -10,7 +10,6 @@ from orchestrator.output.plots import element
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, number_text, seconds_text
 
-
 # So many changes of the number of lanes are told.
 MOST_STEPS = 8
 
