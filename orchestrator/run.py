@@ -33,6 +33,7 @@ from orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
     refuse_cpus_in_place_of_gpus,
+    refuse_too_many_nodes,
     refuse_unreachable_address,
     wait_for_nodes,
 )
@@ -250,6 +251,7 @@ def _conclude(director: Director, driver: Driver) -> None:
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
+    refuse_too_many_nodes(scaler, len(nodes_now()), driver.min_nodes)
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)

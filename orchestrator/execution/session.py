@@ -16,7 +16,7 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
-from orchestrator.execution.autoscaler import Autoscaler, Unreadable
+from orchestrator.execution.autoscaler import Autoscaler, MayStart, Unreadable
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
@@ -211,6 +211,15 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
         lacks = _lacking(num_nodes)
     if lacks and num_nodes > 1:
         say(f"the cluster has {lacks}: the study begins without the others")
+
+
+def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) -> None:
+    """Raise ValueError where a study would wait for ever: for more nodes than its cluster's autoscaler may start."""
+    if isinstance(scaler, MayStart) and min_nodes > (most := max(num_nodes, 1 + scaler.most)):
+        raise ValueError(
+            f"--min-nodes is {min_nodes}, and the cluster has at most {counted(most, 'node')}: the head, and max_workers ({scaler.most}) of "
+            "the autoscaler's file; lower --min-nodes, or raise max_workers"
+        )
 
 
 def refuse_cpus_in_place_of_gpus(

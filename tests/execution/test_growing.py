@@ -72,6 +72,7 @@ def test_nodes_come_for_the_trials_of_a_study_and_go_as_these_end(cluster: Growi
         until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
     assert workers == [0, 1, 2, 1, 0]
     assert [trial.state for trial in study.trials.values()] == [TrialState.COMPLETE] * 3
+    assert not any(hold.lost for trial in study.trials.values() for hold in trial.holds)
     changes = [(change.lanes, change.most, change.asked) for change in study.lanes]
     assert changes == [(1, 2, 0), (1, 2, 2), (2, 2, 0), (1, 2, 0)]
     assert study.lanes[-1].reason == "no trial is left for it: 1 lane given back"

@@ -100,6 +100,12 @@ def test_of_idle_lanes_those_whose_node_can_then_end_are_given_back_first() -> N
     assert growth.reason == "1 lane has had no trial for 60 s (placement.idle_release_seconds)"
 
 
+def test_a_lane_that_has_lost_its_node_is_given_back_before_one_that_has_not() -> None:
+    lanes = [OpenLane("up", LONG_IDLE, "a"), OpenLane("lost", JUST_IDLE, "")]
+    growth = decide(Scene(Wanted(1, more_may_come=False), lanes, room=1, most=2, idle_release_seconds=RELEASE_AFTER))
+    assert growth.release == ("lost",)
+
+
 def test_the_reasons_name_both_numbers() -> None:
     asked = decide(Scene(Wanted(3, more_may_come=True), [], room=1, most=2, idle_release_seconds=RELEASE_AFTER))
     assert asked == Growth(

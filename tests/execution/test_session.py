@@ -11,13 +11,14 @@ import ray
 import torch
 
 from orchestrator.config.load import parse_study
-from orchestrator.execution.autoscaler import NoAutoscaler, Unreadable
+from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, Unreadable
 from orchestrator.execution.node_kinds import Choice, Node
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
     refuse_cpus_in_place_of_gpus,
+    refuse_too_many_nodes,
     start_ray,
     worker_environment,
 )
@@ -71,6 +72,19 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
         ValueError, match=r"^Ray did not start on this machine: The current node timed out.*run the same command again"
     ):
         start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
+
+
+def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
+    said = (
+        "--min-nodes is 4, and the cluster has at most 3 nodes: the head, and max_workers (2) of the autoscaler's file; lower --min-nodes, or "
+        "raise max_workers"
+    )
+    scaler = MayStart((Node("worker", 8, is_there=False),) * 2, most=2)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_too_many_nodes(scaler, 1, 4)
+    refuse_too_many_nodes(scaler, 1, 3)
+    refuse_too_many_nodes(scaler, 4, 4)
+    refuse_too_many_nodes(NoAutoscaler(), 1, 4)
 
 
 # Where CPUs would stand in for GPUs
