@@ -23,7 +23,7 @@ from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
 from orchestrator.execution.node_kinds import Choice, nodes_of
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import nodes_that_stay
-from orchestrator.execution.room import bundles_of, lanes_held
+from orchestrator.execution.room import bundles_of, bundles_of_whole, lanes_held
 from orchestrator.study.events import LanesChanged
 from orchestrator.units import counted
 
@@ -55,8 +55,16 @@ class Ground:
 
     def ask_for(self, num_lanes: int) -> None:
         """Ask the autoscaler for room for so many lanes in all; with 0, idle nodes may go."""
+        self._ask_for(bundles_of(num_lanes, self.shape))
+
+    def ask_for_nodes(self, num_nodes: int) -> None:
+        """Ask the autoscaler for so many nodes that lanes may run on, in all."""
+        workers = [node for node in self.choice.nodes if not node.is_head]
+        self._ask_for(bundles_of_whole(workers[:num_nodes], self.shape))
+
+    def _ask_for(self, bundles: list[dict[str, float]]) -> None:
         assert self.asker is not None
-        ray.get(self.asker.ask_for.remote(bundles_of(num_lanes, self.shape)))
+        ray.get(self.asker.ask_for.remote(bundles))
 
     def ask_for_nothing_more(self) -> None:
         """Withdraw what was asked for, and end what asks."""
@@ -68,14 +76,14 @@ class Ground:
 def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
     Until there is a node nothing can be known of what the study runs on."""
-    num_lanes = ground.shape.num_lanes if num_nodes > 1 else 1
-    lacks = ""
+    asked, lacks = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head", ""
     while now := _lacking(ground, num_nodes):
-        if not lacks:
-            ground.ask_for(num_lanes)
+        if not lacks and num_nodes == 1:
+            ground.ask_for(1)
+        elif not lacks:
+            ground.ask_for_nodes(num_nodes - 1)
         if now != lacks:
-            room = counted(num_lanes, "lane")
-            say(f"the cluster has {now}: its autoscaler is asked for room for {room}, and the study begins then")
+            say(f"the cluster has {now}: its autoscaler is asked for {asked}, and the study begins then")
         lacks = now
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

@@ -104,6 +104,19 @@ def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: Gr
     until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
 
 
+def test_a_study_that_is_to_wait_for_nodes_asks_for_them(cluster: GrowingCluster, tmp_path: Path) -> None:
+    """Though its one trial needs a single node, and the cluster has none."""
+    driver = driver_on(cluster, tmp_path, num_trials=1, samples=64)
+    driver.command += ["--min-nodes", "3"]
+    with counted(cluster) as workers:
+        driver.start()
+        code, said = driver.end()
+        assert code == 0, said
+        until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
+    assert max(workers) == 2
+    assert "the cluster has 1 of 3 nodes (--min-nodes): its autoscaler is asked for 2 beside the head" in said
+
+
 def test_nothing_is_left_asked_for_by_a_driver_that_is_killed_while_it_waits(
     cluster: GrowingCluster, tmp_path: Path
 ) -> None:

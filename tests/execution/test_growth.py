@@ -13,7 +13,7 @@ from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, may_start
 from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
 from orchestrator.execution.node_kinds import Choice, Node, chosen_nodes
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.room import at_most, bundles_of, lanes_held
+from orchestrator.execution.room import at_most, bundles_of, bundles_of_whole, lanes_held
 
 RELEASE_AFTER = 60.0
 BUSY, JUST_IDLE, LONG_IDLE = None, 1.0, 100.0
@@ -181,3 +181,9 @@ def test_a_lane_that_must_be_on_one_node_is_asked_for_as_one() -> None:
     assert bundles_of(2, shape(2, strategy="strict_pack")) == [{"CPU": 2.0, "GPU": 2.0}] * 2
     assert bundles_of(1, shape(use_gpu=False)) == [{"CPU": 1.0}]
     assert bundles_of(0, shape()) == []
+
+
+def test_nodes_are_asked_for_as_wholes() -> None:
+    nodes = [Node("a", 48, 4, "L4"), Node("b", 8)]
+    assert bundles_of_whole(nodes, shape()) == [{"CPU": 48.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 0.0}]
+    assert bundles_of_whole(nodes, shape(use_gpu=False)) == [{"CPU": 48.0}, {"CPU": 8.0}]
