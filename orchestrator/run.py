@@ -22,7 +22,7 @@ from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
-from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler
+from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, open_lanes
@@ -33,6 +33,7 @@ from orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
     refuse_cpus_in_place_of_gpus,
+    refuse_too_many_nodes,
     refuse_unreachable_address,
     wait_for_nodes,
 )
@@ -261,7 +262,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
             here,
             journal.study.facts.measured_on,
             marker,
-            ground if ground.grows else None,
+            ground,
         ) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
@@ -307,13 +308,16 @@ def _conclude(director: Director, driver: Driver) -> None:
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
+    refuse_too_many_nodes(scaler, len(nodes_now()), driver.min_nodes)
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_cpus_in_place_of_gpus(choice, scaler, driver.min_nodes, driver.journal.study.facts.measured_on)
+    measured_on = driver.journal.study.facts.measured_on
+    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
-    ground = Ground(shape, choice, placement.idle_release_seconds, grows=isinstance(scaler, MayStart))
-    if ground.grows:
+    asker = start_asker() if isinstance(scaler, MayStart) else None
+    ground = Ground(shape, choice, placement.idle_release_seconds, asker)
+    if asker is not None:
         wait_for_room(ground, driver.min_nodes, driver.progress.say)
     return ground
 

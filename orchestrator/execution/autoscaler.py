@@ -7,17 +7,23 @@ the autoscaler was started with.
 from __future__ import annotations
 
 import os
+import threading
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 import yaml
 from ray.autoscaler.sdk import request_resources
 
 from orchestrator.execution.node_kinds import Node, kind_in
-from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, runs_a_monitor
+from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, has_ended, runs_a_monitor
+
+# How long a request of a driver that is gone may stand.
+SECONDS_BETWEEN_LOOKS = 2.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ Autoscaler = NoAutoscaler | Unreadable | MayStart
 def autoscaler() -> Autoscaler:
     """Return what the cluster that this process is connected to may start."""
     is_head = runs_a_monitor(ray.get_runtime_context().gcs_address)
-    there = _on_the_head() if is_head else ray.get(_reading_on_the_head().remote())
+    there: str | None = _on_the_head() if is_head else ray.get(_reading_on_the_head().remote())
     if there == "":
         return Unreadable()
     return NoAutoscaler() if there is None else may_start(yaml.safe_load(there))
@@ -84,7 +90,32 @@ def _node(name: str, resources: Mapping[str, float]) -> Node:
     return Node(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), kind_in(resources), is_there=False)
 
 
-def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Ask the autoscaler for nodes that hold all of these at once, whatever runs there. It replaces what was asked for before; with
-    none, nodes that are idle may go."""
-    request_resources(bundles=[dict(bundle) for bundle in bundles])
+class Asker:
+    """Asks the autoscaler in the driver's place. An actor on the head that outlives the driver, so as to withdraw what that has
+    asked for: Ray keeps a request until there is another, and nodes that nobody needs would cost money."""
+
+    def __init__(self, job: str) -> None:
+        """job: the driver's."""
+        self._job = job
+        threading.Thread(target=self._outlive_the_driver, daemon=True).start()
+
+    def ask_for(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Ask for nodes that hold all of these at once, whatever runs there. It replaces what was asked for before; with none, nodes
+        that are idle may go."""
+        request_resources(bundles=[dict(bundle) for bundle in bundles])
+
+    def _outlive_the_driver(self) -> None:
+        while not has_ended(self._job):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        self.ask_for([])
+        os._exit(0)
+
+
+AskerHandle: TypeAlias = Any
+"""Ray's handle of the actor: Ray makes its methods at run time, so no type knows them."""
+
+
+def start_asker() -> AskerHandle:
+    actor: AskerHandle = ray.remote(Asker)
+    options = {"name": f"asker-{uuid.uuid4().hex[:8]}", "lifetime": "detached", "num_cpus": 0, "resources": ON_THE_HEAD}
+    return actor.options(**options).remote(ray.get_runtime_context().get_job_id())

@@ -14,6 +14,17 @@ SECONDS_OF_REFUSAL = 8.0
 SECONDS_TO_CONNECT = 2.0
 
 
+def refuses(address: tuple[str, int]) -> bool:
+    """True if nobody listens there, on a host that answers."""
+    try:
+        socket.create_connection(address, timeout=SECONDS_TO_CONNECT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class Gcs:
     """The process on the head without which no cluster works, as whoever connects to it sees it."""
 

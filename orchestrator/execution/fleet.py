@@ -17,17 +17,17 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.decisions.director import Wanted
-from orchestrator.execution import autoscaler
+from orchestrator.execution.autoscaler import AskerHandle
 from orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
 from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
 from orchestrator.execution.node_kinds import Choice, nodes_of
 from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import nodes_that_stay
-from orchestrator.execution.room import bundles_of, lanes_held
+from orchestrator.execution.room import bundles_of, bundles_of_whole, lanes_held
 from orchestrator.study.events import LanesChanged
 from orchestrator.units import counted
 
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_REQUESTS = 1.0, 30.0
 # How long the last look has to end, before the lanes are closed.
 SECONDS_TO_STOP = 10.0
 
@@ -40,8 +40,8 @@ class Ground:
     choice: Choice
     idle_release_seconds: float
     """How long a lane may be idle that trials may yet come for."""
-    grows: bool = True
-    """True if an autoscaler starts nodes, and ends them: so lanes come and go, too."""
+    asker: AskerHandle | None = None
+    """What asks the cluster's autoscaler for nodes; None where there is none, and so all lanes are opened at the beginning."""
 
     def lanes_held(self) -> int:
         """Return how many lanes the nodes hold that are there."""
@@ -55,26 +55,37 @@ class Ground:
 
     def ask_for(self, num_lanes: int) -> None:
         """Ask the autoscaler for room for so many lanes in all; with 0, idle nodes may go."""
-        autoscaler.ask_for(bundles_of(num_lanes, self.shape))
+        self._ask_for(bundles_of(num_lanes, self.shape))
+
+    def ask_for_nodes(self, num_nodes: int) -> None:
+        """Ask the autoscaler for so many nodes that lanes may run on, in all."""
+        workers = [node for node in self.choice.nodes if not node.is_head]
+        self._ask_for(bundles_of_whole(workers[:num_nodes], self.shape))
+
+    def _ask_for(self, bundles: list[dict[str, float]]) -> None:
+        assert self.asker is not None
+        ray.get(self.asker.ask_for.remote(bundles))
+
+    def ask_for_nothing_more(self) -> None:
+        """Withdraw what was asked for, and end what asks."""
+        assert self.asker is not None
+        self.ask_for(0)
+        ray.kill(self.asker)
 
 
 def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
     Until there is a node nothing can be known of what the study runs on."""
-    num_lanes = ground.shape.num_lanes if num_nodes > 1 else 1
-    try:
-        lacks = ""
-        while now := _lacking(ground, num_nodes):
-            if not lacks:
-                ground.ask_for(num_lanes)
-            if now != lacks:
-                room = counted(num_lanes, "lane")
-                say(f"the cluster has {now}: its autoscaler is asked for room for {room}, and the study begins then")
-            lacks = now
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-    except BaseException:  # Ctrl-C above all: nodes that nobody waits for would cost money
-        ground.ask_for(0)
-        raise
+    asked, lacks = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head", ""
+    while now := _lacking(ground, num_nodes):
+        if not lacks and num_nodes == 1:
+            ground.ask_for(1)
+        elif not lacks:
+            ground.ask_for_nodes(num_nodes - 1)
+        if now != lacks:
+            say(f"the cluster has {now}: its autoscaler is asked for {asked}, and the study begins then")
+        lacks = now
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _lacking(ground: Ground, num_nodes: int) -> str:
@@ -98,6 +109,7 @@ class Fleet:
         self._wanted = Wanted(1, more_may_come=True)  # the first lane tells what the study runs on
         self._asked: int | None = None
         """For how many lanes there was to be room when that was asked last; None: an earlier driver may have asked."""
+        self._asked_at = 0.0
         self._changes = deque[LanesChanged]()
         self._last = (0, 0)
         """How many lanes there were at the last look, and for how many more nodes were asked."""
@@ -118,7 +130,7 @@ class Fleet:
         self._is_over.set()
         self._thread.join(SECONDS_TO_STOP)
         with contextlib.suppress(RayError):  # a cluster that is gone starts no nodes
-            self._ask(0)
+            self._ground.ask_for_nothing_more()
 
     def hear(self, wanted: Wanted) -> None:
         """Take in what trials there are. Raises what went wrong in the thread."""
@@ -169,9 +181,12 @@ class Fleet:
         self._ask(growth.ask)
 
     def _ask(self, num_lanes: int) -> None:
-        if num_lanes != self._asked:
+        """Ask for this where it is something else than before, and from time to time again: what a former driver has asked for
+        may have been withdrawn since."""
+        now = time.monotonic()
+        if num_lanes != self._asked or (num_lanes and now - self._asked_at > SECONDS_BETWEEN_REQUESTS):
             self._ground.ask_for(num_lanes)
-            self._asked = num_lanes
+            self._asked, self._asked_at = num_lanes, now
 
     def _note(self, growth: Growth, room: int) -> None:
         """Keep for the journal, and say, that there are other lanes than at the last look."""

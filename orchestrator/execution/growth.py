@@ -57,7 +57,7 @@ def decide(scene: Scene) -> Growth:
         return _released(scene, spare)
     opened = max(0, min(useful, scene.room) - len(scene.lanes))
     # A node that has come is idle, and might end, until its lane has taken it.
-    has_all = useful <= min(scene.room, sum(lane.node != "" for lane in scene.lanes))
+    has_all = useful <= min(scene.room, sum(bool(lane.node) for lane in scene.lanes))
     ask = 0 if has_all else useful
     return Growth(opened, ask, (), _why_more(scene, useful, opened, ask))
 
@@ -67,8 +67,9 @@ def _released(scene: Scene, spare: int) -> Growth:
     least = 0.0 if not scene.wanted.more_may_come else scene.idle_release_seconds
     idle = [lane for lane in scene.lanes if lane.idle_seconds is not None and lane.idle_seconds >= least]
     busy = Counter(lane.node for lane in scene.lanes if lane.idle_seconds is None)
-    # A node goes only once it has no lane: those on nodes with trials are given back last.
-    idle.sort(key=lambda lane: (busy[lane.node], -(lane.idle_seconds or 0.0), lane.name))
+    # First those that have no node, or have lost it: trials would wait for them. A node goes only once it has no lane, so
+    # those beside trials go last.
+    idle.sort(key=lambda lane: (bool(lane.node), busy[lane.node], -(lane.idle_seconds or 0.0), lane.name))
     released = tuple(lane.name for lane in idle[:spare])
     if not released:
         return Growth()

@@ -25,6 +25,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
+from orchestrator.execution.cluster_servers import refuses
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.fleet import Fleet, Ground
 from orchestrator.execution.placement import LaneShape
@@ -42,6 +43,7 @@ from orchestrator.execution.ray_private import (
     free_placement_groups,
     is_lost_process,
     meet_in,
+    raylet_of_unavailable,
 )
 from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Blame, Device, FirstLane
@@ -111,7 +113,7 @@ def open_lanes(
         return name
 
     try:
-        if ground is None:
+        if ground is None or ground.asker is None:
             for _ in range(shape.num_lanes):
                 open_lane()
             yield lanes
@@ -271,12 +273,21 @@ class _TellCause(train.UserCallback):
         lost = [rank for rank, error in sorted(worker_exceptions.items()) if is_lost_process(error)]
         causes = [f"rank {rank}: {cause_of(error)}" for rank, error in sorted(worker_exceptions.items())]
         blame = blame_for("\n".join(map(str, worker_exceptions.values())))
+        if blame == "trial" and any(map(_went_with_its_node, worker_exceptions.values())):
+            blame = "machine"
         try:
             ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame, lost))
         except (
             RayActorError
         ):  # without a Dispatcher no group has anything to do: end this Train run with its controller
             os._exit(1)
+
+
+def _went_with_its_node(error: Exception) -> bool:
+    """True if a rank does not answer, and neither does its node's raylet: Ray itself takes half a minute to call a node dead that went
+    without a word."""
+    raylet = raylet_of_unavailable(error)
+    return raylet is not None and refuses(raylet)
 
 
 def blame_for(said: str) -> Blame:

@@ -25,7 +25,7 @@ from ray._private.state import state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-from ray.exceptions import AuthenticationError
+from ray.exceptions import ActorUnavailableError, AuthenticationError
 from ray.train._internal import utils as train_utils
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -60,6 +60,17 @@ any."""
 def is_lost_process(error: Exception) -> bool:
     """True if Train says with this error of a rank that its process is gone."""
     return isinstance(error, WorkerHealthCheckFailedError)
+
+
+def raylet_of_unavailable(error: Exception) -> tuple[str, int] | None:
+    """Return where the raylet of a rank's node listens, if Train says with this error that the rank could not be reached; None if it says
+    something else."""
+    failure = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else None
+    if not isinstance(failure, ActorUnavailableError) or failure.actor_id is None:
+        return None
+    node_id = state.actor_table(failure.actor_id)["Address"]["NodeID"]
+    there = next((node for node in ray.nodes() if node["NodeID"] == node_id), None)
+    return None if there is None else (there["NodeManagerAddress"], there["NodeManagerPort"])
 
 
 def cause_of(error: Exception) -> str:
@@ -230,6 +241,11 @@ ACCELERATOR = "accelerator_type:"
 def is_draining(node_id: str) -> bool:
     """True if the node is about to be taken away, so that Ray places nothing new there."""
     return node_id in state.get_draining_nodes()
+
+
+def has_ended(job: str) -> bool:
+    """True if the driver with this job id has ended, or was lost."""
+    return any(one["JobID"] == job and one["IsDead"] for one in state.job_table())
 
 
 def nodes_that_stay() -> list[dict[str, Any]]:

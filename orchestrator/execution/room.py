@@ -42,3 +42,8 @@ def bundles_of(num_lanes: int, shape: LaneShape) -> list[dict[str, float]]:
     if shape.strategy != "strict_pack":
         return [rank for _ in range(num_lanes * shape.world_size)]
     return [{name: shape.world_size * value for name, value in rank.items()} for _ in range(num_lanes)]
+
+
+def bundles_of_whole(nodes: Iterable[Node], shape: LaneShape) -> list[dict[str, float]]:
+    """Return what takes all of each of these nodes, so that no two bundles are on one."""
+    return [{"CPU": float(node.num_cpus)} | ({"GPU": float(node.num_gpus)} if shape.use_gpu else {}) for node in nodes]

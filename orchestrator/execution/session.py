@@ -16,7 +16,7 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
-from orchestrator.execution.autoscaler import Autoscaler, Unreadable
+from orchestrator.execution.autoscaler import Autoscaler, MayStart, Unreadable
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
@@ -214,8 +214,17 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
         say(f"the cluster has {lacks}: the study begins without the others")
 
 
+def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) -> None:
+    """Raise ValueError where a study would wait for ever: for more nodes than its cluster's autoscaler may start."""
+    if isinstance(scaler, MayStart) and min_nodes > (most := max(num_nodes, 1 + scaler.most)):
+        raise ValueError(
+            f"--min-nodes is {min_nodes}, and the cluster has at most {counted(most, 'node')}: the head, and max_workers ({scaler.most}) of "
+            "the autoscaler's file; lower --min-nodes, or raise max_workers"
+        )
+
+
 def refuse_cpus_in_place_of_gpus(
-    choice: Choice, autoscaler: Autoscaler, min_nodes: int, measured_on: Device | None
+    choice: Choice, scaler: Autoscaler, num_nodes: int, min_nodes: int, measured_on: Device | None
 ) -> None:
     """Raise ValueError where trials would run on CPUs, and the study has measured on GPUs, or an autoscaler of which nobody knows what it
     may start could bring some."""
@@ -227,8 +236,7 @@ def refuse_cpus_in_place_of_gpus(
             f"this study has measured on {measured_on}, and the cluster has {cpus} and no GPU now: what one kind measured holds for no "
             "other; add nodes with GPUs and have the study wait for them (--min-nodes), or begin another study here with --dir"
         )
-    num_nodes = sum(node["Alive"] for node in ray.nodes())
-    if isinstance(autoscaler, Unreadable) and not 1 < min_nodes <= num_nodes:
+    if isinstance(scaler, Unreadable) and not 1 < min_nodes <= num_nodes:
         raise ValueError(
             f"the cluster has {cpus} and no GPU now, on {counted(num_nodes, 'node')}, and what KubeRay's autoscaler may start cannot be read from "
             "here; have it keep the nodes that the study is to run on (minReplicas), and give --min-nodes their number and one more "

@@ -127,6 +127,8 @@ class Progress(Observer):
             if self.so_far:
                 lines.append(shown(self.so_far, style="cyan"))
             lines.append(self._counts(trials))
+        if self._study.lanes_text:
+            lines.append(shown(self._study.lanes_text, style="dim"))
         return Group(*lines)
 
     def _stages(self) -> Text:

@@ -112,6 +112,8 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
         console.print(shown("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
         console.print(shown(recommendation.verdict, style="green"))
+    if is_driven and study.lanes_text:
+        console.print(shown(study.lanes_text))
     for line in notice_lines(study):
         console.print(shown(line, style="yellow"))
     for stage in config.stages:

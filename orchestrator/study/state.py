@@ -105,6 +105,14 @@ class Study:
     """The names of the fields that configurations were given, held once: for each trial they would take 2 kB."""
 
     @property
+    def lanes_text(self) -> str:
+        """Return how many lanes there are now, for people; empty where the cluster does not grow, or before it has a lane."""
+        if not self.lanes:
+            return ""
+        last = self.lanes[-1]
+        return f"lanes: {last.lanes} of up to {last.most} ({last.reason})"
+
+    @property
     def startup_seconds(self) -> list[float]:
         return list(self.ready.values())
 

@@ -17,8 +17,9 @@ import pytest
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director
+from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director, Wanted
 from orchestrator.decisions.observer import Observer
+from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import Findings, found
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.grid import GridFindings
@@ -702,6 +703,42 @@ def failing(config: TrialConfig, samples: int) -> dict[str, Any]:
 
 
 RATES = study_of(stages=[{"type": "grid", "learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}])
+
+
+def test_where_lanes_come_and_go_a_trial_is_started_for_each_that_is_there(tmp_path: Path) -> None:
+    there = [0]
+    with Journal(tmp_path / "journal.jsonl", RATES.name) as journal:
+        context = StageContext(RATES.stages[0], RATES, journal.study)
+        director = Director(context, journal, Observer(), num_lanes=4, lanes_now=lambda: there[0])
+        assert next_trial(director) is None, "no node has come"
+        for number in (1, 2):
+            there[0] = number
+            started = next_trial(director)
+            assert started is not None
+            director.on_started(started.id)
+            assert next_trial(director) is None
+        there[0] = 1
+        director.on_message(started.id, Message(outcome="interrupted", reason="its node has died"))
+        assert next_trial(director) is None, "it waits for another node"
+        there[0] = 2
+        again = next_trial(director)
+        assert again is not None
+        assert again.id == started.id
+
+
+def test_what_wants_lanes_are_the_trials_that_run_or_could_and_more_may_come_until_the_last_grid(
+    tmp_path: Path,
+) -> None:
+    equivalence = {"type": "equivalence"}
+    both = study_of(stages=[*(keys.model_dump() for keys in RATES.stages), equivalence])
+    for config, more_may_come in ((RATES, False), (both, True)):
+        with Journal(tmp_path / f"{more_may_come}.jsonl", config.name) as journal:
+            director = director_of(config, journal, "grid")
+            assert director.wanted().num_trials == 0
+            started = next_trial(director)
+            assert started is not None
+            director.on_started(started.id)
+            assert director.wanted() == Wanted(6, more_may_come)
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2])

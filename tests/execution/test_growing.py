@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from orchestrator.study.trial import TrialState
 from tests.faults.driver import Driver
 from tests.faults.scene import until
-from tests.support.growing_cluster import GrowingCluster, growing_cluster
+from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,7 +29,7 @@ def cluster() -> Iterator[GrowingCluster]:
         yield cluster
 
 
-def driver_on(cluster: GrowingCluster, folder: Path, num_trials: int, samples: int = SAMPLES) -> Driver:
+def driver_on(cluster: GrowingCluster | str, folder: Path, num_trials: int, samples: int = SAMPLES) -> Driver:
     rates = [1e-3 * (1 + number) for number in range(num_trials)]
     study = TINY | {
         "name": "grows",
@@ -39,7 +40,7 @@ def driver_on(cluster: GrowingCluster, folder: Path, num_trials: int, samples: i
         "stages": grid(learning_rate=rates),
         "placement": {"lanes": 2, "cpus_per_rank": 1, "idle_release_seconds": 5},
     }
-    return Driver(folder, study, cluster.address)
+    return Driver(folder, study, cluster if isinstance(cluster, str) else cluster.address)
 
 
 @contextmanager
@@ -68,15 +69,12 @@ def test_nodes_come_for_the_trials_of_a_study_and_go_as_these_end(cluster: Growi
         code, said = driver.end()
         assert code == 0, said
         study = driver.study()
-        until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+        until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
     assert workers == [0, 1, 2, 1, 0]
     assert [trial.state for trial in study.trials.values()] == [TrialState.COMPLETE] * 3
-    assert [(change.lanes, change.most, change.asked) for change in study.lanes] == [
-        (1, 2, 0),
-        (1, 2, 2),
-        (2, 2, 0),
-        (1, 2, 0),
-    ]
+    assert not any(hold.lost for trial in study.trials.values() for hold in trial.holds)
+    changes = [(change.lanes, change.most, change.asked) for change in study.lanes]
+    assert changes == [(1, 2, 0), (1, 2, 2), (2, 2, 0), (1, 2, 0)]
     assert study.lanes[-1].reason == "no trial is left for it: 1 lane given back"
     assert "the cluster has no room for a lane (1 CPU): its autoscaler is asked for room for 1 lane" in said
     assert "2 of up to 2 lanes" in said
@@ -101,6 +99,41 @@ def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: Gr
     (trial,) = driver.study().trials.values()
     assert trial.state is TrialState.COMPLETE
     assert [hold.lost for hold in trial.holds] == [True, False]
-    seen = [point["samples_seen"] for point in trial.history]
+    seen = [point["samples_seen"] or 0.0 for point in trial.history]
     assert seen == sorted(set(seen)), "it went on from its last checkpoint"
     until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+
+
+def test_a_study_that_is_to_wait_for_nodes_asks_for_them(cluster: GrowingCluster, tmp_path: Path) -> None:
+    """Though its one trial needs a single node, and the cluster has none."""
+    driver = driver_on(cluster, tmp_path, num_trials=1, samples=64)
+    driver.command += ["--min-nodes", "3"]
+    with counted(cluster) as workers:
+        driver.start()
+        code, said = driver.end()
+        assert code == 0, said
+        until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
+    assert max(workers) == 2
+    assert "the cluster has 1 of 3 nodes (--min-nodes): its autoscaler is asked for 2 beside the head" in said
+
+
+def test_nothing_is_left_asked_for_by_a_driver_that_is_killed_while_it_waits(
+    cluster: GrowingCluster, tmp_path: Path
+) -> None:
+    driver = driver_on(cluster, tmp_path, num_trials=2)
+    driver.start()
+    until(lambda: bool(cluster.workers()), "a worker comes", SECONDS_TO_COME)
+    driver.send(signal.SIGKILL)
+    until(lambda: not cluster.workers(), "the workers are gone", SECONDS_TO_COME)
+
+
+def test_the_cpus_of_a_kuberay_cluster_whose_gpus_may_be_yet_to_come_run_nothing(tmp_path: Path) -> None:
+    with head_in_kuberay(num_cpus=2) as address:
+        driver = driver_on(address, tmp_path, num_trials=1)
+        driver.start()
+        code, said = driver.end()
+    assert code == 2, said
+    assert (
+        "batchscout: the cluster has 2 CPUs and no GPU now, on 1 node, and what KubeRay's autoscaler may start cannot be read from here; "
+        "have it keep the nodes"
+    ) in " ".join(said.split())

@@ -13,7 +13,7 @@ from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, may_start
 from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
 from orchestrator.execution.node_kinds import Choice, Node, chosen_nodes
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.room import at_most, bundles_of, lanes_held
+from orchestrator.execution.room import at_most, bundles_of, bundles_of_whole, lanes_held
 
 RELEASE_AFTER = 60.0
 BUSY, JUST_IDLE, LONG_IDLE = None, 1.0, 100.0
@@ -100,6 +100,12 @@ def test_of_idle_lanes_those_whose_node_can_then_end_are_given_back_first() -> N
     assert growth.reason == "1 lane has had no trial for 60 s (placement.idle_release_seconds)"
 
 
+def test_a_lane_that_has_lost_its_node_is_given_back_before_one_that_has_not() -> None:
+    lanes = [OpenLane("up", LONG_IDLE, "a"), OpenLane("lost", JUST_IDLE, "")]
+    growth = decide(Scene(Wanted(1, more_may_come=False), lanes, room=1, most=2, idle_release_seconds=RELEASE_AFTER))
+    assert growth.release == ("lost",)
+
+
 def test_the_reasons_name_both_numbers() -> None:
     asked = decide(Scene(Wanted(3, more_may_come=True), [], room=1, most=2, idle_release_seconds=RELEASE_AFTER))
     assert asked == Growth(
@@ -175,3 +181,9 @@ def test_a_lane_that_must_be_on_one_node_is_asked_for_as_one() -> None:
     assert bundles_of(2, shape(2, strategy="strict_pack")) == [{"CPU": 2.0, "GPU": 2.0}] * 2
     assert bundles_of(1, shape(use_gpu=False)) == [{"CPU": 1.0}]
     assert bundles_of(0, shape()) == []
+
+
+def test_nodes_are_asked_for_as_wholes() -> None:
+    nodes = [Node("a", 48, 4, "L4"), Node("b", 8)]
+    assert bundles_of_whole(nodes, shape()) == [{"CPU": 48.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 0.0}]
+    assert bundles_of_whole(nodes, shape(use_gpu=False)) == [{"CPU": 48.0}, {"CPU": 8.0}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,8 +11,18 @@ import ray
 import torch
 
 from orchestrator.config.load import parse_study
+from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, Unreadable
+from orchestrator.execution.node_kinds import Choice, Node
 from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.session import allocator_environment, lane_environment, start_ray, worker_environment
+from orchestrator.execution.session import (
+    allocator_environment,
+    lane_environment,
+    refuse_cpus_in_place_of_gpus,
+    refuse_too_many_nodes,
+    start_ray,
+    worker_environment,
+)
+from orchestrator.study.messages import Device
 from tests.support.studies import ON_TEXT
 from trainers.device.memory import MALLOC_ENVIRONMENT
 
@@ -61,3 +72,45 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
         ValueError, match=r"^Ray did not start on this machine: The current node timed out.*run the same command again"
     ):
         start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
+
+
+def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
+    said = (
+        "--min-nodes is 4, and the cluster has at most 3 nodes: the head, and max_workers (2) of the autoscaler's file; lower --min-nodes, or "
+        "raise max_workers"
+    )
+    scaler = MayStart((Node("worker", 8, is_there=False),) * 2, most=2)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_too_many_nodes(scaler, 1, 4)
+    refuse_too_many_nodes(scaler, 1, 3)
+    refuse_too_many_nodes(scaler, 4, 4)
+    refuse_too_many_nodes(NoAutoscaler(), 1, 4)
+
+
+# Where CPUs would stand in for GPUs
+
+CPUS = Choice((Node("a", 8), Node("b", 8)))
+L4 = Device("NVIDIA L4", 22 << 30, is_gpu=True)
+
+
+@pytest.mark.parametrize("min_nodes", [1, 4])
+def test_no_study_runs_on_cpus_where_an_autoscaler_that_nobody_sees_may_have_gpus(min_nodes: int) -> None:
+    said = (
+        "the cluster has 16 CPUs and no GPU now, on 3 nodes, and what KubeRay's autoscaler may start cannot be read from here; have it "
+        "keep the nodes that the study is to run on (minReplicas), and give --min-nodes their number and one more for the head"
+    )
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_cpus_in_place_of_gpus(CPUS, Unreadable(), 3, min_nodes, None)
+
+
+def test_a_study_runs_on_the_cpus_that_it_was_told_to_wait_for_and_on_those_of_a_cluster_that_stays_as_it_is() -> None:
+    refuse_cpus_in_place_of_gpus(CPUS, Unreadable(), 3, 3, None)
+    refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 1, None)
+    refuse_cpus_in_place_of_gpus(Choice((Node("a", 8, 1),)), Unreadable(), 3, 1, L4)
+
+
+def test_what_has_measured_on_gpus_goes_on_on_no_cpus() -> None:
+    said = "this study has measured on NVIDIA L4 (22 GiB), and the cluster has 16 CPUs and no GPU now: what one kind measured"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 3, L4)
+    refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 3, Device("a CPU", 1 << 30))

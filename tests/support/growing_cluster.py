@@ -97,38 +97,56 @@ def config_of(num_workers: int, address: str, idle_seconds: float) -> dict[str, 
 def growing_cluster(num_workers: int, idle_seconds: float = 5.0) -> Iterator[GrowingCluster]:
     """Start the head; no worker is there until one is asked for. A worker without work ends after so long."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
-        folder = Path(name)
-        gcs, client = free_ports(2)
-        address = f"127.0.0.1:{gcs}"
-        (folder / "cluster.json").write_text(json.dumps(config_of(num_workers, address, idle_seconds)))
-        head = _start(folder, gcs, client)
-        try:
-            yield GrowingCluster(_address_of(head, folder, gcs), head, folder)
-        finally:
-            for pid in [*descendants(head.pid), head.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            head.wait()
+        folder, (gcs,) = Path(name), free_ports(1)
+        file = folder / "cluster.json"
+        file.write_text(json.dumps(config_of(num_workers, f"127.0.0.1:{gcs}", idle_seconds)))
+        with _head(folder, "--num-cpus=0", f"--autoscaling-config={file}", gcs=gcs) as (address, head):
+            yield GrowingCluster(address, head, folder)
 
 
-def _start(folder: Path, gcs: int, client: int) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _head(folder: Path, *words: str, gcs: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    one, client = free_ports(2)
+    head = _start(folder, gcs or one, client, *words)
+    try:
+        yield _address_of(head, folder, gcs or one), head
+    finally:
+        for pid in [*descendants(head.pid), head.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        head.wait()
+
+
+@contextlib.contextmanager
+def head_in_kuberay(num_cpus: int) -> Iterator[str]:
+    """Start a head as KubeRay does where its autoscaler runs in a container beside it; return the address."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name, _head(Path(name), f"--num-cpus={num_cpus}", "--no-monitor") as (address, _):  # fmt: skip
+        yield address
+
+
+def _start(folder: Path, gcs: int, client: int, *more: str) -> subprocess.Popen[bytes]:
     words = [
         *("--head", f"--port={gcs}", "--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}"),
-        *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=104857600"),
-        *(f"--temp-dir={folder / 'ray'}", f"--autoscaling-config={folder / 'cluster.json'}", "--block"),
+        *("--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={folder / 'ray'}", "--block"),
+        *more,
     ]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = own | {
-        "RAY_FAKE_CLUSTER": "1",
-        "RAY_enable_autoscaler_v2": "1",  # as `ray up` starts a head
-        "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
-        "RAY_NODE_TYPE_NAME": "ray.head.default",
-        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-        "RAY_worker_niceness": "0",
-        "RAY_AUTH_MODE": "disabled",  # whoever runs a local study meanwhile may write another token to ~/.ray
-        "PYTHONPATH": str(CLONE),
-        "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",
-    }
+    kuberay = {"RAY_USAGE_STATS_KUBERAY_IN_USE": "1"} if "--no-monitor" in more else {}
+    environment = (
+        own
+        | kuberay
+        | {
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_enable_autoscaler_v2": "1",  # as `ray up` starts a head
+            "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+            "RAY_NODE_TYPE_NAME": "ray.head.default",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_worker_niceness": "0",
+            "RAY_AUTH_MODE": "disabled",  # whoever runs a local study meanwhile may write another token to ~/.ray
+            "PYTHONPATH": str(CLONE),
+            "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",
+        }
+    )
     with (folder / "head.log").open("wb") as log:
         return subprocess.Popen(["ray", "start", *words], env=environment, stdout=log, stderr=subprocess.STDOUT)
 

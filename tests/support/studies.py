@@ -79,6 +79,19 @@ class LogsItsBatches(GPT):
             file.write(json.dumps({"pid": os.getpid(), **fields}) + "\n")
 
 
+class Sleeps(GPT):
+    """A model whose batches take a fixed time, however many processes share the machine's cores."""
+
+    def __init__(self, *, vocab_size: int, seq_len: int, seconds: float) -> None:
+        super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
+        self.seconds = seconds
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if self.training:
+            time.sleep(self.seconds)
+        return super().forward(batch)
+
+
 class Misbehaves(GPT):
     """A user's model that fails in its own code, takes its process down as a bad kernel does, or waits for what never comes.
 

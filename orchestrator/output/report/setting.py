@@ -10,6 +10,9 @@ from orchestrator.output.plots import element
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, number_text, seconds_text
 
+# So many changes of the number of lanes are told.
+MOST_STEPS = 8
+
 
 def setting(config: StudyConfig, study: Study) -> dict[str, str]:
     """Return what is known of model, data, machine, versions and dates, each under its name."""
@@ -22,6 +25,7 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
             _counted(facts.num_val_samples, "validation samples"),
         ),
         "machine": _joined(_device(facts.device), _ranks(config), _memory(facts.memory_limit_bytes)),
+        "lanes": _lanes(study),
         "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
         "run": _dates(study),
     }
@@ -50,6 +54,17 @@ def _device(identity: str | None) -> str:
 
 def _ranks(config: StudyConfig) -> str:
     return f"{config.world_size} ranks" if config.world_size > 1 else ""
+
+
+def _lanes(study: Study) -> str:
+    """Return how the lanes came and went; empty where they were all there from the beginning."""
+    if not study.lanes or study.began is None:
+        return ""
+    told = [(change.lanes, change.time - study.began) for change in study.lanes]
+    steps = [one for one, before in zip(told, [(0, 0.0), *told], strict=False) if one[0] != before[0]]
+    shown = [f"{lanes} from {seconds_text(max(0.0, seconds))} on" for lanes, seconds in steps[:MOST_STEPS]]
+    more = f" and {len(steps) - MOST_STEPS} more changes" if len(steps) > MOST_STEPS else ""
+    return f"up to {max(change.most for change in study.lanes)}: {', '.join(shown)}{more}"
 
 
 def _memory(limit: int | None) -> str:
