@@ -61,6 +61,7 @@ from orchestrator.study.run_directory import (
     open_run_directory,
     put_former_try_by,
 )
+from orchestrator.study.slow_storage import told_if_storage_hangs
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.stored_study import StoredStudy
 from orchestrator.study.trial import TrialState
@@ -139,7 +140,10 @@ def _run(
         try:
             if address is not None:
                 refuse_unreachable_address(address)
-            with Progress(config, journal.study, quiet) as progress:
+            with (
+                Progress(config, journal.study, quiet) as progress,
+                told_if_storage_hangs(journal, progress.say),
+            ):
                 if again:
                     progress.say(again)
                 progress.say("reading the data, building the model and predicting its memory")

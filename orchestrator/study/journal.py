@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -51,6 +51,8 @@ class Journal:
         self.published = published
         self.path = path
         self.study = Study(name)
+        self.at_the_disk: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """What is entered while this reads or writes, which may take as long as its storage does not answer."""
         self.met: list[Notice] = []
         """What was amiss with the file: in place of a damaged last line it has this now."""
         self._lost: Halted | None = None
@@ -73,6 +75,10 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
+        with self.at_the_disk():
+            self._append(event)
+
+    def _append(self, event: Event) -> None:
         self._raise_if_lost(before_a_line=True)
         try:
             self._put(event)
@@ -99,7 +105,8 @@ class Journal:
 
     def raise_if_lost(self) -> None:
         """Raise Halted if the file could not be written before, or is gone: whatever is not in it has not happened."""
-        self._raise_if_lost(before_a_line=False)
+        with self.at_the_disk():
+            self._raise_if_lost(before_a_line=False)
 
     def _raise_if_lost(self, *, before_a_line: bool) -> None:
         self._lost = self._lost or self._trouble(before_a_line)

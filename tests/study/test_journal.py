@@ -211,7 +211,8 @@ def test_a_damaged_line_stays_where_the_disk_refuses_what_is_to_stand_in_its_pla
     """So the next writer tells of it. room: how many bytes of the notice the disk takes."""
     path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
-        journal.append(ready("a"))
+        for number in range(20):  # longer than the lease beside it, which has room under the same limit
+            journal.append(ready(f"a{number}"))
         whole = path.stat().st_size
         journal.append(ready("b"))
     damaged = path.read_bytes().replace(b'"b"', b'"c"')
@@ -221,7 +222,7 @@ def test_a_damaged_line_stays_where_the_disk_refuses_what_is_to_stand_in_its_pla
     with Journal(path, "s") as journal:
         ((notice,),) = journal.study.notices.values()
         assert notice.kind is NoticeKind.DAMAGED_JOURNAL
-        assert list(journal.study.ready) == ["a"]
+        assert list(journal.study.ready) == [f"a{number}" for number in range(20)]
 
 
 def rewritten(line: bytes, **changes: Any) -> bytes:

@@ -1,0 +1,71 @@
+"""Says that the run directory's storage does not answer. A write to a mount whose server is away hangs, and the driver with it: it goes on
+when the server is back, and looks dead until then."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from orchestrator.study.journal import Journal
+from orchestrator.units import seconds_text
+from trainers.files import quoted
+
+SECONDS_UNTIL_TOLD = 10.0
+
+
+@contextlib.contextmanager
+def told_if_storage_hangs(
+    journal: Journal, say: Callable[[str], object], seconds: float = SECONDS_UNTIL_TOLD
+) -> Iterator[None]:
+    """Say what the journal waits for, once it has waited so long, and again when that has answered."""
+    watch = _Watch(quoted(journal.path.parent), say, seconds)
+    journal.at_the_disk = watch.waiting
+    try:
+        yield
+    finally:
+        journal.at_the_disk = contextlib.nullcontext
+        watch.end()
+
+
+class _Watch:
+    """A thread of its own, since the one that waits can say nothing."""
+
+    def __init__(self, what: str, say: Callable[[str], object], seconds: float) -> None:
+        self._what, self._say, self._seconds = what, say, seconds
+        self._changing = threading.Lock()
+        self._waits_since: float | None = None
+        self._is_told = False
+        self._is_over = threading.Event()
+        threading.Thread(target=self._keep_looking, daemon=True).start()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it this thread reads or writes."""
+        began = time.monotonic()
+        with self._changing:
+            self._waits_since = began
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._waits_since = None
+                if self._is_told:
+                    self._say(f"{self._what} answers again, after {seconds_text(time.monotonic() - began)}")
+                self._is_told = False
+
+    def _keep_looking(self) -> None:
+        while not self._is_over.wait(min(1.0, self._seconds)):
+            with self._changing:
+                waits = self._waits_since is not None and time.monotonic() - self._waits_since >= self._seconds
+                if waits and not self._is_told:
+                    self._is_told = True
+                    self._say(
+                        f"the storage of {self._what} has not answered for {self._seconds:g} s: the study waits, and goes on when it "
+                        "does; nothing is lost. Should it never answer, end this process (kill -9), and run the same command again when it "
+                        "is back"
+                    )
+
+    def end(self) -> None:
+        self._is_over.set()
