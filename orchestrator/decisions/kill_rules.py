@@ -79,15 +79,23 @@ def judge_throughput(
     )
 
 
-def judge_plan(samples_per_second: float, planned: float, min_share: float | None) -> Decision:
+def judge_plan(
+    samples_per_second: float, planned: float, min_share: float | None, usual_share: float = 1.0
+) -> Decision:
     """Return stop for a trial so slow that its sample budget, which was made for another speed, takes far more time
-    than every candidate has: what it would end at is of no use at equal cost."""
-    if min_share is None or samples_per_second >= min_share * planned:
+    than every candidate has: what it would end at is of no use at equal cost.
+
+    usual_share: the share of their planned speeds that the study's runs reach, where that is below 1: what slows all of them is
+    nothing against this one.
+    """
+    expected = usual_share * planned
+    if min_share is None or samples_per_second >= min_share * expected:
         return GO_ON
+    usual = f" at the {usual_share:.0%} of it that the study's runs reach" if usual_share < 1 else ""
     return stop(
         Cause.LOW_THROUGHPUT,
         f"{samples_per_second:.4g} samples/s is below {min_share:g} x the {planned:.4g} samples/s that its sample budget was "
-        f"made for: it would take {planned / samples_per_second:.1f} x the training time that every candidate has",
+        f"made for{usual}: it would take {expected / samples_per_second:.1f} x the training time that every candidate has",
     )
 
 

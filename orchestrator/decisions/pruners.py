@@ -69,9 +69,10 @@ def judge_rung(
         places_now,
         last_on=max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf,
         last_hope=max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf,
+        tie=tie,
     )
     return {
-        entrant.name: _verdict(entrant, f"place {place} of {len(ranked)} at {where}", lines)
+        entrant.name: _verdict(entrant, place, f"place {place} of {len(ranked)} at {where}", lines)
         for place, entrant in enumerate(ranked, start=1)
         if not (entrant.promoted or entrant.out)
     }
@@ -87,15 +88,18 @@ class _Lines:
     """How many go on whoever may still come."""
     last_on: float
     """The worst value that goes on now."""
+    tie: float
+    """By how much one may trail the best and goes on all the same."""
     last_hope: float
     """The worst value that may go on yet."""
 
 
-def _verdict(entrant: Entrant, at: str, lines: _Lines) -> Decision:
+def _verdict(entrant: Entrant, place: int, at: str, lines: _Lines) -> Decision:
     if entrant.protected:
         return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
     if _value(entrant) <= lines.last_on:
-        return _at_rung(Action.GO_ON, f"{at}; the best {lines.places_now} go on")
+        as_good = f", and who trails the best by {lines.tie:.3g} or less" if place > lines.places_now else ""
+        return _at_rung(Action.GO_ON, f"{at}; the best {lines.places_now} go on{as_good}")
     if _value(entrant) > lines.last_hope:
         return _at_rung(Action.STOP, f"{at}; the best {lines.places} go on")
     return _at_rung(Action.PAUSE, f"{at}; waiting for the others")

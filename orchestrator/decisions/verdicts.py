@@ -166,8 +166,8 @@ def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
     decision = judge_plan(rate, planned, rules.min_relative_throughput)
     if decision.action is not Action.STOP:
         return decision
-    usual = min(1.0, usual_share(study.of_stage(trial.stage)) or 1.0)  # what slows all runs is nothing against this one
-    return judge_plan(rate, usual * planned, rules.min_relative_throughput)
+    usual = min(1.0, usual_share(study.of_stage(trial.stage)) or 1.0)
+    return judge_plan(rate, planned, rules.min_relative_throughput, usual)
 
 
 def on_short_run(losses: list[float]) -> Decision:

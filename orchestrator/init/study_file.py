@@ -68,7 +68,7 @@ def _to_do(subject: Subject, file: str) -> Iterator[str]:
     if isinstance(subject, FromSubject):
         if not subject.is_there:
             module = subject.maker.target.split(":")[0]
-            yield f"write the function {subject.maker.target.split(':')[1]} into {module}.py ({subject.maker.where}): {' '.join(subject.to_write.split())}"
+            yield f"write the function {subject.maker.target.split(':')[1]} into {module}.py ({subject.maker.where}):\n{textwrap.indent(subject.to_write.strip(), '    ')}"
         yield from _arguments_to_fill_in(subject.maker, "from.kwargs")
         return
     if subject.model is None:
@@ -197,10 +197,13 @@ def _kwargs(one: Place) -> str:
 
 
 def _comment(text: str, prefix: str = "# ") -> list[str]:
+    """Return the text in lines of a comment: its first line broken between words, and others, which are code, as they are."""
+    sentence, *code = text.splitlines()
     later = prefix + "  " if text.startswith("- ") else prefix
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=prefix, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    lines = textwrap.wrap(
+        sentence, _WIDTH, initial_indent=prefix, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
     )
+    return [*lines, *(f"{later}{line}".rstrip() for line in code)]
 
 
 # The documentation of keys, as it is under their fields.

@@ -14,6 +14,7 @@ from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.journal import replay
 from orchestrator.study.place import on_this_machine, place_of
 from orchestrator.study.state import Study
+from orchestrator.units import counted
 from trainers.files import own_file, quoted
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.output.report.gallery import Picture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedStudy:
     """What a run directory holds. `print(study)` says its answer."""
 
@@ -80,6 +81,9 @@ class LoadedStudy:
     def __str__(self) -> str:
         return self.verdict
 
+    def __repr__(self) -> str:
+        return f"<study {self.name} in {quoted(self.run_dir)}: {counted(len(self.replayed.trials), 'trial')}>"
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the answer, and with what to train."""
         from orchestrator.output.report.answer import short_answer
@@ -91,11 +95,12 @@ def load(run_dir: str | Path) -> LoadedStudy:
     """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
     where = on_this_machine(place_of(str(run_dir)), "batchscout.load")
     path = where / "study.yaml"
-    with own_file(path, "read"):
-        is_there = path.is_file()
-    if not is_there:
-        raise ValueError(
-            f"{quoted(where)} holds no study (no study.yaml in it); check the path, or start one: batchscout run"
-        )
+    for needed in (path, where / "journal.jsonl"):
+        with own_file(needed, "read"):
+            is_there = needed.is_file()
+        if not is_there:
+            raise ValueError(
+                f"{quoted(where)} holds no study (no {needed.name} in it); check the path, or start one: batchscout run"
+            )
     config = load_stored_study(path)
     return LoadedStudy(where.absolute(), config, replay(where / "journal.jsonl", config.name))

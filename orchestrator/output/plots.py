@@ -120,7 +120,7 @@ def _left(y_axis: Axis) -> int:
 
 
 def _empty(width: int, height: int) -> Element:
-    text = element("text", "nothing measured yet", x=width / 2, y=height / 2, class_="muted", text_anchor="middle")
+    text = element("text", "nothing measured", x=width / 2, y=height / 2, class_="muted", text_anchor="middle")
     box = element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, class_="empty")
     return element("svg", box, text, viewBox=f"0 0 {width} {height}", style=f"max-width:{width}px", role="img")
 

@@ -198,7 +198,7 @@ def rungs_line(trials: Sequence[Trial]) -> str:
     parts = []
     for level in range(1, max(levels, default=0) + 1):
         waiting = paused.count(level)
-        there = f"{sum(reached >= level for reached in levels)} at rung {level}"
+        there = f"rung {level} reached by {sum(reached >= level for reached in levels)}"
         parts.append(f"{there} ({waiting} waiting)" if waiting else there)
     return ", ".join(parts)
 

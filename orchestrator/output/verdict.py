@@ -418,7 +418,7 @@ def _gain(compared: _Compared | None, target_loss: float | None) -> str:
     if gain is None:
         return ""
     low, high = (_of_score(end, target_loss) for end in (gain.low, gain.high))
-    return f", a gain of {low} to {high} (90 %) where each batch has its best learning rate"
+    return f"; with each batch at its best learning rate the gain is {low} to {high} (90 %)"
 
 
 def _of_score(difference: float, target_loss: float | None) -> str:

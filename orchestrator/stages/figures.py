@@ -105,13 +105,13 @@ class Figure:
 
 
 def coherence_mark(x: float, coherence: float, floor: float | None) -> Mark:
-    """Return the coherence with its interval, as far as it lies between noise (0) and equal gradients (1).
+    """Return the coherence with its interval, as far as that lies between opposite gradients (-1) and equal ones (1).
 
     floor: how far the mean of so many steps may lie off, in 95 % of all cases; None where it is not known.
     """
     if floor is None:
         return Mark(x, coherence)
-    return Mark(x, coherence, low=max(coherence - floor, min(coherence, 0.0)), high=min(coherence + floor, 1.0))
+    return Mark(x, coherence, low=max(coherence - floor, -1.0), high=min(coherence + floor, 1.0))
 
 
 def time_axis(label: str, longest: float) -> Axis:

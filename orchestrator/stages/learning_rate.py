@@ -27,7 +27,7 @@ from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings, loss_deviation
 from orchestrator.study.causes import Cause
 from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal, Trial
+from orchestrator.study.trial import Proposal, Trial, TrialState
 from trainers.config import Split
 
 # Rates this close to each other are one point of the grid.
@@ -222,9 +222,10 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     findings = found(context.study, LearningRateFindings)
     trials = [*run_before(context.study), *context.trials()]
     deviation = loss_deviation(context.study, context.config.objective)
-    marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(trials, findings))
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(complete, findings))
     highest = max((mark.y for mark in marks), default=1.0)
-    lost = [trial for trial in trials if trial.state.ended and trial.metric("val_loss") is None]
+    lost = [trial for trial in trials if trial.state.ruled_out]  # a loss on the way is none of a whole run
     joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
     edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""
     return [
@@ -236,7 +237,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
                 Series("", marks, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
             ),
-            f"Ringed: the best.{SEEDS_BAR if deviation else ''}{edge}",
+            f"Ringed: the best; crosses: rates whose runs were cut or failed, at no loss of their own.{SEEDS_BAR if deviation else ''}{edge}",
             width=640,
             height=290,
         )

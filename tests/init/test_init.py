@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,8 +159,10 @@ def test_a_trainer_made_by_a_script_itself_is_found_with_the_function_to_write(t
     assert isinstance(done.subject, FromSubject)
     assert (done.subject.is_there, done.subject.maker.target) == (False, "train:make_trainer")
     assert done.to_do[0].startswith(
-        "write the function make_trainer into train.py (train.py, line 2): def make_trainer():"
+        "write the function make_trainer into train.py (train.py, line 2):\n    def make_trainer():\n        "
     )
+    written = done.path.read_text()
+    assert re.search(r"^# +def make_trainer\(\):$", written, re.MULTILINE), "code stands in lines of its own"
     assert done.told[0].startswith("train.py, line 3 runs whenever the file is imported")
 
 

@@ -88,8 +88,8 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     assert found.verdict == (
         f"Train with micro-batch 32, 2 accumulation steps (effective batch 64), activation checkpointing none and learning "
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against the baseline's "
-        f"{baseline.measured('val_loss'):.3f} (effective batch 8) after the same training time (12 s), a gain of {gain.low:.2g} "
-        f"to {gain.high:.2g} (90 %) where each batch has its best learning rate; the right batch with probability {found.p_best:.2f} (on average this choice costs {found.expected_regret:.2g} more than the best one). It "
+        f"{baseline.measured('val_loss'):.3f} (effective batch 8) after the same training time (12 s); with each batch at its best learning rate "
+        f"the gain is {gain.low:.2g} to {gain.high:.2g} (90 %); the right batch with probability {found.p_best:.2f} (on average this choice costs {found.expected_regret:.2g} more than the best one). It "
         f"is the largest batch that was compared: a larger one may be better. Measured with {found.scope}."
     )
 

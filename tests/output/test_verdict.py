@@ -123,13 +123,16 @@ def test_what_it_gains_over_the_baselines_batch_is_told_with_its_interval() -> N
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
     found = recommended(*batches, found={"gain_over_baseline": Gain(0.25, 0.21, 0.292)})
     assert (
-        "after the same training time (1 min 0 s), a gain of 0.21 to 0.29 (90 %) where each batch has its best learning rate; "
+        "after the same training time (1 min 0 s); with each batch at its best learning rate the gain is 0.21 to 0.29 (90 %); "
         "the right batch" in found.verdict
     )
     assert found.to_json()["gain_over_baseline"] == {"middle": 0.25, "low": 0.21, "high": 0.292}
     assert not recommended(*batches).to_json().keys() & {"gain_over_baseline", "most_to_gain"}, "of an earlier study"
     timed = {"objective": "target", "target_loss": 3.3, "found": {"gain_over_baseline": Gain(30.0, -3.0, 65.0)}}
-    assert ", a gain of -3 s to 1 min 5 s (90 %) where" in recommended(*batches, **timed).verdict
+    assert (
+        "; with each batch at its best learning rate the gain is -3 s to 1 min 5 s (90 %)"
+        in recommended(*batches, **timed).verdict
+    )
 
 
 def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_could_gain() -> None:

@@ -14,6 +14,7 @@ from orchestrator.stages.figures import Figure
 from orchestrator.stages.train.surface_figure import surface_figures
 from orchestrator.study.journal import replay
 from orchestrator.study.state import Study
+from orchestrator.study.trial import TrialState
 
 QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 
@@ -39,7 +40,14 @@ def test_every_run_that_came_to_something_is_on_it_and_the_lowest_is_ringed(figu
     }
     assert {(mark.x, mark.y) for mark in runs.marks} == settings
     (ringed,) = [mark for mark in runs.marks if mark.kind == "chosen"]
-    assert float(ringed.text) == min(float(mark.text) for mark in runs.marks)
+    ended = [mark for mark in runs.marks if not mark.text.startswith("~")]
+    assert float(ringed.text) == min(float(mark.text) for mark in ended)
+    cut = {
+        (t.config.effective_batch_size, t.config.learning_rate)
+        for t in context.trials()
+        if t.state is TrialState.PRUNED
+    }
+    assert {(mark.x, mark.y) for mark in runs.marks if mark not in ended} == cut, "a ~ marks what was extrapolated"
 
 
 def test_each_batch_has_its_best_rate_with_an_interval_around_it(figure: Figure) -> None:

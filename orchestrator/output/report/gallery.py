@@ -17,7 +17,7 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Figure
 from orchestrator.study.state import Study
-from trainers.files import written_whole
+from trainers.files import quoted, written_whole
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,15 @@ class Picture:
         return tostring(tree, encoding="unicode")
 
     def save(self, path: str | Path) -> None:
-        with written_whole(Path(path)) as file:
+        """Write it as an SVG. Raises ValueError for a name that promises another format, or a folder that is not there."""
+        where = Path(path)
+        if where.suffix.lower() != ".svg":
+            raise ValueError(
+                f"a figure is saved as an SVG, and '{where.name}' is the name of something else; call it {where.stem}.svg"
+            )
+        if not where.parent.is_dir():
+            raise ValueError(f"there is no folder {quoted(where.parent)} to save {where.name} in; make it first")
+        with written_whole(where) as file:
             file.write(self.svg.encode("utf-8", "replace"))
 
     def _repr_svg_(self) -> str:

@@ -128,7 +128,13 @@ class Timings(Generic[Name]):
         if self.disturbed and not self.num_quiet_rounds:
             said.append("every round was disturbed, so that all of them count")
         elif self.disturbed:
-            said.append(f"round {', '.join(map(str, self.disturbed))} was disturbed and does not count")
+            rounds = ", ".join(map(str, self.disturbed))
+            one = len(self.disturbed) == 1
+            said.append(
+                f"round {rounds} was disturbed and does not count"
+                if one
+                else f"rounds {rounds} were disturbed and do not count"
+            )
         return ", and ".join(said)
 
     def rate(self, name: Name) -> float:

@@ -29,7 +29,7 @@ def on_max_samples(known: FrontierProgress) -> list[str]:
     """Return what was left out because the stage may take only so many samples."""
     allowed = max_samples(known.context)
     notes = [
-        f"{mode}: micro-batch {', '.join(map(str, sizes))} was left out: max_samples ({allowed:,})"
+        f"{mode}: micro-batch {', '.join(map(str, sizes))} {'was' if len(sizes) == 1 else 'were'} left out: max_samples ({allowed:,})"
         for mode in modes(known.context)
         if (sizes := known.left_out(mode))
     ]

@@ -28,16 +28,34 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
     return [
         Figure(
             "speed_by_memory",
-            Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(limit)),
+            Axis(
+                "peak memory of a rank",
+                bytes_text,
+                zero=True,
+                unit=_unit(limit if _is_near(limit, series) else _largest(series)),
+            ),
             Axis(context.study.facts.rate_unit, zero=True),
             (*series, *_front(findings)),
             "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
-            "What lies right of the headroom line fits and is not chosen.",
-            _limits(limit, context.config.headroom),
+            "What lies right of the headroom line fits and is not chosen."
+            + ("" if _is_near(limit, series) else f" The limit, {bytes_text(limit or 0)}, lies far to the right."),
+            _limits(limit, context.config.headroom) if _is_near(limit, series) else (),
             width=860,
             height=330,
         )
     ]
+
+
+# A limit so many times the largest measured would leave all points at the left edge.
+_FAR = 8
+
+
+def _largest(series: list[Series]) -> int:
+    return round(max((mark.x for one in series for mark in one.marks), default=0.0))
+
+
+def _is_near(limit: int | None, series: list[Series]) -> bool:
+    return not limit or not _largest(series) or limit <= _FAR * _largest(series)
 
 
 def _limits(limit: int | None, headroom: float) -> tuple[Line, ...]:

@@ -27,8 +27,8 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     """Return speed, noise scale, coherence and goodput over the effective batch."""
     noise = _noise_marks(context)
     speed = Series("", _speed_marks(context))
-    coherence = Series("coherence", _coherence_marks(context), 1)
-    floor = Series("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR, dashed=True)
+    coherence = _of_batches("coherence", _coherence_marks(context), 1)
+    floor = replace(_of_batches("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR), dashed=True)
     gain = Series("", _goodput_marks(context), 2)
     gain_figure = _figure(
         "goodput",
@@ -39,17 +39,22 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     )
     return [
         _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
-        _figure("noise_scale", context, _noise_axis(noise), (Series("", noise, 3),), NOISE_CAPTION),
+        _figure("noise_scale", context, _noise_axis(noise), (_of_batches("", noise, 3),), NOISE_CAPTION),
         _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
         replace(gain_figure, lines=_critical_lines(context)),
     ]
 
 
 SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
-NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
+NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval, where that has an upper end."
 COHERENCE_CAPTION = (
     "How far the micro-batches' gradients agree, with its 95 % interval; below the floor it may be nothing but noise."
 )
+
+
+def _of_batches(label: str, marks: tuple[Mark, ...], colour: int) -> Series:
+    """Return the marks, joined unless two splits of one batch lie above each other."""
+    return Series(label, marks, colour, joined=len({mark.x for mark in marks}) == len(marks))
 
 
 def _figure(

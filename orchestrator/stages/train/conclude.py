@@ -64,7 +64,9 @@ def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list
     """Return how often the runs went through the data, where one of them went through all of it."""
     num_samples = context.study.facts.num_train_samples
     budgets = {one.trials[0].config.effective_batch_size: one.trials[0].config.sample_budget for one in ranking}
-    passes = {batch: budget / num_samples for batch, budget in budgets.items() if num_samples and budget > num_samples}
+    passes = {
+        batch: budget / num_samples for batch, budget in budgets.items() if num_samples and budget >= 1.1 * num_samples
+    }
     if not passes:
         return []
     each = ", ".join(f"effective batch {batch} {passes[batch]:.1f} times" for batch in sorted(passes))

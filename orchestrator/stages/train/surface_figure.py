@@ -41,7 +41,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             Axis("learning rate", log=True),
             (_best_rates(surface), _runs(observed, what), _diverged(observed)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
-            "the runs came to; the dashed line is each batch's best learning rate, with its 90 % interval.",
+            "the runs came to, with a ~ what one that was cut would have; the lowest of those that ended is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=tuple(_cells(surface, observed, what)),
             width=860,
             height=360,
@@ -59,14 +59,14 @@ def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> S
 
 
 def _runs(observed: Sequence[Observation], what: str) -> Series:
-    """Return the runs that came to something; the lowest is ringed."""
+    """Return the runs that came to something; of those that ended the lowest is ringed."""
     ended = [(one, one.loss) for one in observed if one.loss is not None]
-    lowest = min(loss for _, loss in ended)
+    lowest = min((loss for one, loss in ended if not one.extra_deviation), default=None)
     marks = tuple(
         Mark(
             one.effective_batch_size,
             one.learning_rate,
-            f"{loss:.3f}",
+            f"~{loss:.3f}" if one.extra_deviation else f"{loss:.3f}",
             "chosen" if loss == lowest else "point",
             told=f"{what} {loss:.4f}" + (" (it was cut, and this is extrapolated)" if one.extra_deviation else ""),
         )

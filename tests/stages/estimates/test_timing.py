@@ -104,7 +104,7 @@ def test_a_round_in_which_a_gpu_slowed_itself_down_does_not_count_unless_all_are
     """It may slow all of them down alike, and then the clock of the next round is another."""
     rates = {"a": {n: 100.0 + n for n in range(1, 5)}, "b": {n: 90.0 + n for n in range(1, 5)}}
     assert Timings(rates, seen_disturbed={1, 3}).rounds == (2, 4)
-    assert Timings(rates, seen_disturbed={1, 3}).unrest().endswith("round 1, 3 was disturbed and does not count")
+    assert Timings(rates, seen_disturbed={1, 3}).unrest().endswith("rounds 1, 3 were disturbed and do not count")
     assert Timings(rates, seen_disturbed={1, 2, 3, 4}).rounds == (1, 2, 3, 4)
 
 
