@@ -35,9 +35,10 @@ from tests.faults.driver import Driver, has
 from tests.support.growing_cluster import growing_cluster
 from tests.support.processes import descendants
 
-NODES = (1, 2, 4, 8)
-TRIALS_A_NODE = 9
-ROUNDS = 2
+NODES = {"waiting": (1, 2, 4, 8), "training": (1, 2, 4)}
+TRIALS_A_NODE = 6
+ROUNDS = 1
+"""Of arrivals and recoveries."""
 PARTS = ("waiting", "training", "arrival", "recovery")
 SECONDS_TO_WAIT = 240.0
 STUDY: dict[str, Any] = {
@@ -52,25 +53,25 @@ WAITING = {"target": "tests.support.studies:Sleeps", "kwargs": {"seconds": 0.25}
 WAITING_STUDY = STUDY | {"model": WAITING, "sample_budget": 64}
 TRAINING_STUDY = STUDY | {
     "model": {"target": "gpt", "kwargs": {"num_layers": 2, "num_heads": 2, "hidden_dim": 64}},
-    "sample_budget": 2_048,
+    "sample_budget": 512,
 }
 
 
 def main() -> None:
     chosen = options(__doc__, parts=PARTS)
     os.environ |= {"RAY_worker_niceness": "0"}  # as the documented commands start nodes
-    parts, nodes, rounds = chosen.only or PARTS, NODES[:2] if chosen.quick else NODES, 1 if chosen.quick else ROUNDS
+    parts, most = chosen.only or PARTS, 2 if chosen.quick else 8
     print(f"{machine()}; load {os.getloadavg()[0]:.1f} at the beginning", flush=True)
     found: dict[str, Any] = {}
     studies = {"waiting": WAITING_STUDY, "training": TRAINING_STUDY}
     for name, study in studies.items():
         if name in parts:
-            paces = {number: trials_per_minute(study, number) for number in nodes}
-            found |= {name: paces, f"{name}_linear": paces[nodes[-1]] / paces[nodes[0]] / nodes[-1]}
+            paces = {number: trials_per_minute(study, number) for number in NODES[name] if number <= most}
+            found |= {name: paces, f"{name}_linear": paces[max(paces)] / paces[1] / max(paces)}
     if "arrival" in parts:
-        found["arrival"] = [arrival() for _ in range(rounds)]
+        found["arrival"] = [arrival() for _ in range(ROUNDS)]
     if "recovery" in parts:
-        found["recovery"] = [recovery() for _ in range(rounds)]
+        found["recovery"] = [recovery() for _ in range(ROUNDS)]
     print(f"load {os.getloadavg()[0]:.1f} at the end")
     print(json.dumps(_last_line(found)))
 
