@@ -152,19 +152,20 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def of_others(folder: Path, driver: Driver, ranks: set[int]) -> list[tuple[float, int]]:
-    """Return the models that other processes than these have built, and trained."""
-    return [one for one in built(folder, driver) if one[1] not in ranks]
+def built_below(raylet: int, folder: Path, driver: Driver) -> list[tuple[float, int]]:
+    """Return the models that were built on this node."""
+    ranks = descendants(raylet)
+    return [one for one in built(folder, driver) if one[1] in ranks]
 
 
 def arrival() -> float:
     with tempfile.TemporaryDirectory() as name, growing_cluster(2, idle_seconds=30.0) as cluster:
         folder = Path(name)
         with running(logging_study(folder), folder, cluster.address, 2, 2) as driver:
+            (first,) = until(cluster.workers, "a worker")
             until(lambda: len(cluster.workers()) == 2, "a second worker")
-            arrived, before = time.time(), {rank for _, rank in built(folder, driver)}
-            driver.wait_until(has("started", 2))
-            times = until(lambda: of_others(folder, driver, before), "a model on the second worker")
+            arrived, (second,) = time.time(), [worker for worker in cluster.workers() if worker != first]
+            times = until(lambda: built_below(second, folder, driver), "a model on the second worker")
     print(f"arrival: {times[0][0] - arrived:.1f} s", flush=True)
     return times[0][0] - arrived
 
