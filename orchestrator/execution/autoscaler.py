@@ -117,5 +117,7 @@ AskerHandle: TypeAlias = Any
 
 def start_asker() -> AskerHandle:
     actor: AskerHandle = ray.remote(Asker)
-    options = {"name": f"asker-{uuid.uuid4().hex[:8]}", "lifetime": "detached", "num_cpus": 0, "resources": ON_THE_HEAD}
+    # A namespace of its own, or Ray would warn on the terminal that nobody will find the actor.
+    names = {"name": f"asker-{uuid.uuid4().hex[:8]}", "namespace": "batchscout"}
+    options = {**names, "lifetime": "detached", "num_cpus": 0, "resources": ON_THE_HEAD}
     return actor.options(**options).remote(ray.get_runtime_context().get_job_id())

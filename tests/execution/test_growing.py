@@ -18,7 +18,7 @@ from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SECONDS_TO_COME = 120
+SECONDS_TO_COME = 200
 # Each of its batches of four samples takes 20 ms and more.
 SAMPLES = 4_000
 

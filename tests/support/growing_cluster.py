@@ -55,7 +55,7 @@ def _is_the_heads(raylet: int) -> bool:
 def config_of(num_workers: int, address: str, idle_seconds: float) -> dict[str, Any]:
     provider = {
         "type": "external",
-        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+        "module": "tests.support.fake_nodes.NodesWithFolders",
         "gcs_address": address,
         "head_node_id": HEAD_ID,
         "launch_multiple": True,
