@@ -147,7 +147,9 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    """What lies there, but for who the drivers were."""
+    found = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parent.name != ".lease"]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, **changes: Any) -> tuple[int, str]:

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.study.trial import TrialState
 from tests.faults.driver import Driver
 from tests.faults.scene import until
-from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay
+from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay, without_rays_settings
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,7 +40,12 @@ def driver_on(cluster: GrowingCluster | str, folder: Path, num_trials: int, samp
         "stages": grid(learning_rate=rates),
         "placement": {"lanes": 2, "cpus_per_rank": 1, "idle_release_seconds": 5},
     }
-    return Driver(folder, study, cluster if isinstance(cluster, str) else cluster.address)
+    driver = Driver(folder, study, cluster if isinstance(cluster, str) else cluster.address)
+    driver.environment = without_rays_settings() | {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+    return driver
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from orchestrator.study.messages import Assignment, Host
 from tests.faults.driver import Driver
 from tests.faults.scene import until
 from tests.support.nodes import cluster_of
+from tests.support.ports import free_ports
 from tests.support.studies import TINY, grid
 
 NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
@@ -67,10 +68,14 @@ def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and
 @contextmanager
 def blind_node(address: str, hidden: Path) -> Iterator[None]:
     """Add a node of this machine that sees another disk where the hidden directory is."""
-    ray = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts start --address={address} --num-cpus=1 --disable-usage-stats --block"
+    host, (agent,) = address.rpartition(":")[0], free_ports(1)
+    own = f"--node-ip-address={host} --dashboard-agent-listen-port={agent}"
+    ray = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts start --address={address} {own} --num-cpus=1 --disable-usage-stats --block"
     script = f"mount -t tmpfs blind {shlex.quote(str(hidden))} && exec {ray}"
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # After a local study in this process, Ray has the cluster on loopback, which its command would take for the machine's network.
+    settings = os.environ | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host.startswith("127.") else {})
+    process = subprocess.Popen(isolated, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     said = ""
     try:

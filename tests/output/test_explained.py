@@ -203,6 +203,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str, caps
 
 def test_a_study_without_trials_says_when_to_look_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(GOLDEN / "quickstart" / "study.yaml", tmp_path)
+    (tmp_path / "journal.jsonl").touch()
     code, _, err = explain(capsys, str(tmp_path), "one")
     assert code == 2
     assert err.endswith("has no trials yet; look again once batchscout status shows some\n")

@@ -93,6 +93,11 @@ def config_of(num_workers: int, address: str, idle_seconds: float) -> dict[str, 
     }
 
 
+def without_rays_settings() -> dict[str, str]:
+    """Return this process's environment without what a study in it has had Ray set: a token that the cluster does not have, for one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
 @contextlib.contextmanager
 def growing_cluster(num_workers: int, idle_seconds: float = 5.0) -> Iterator[GrowingCluster]:
     """Start the head; no worker is there until one is asked for. A worker without work ends after so long."""
@@ -130,7 +135,7 @@ def _start(folder: Path, gcs: int, client: int, *more: str) -> subprocess.Popen[
         *("--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={folder / 'ray'}", "--block"),
         *more,
     ]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = without_rays_settings()
     kuberay = {"RAY_USAGE_STATS_KUBERAY_IN_USE": "1"} if "--no-monitor" in more else {}
     environment = (
         own
