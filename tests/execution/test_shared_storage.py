@@ -65,17 +65,24 @@ def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and
     asyncio.run(asyncio.wait_for(scene(), 10))
 
 
+# `ray start`, which would take the loopback address, that a cluster has after a local study in this process, for the network's.
+RAY_START = """
+import ray._private.services as services
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
+
+
 @contextmanager
 def blind_node(address: str, hidden: Path) -> Iterator[None]:
     """Add a node of this machine that sees another disk where the hidden directory is."""
     host, (agent,) = address.rpartition(":")[0], free_ports(1)
     own = f"--node-ip-address={host} --dashboard-agent-listen-port={agent}"
-    ray = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts start --address={address} {own} --num-cpus=1 --disable-usage-stats --block"
+    ray = f"{shlex.join([sys.executable, '-c', RAY_START])} start --address={address} {own} --num-cpus=1 --disable-usage-stats --block"
     script = f"mount -t tmpfs blind {shlex.quote(str(hidden))} && exec {ray}"
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-    # After a local study in this process, Ray has the cluster on loopback, which its command would take for the machine's network.
-    settings = os.environ | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host.startswith("127.") else {})
-    process = subprocess.Popen(isolated, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     said = ""
     try:
@@ -124,5 +131,7 @@ def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_s
 def lives_alone(address: str) -> bool:
     """True once the cluster has its head and one node."""
     ask = f"import ray; ray.init({address!r}, logging_level=40); print(sum(node['Alive'] for node in ray.nodes()))"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
+    no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
+    done = subprocess.run([sys.executable, "-c", ask], env=os.environ | no_network, capture_output=True, text=True)
     return done.stdout.split()[-1:] == ["2"]
