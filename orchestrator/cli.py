@@ -16,7 +16,7 @@ from orchestrator.signals import (
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.study.place import Place, place_of
+from orchestrator.study.place import RunPlace, run_place_of
 from orchestrator.terminal import draw_no_bars_in_a_log, printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
@@ -246,10 +246,10 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> RunPlace:
     """Return the run directory that was typed. argparse tells the user what is wrong with it."""
     try:
-        return place_of(text)
+        return run_place_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -13,7 +13,7 @@ from orchestrator.config.load import study_of
 from orchestrator.execution.code_shipping import import_from_here
 from orchestrator.output.loaded import LoadedStudy, load
 from orchestrator.run import run_study
-from orchestrator.study.place import on_this_machine, place_of
+from orchestrator.study.place import on_this_machine, run_place_of
 from trainers.files import make_private_directory
 from trainers.sources import objects
 
@@ -71,7 +71,7 @@ def find(
 ) -> LoadedStudy:
     """See `batchscout.find`."""
     name = keys.pop("name", None) or _name_of_script()
-    where = on_this_machine(place_of(str(run_dir or Path("runs") / name)), "batchscout.find").absolute()
+    where = on_this_machine(run_place_of(str(run_dir or Path("runs") / name)), "batchscout.find").absolute()
     make_private_directory(where)
     tree = {"name": name, **subject.keys(where), **keys}
     if stages is not None:

@@ -53,7 +53,7 @@ from orchestrator.study.facts import Facts
 from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.lease import RunsOut
-from orchestrator.study.place import Place
+from orchestrator.study.place import RunPlace
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
@@ -97,7 +97,7 @@ class Driver:
 
 def run_study(
     config: StudyConfig,
-    place: Place,
+    place: RunPlace,
     address: str | None = None,
     *,
     min_nodes: int = 1,

@@ -31,7 +31,7 @@ from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Assignment, Device, Host, Message
-from orchestrator.study.place import files_in
+from orchestrator.study.place import files_by_object
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
@@ -369,7 +369,7 @@ class Publication:
         self._store, self._folder = assignment.store, Path(assignment.directory)
         self._below = f"trials/{assignment.trial_id}"
         known = self._store is not None and self._folder.exists()
-        self._known = set(files_in(self._folder, self._below)) if known else set[str]()
+        self._known = set(files_by_object(self._folder, self._below)) if known else set[str]()
 
     def update(self) -> None:
         """Write what is new, and remove what this process no longer has. Raises StorageLost where the store refuses."""

@@ -12,7 +12,7 @@ from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.journal import replay
-from orchestrator.study.place import on_this_machine, place_of
+from orchestrator.study.place import on_this_machine, run_place_of
 from orchestrator.study.state import Study
 from orchestrator.units import counted
 from trainers.files import own_file, quoted
@@ -93,7 +93,7 @@ class LoadedStudy:
 
 def load(run_dir: str | Path) -> LoadedStudy:
     """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
-    where = on_this_machine(place_of(str(run_dir)), "batchscout.load")
+    where = on_this_machine(run_place_of(str(run_dir)), "batchscout.load")
     path = where / "study.yaml"
     for needed in (path, where / "journal.jsonl"):
         with own_file(needed, "read"):

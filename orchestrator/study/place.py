@@ -99,7 +99,7 @@ class ObjectStore:
     def add(self, folder: Path, below: str, former: set[str]) -> set[str]:
         """Write the new and changed files of a folder below a name, and return the names of all that it holds. former: what is removed
         if the folder does not hold it. Raises StorageLost where there is no such folder."""
-        there, here = self.stored(below), files_in(folder, below)
+        there, here = self.stored(below), files_by_object(folder, below)
         for name, path in here.items():
             if _may_differ(path, there.get(name)):
                 self.upload(path, name)
@@ -114,7 +114,7 @@ class ObjectStore:
             return
         with own_file(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        here = files_in(folder, below)
+        here = files_by_object(folder, below)
         for name, one in there.items():
             if leaving_out and name.endswith(leaving_out):
                 continue
@@ -163,10 +163,10 @@ class ObjectStore:
             raise StorageLost(f"{where} could not be {done}: {_in_plain_words(str(error))}") from error
 
 
-Place: TypeAlias = Path | ObjectStore
+RunPlace: TypeAlias = Path | ObjectStore
 
 
-def place_of(text: str) -> Place:
+def run_place_of(text: str) -> RunPlace:
     """Return the place that was typed. Raises ValueError where it is a URI of no store that is known, or has no bucket."""
     scheme, colon, rest = text.partition("://")
     if not colon:
@@ -188,24 +188,24 @@ def place_of(text: str) -> Place:
     return ObjectStore(text)
 
 
-def beside(place: Place, name: str) -> str:
+def beside(place: RunPlace, name: str) -> str:
     """Return where a file of the run directory is, as it can be pasted into a shell."""
     return quoted(place / name) if isinstance(place, Path) else quoted(place.at(name))
 
 
-def is_there(place: Place, name: str) -> bool:
+def is_there(place: RunPlace, name: str) -> bool:
     """True if the run directory has this file."""
     return (place / name).exists() if isinstance(place, Path) else name in place.stored()
 
 
-def on_this_machine(place: Place, what: str) -> Path:
+def on_this_machine(place: RunPlace, what: str) -> Path:
     """Return a place that is a folder. Raises ValueError where it is in an object store, which `what` cannot use."""
     if isinstance(place, ObjectStore):
         raise ValueError(f"{what} takes a folder, and {place} is in an object store; give it a folder")
     return place
 
 
-def files_in(folder: Path, below: str) -> Mapping[str, Path]:
+def files_by_object(folder: Path, below: str) -> Mapping[str, Path]:
     """Return the files of a folder, without those that are half written, by the names of their objects below a name."""
     with own_file(folder, "read"):
         folder.stat()  # of a folder that is not there, `rglob` finds nothing

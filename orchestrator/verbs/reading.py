@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.place import Place, beside
+from orchestrator.study.place import RunPlace, beside
 from orchestrator.terminal import printable
 from orchestrator.verbs.study_file import copy_to_read
 from trainers.files import own_file, quoted
@@ -24,7 +24,7 @@ def status(arguments: argparse.Namespace) -> int:
     from orchestrator.output.watch import watch
     from orchestrator.study.lock import is_locked
 
-    place: Place = arguments.run_dir
+    place: RunPlace = arguments.run_dir
     if arguments.json:
         with copy_to_read(place) as run_dir:
             sys.stdout.writelines(json_pieces(*_open(run_dir)))
@@ -44,7 +44,7 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show_status(place: Place) -> bool:
+def _show_status(place: RunPlace) -> bool:
     """Show it for people; return whether the study is over."""
     from orchestrator.output.status import print_status
 
@@ -54,7 +54,7 @@ def _show_status(place: Place) -> bool:
     return study.is_over(stage.type for stage in config.stages)
 
 
-def _is_driven(place: Place) -> bool:
+def _is_driven(place: RunPlace) -> bool:
     """True if a driver runs the study now."""
     from orchestrator.study.lock import is_locked
     from orchestrator.study.object_lease import is_stored_study_run
@@ -69,7 +69,7 @@ def report(arguments: argparse.Namespace) -> int:
 
     if arguments.other is not None:
         return _write_comparison(arguments.run_dir, arguments.other)
-    place: Place = arguments.run_dir
+    place: RunPlace = arguments.run_dir
     with copy_to_read(place) as run_dir:
         config, study = _open(run_dir)
         write_results(config, run_dir, study)
@@ -79,7 +79,7 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_comparison(first: Place, second: Place) -> int:
+def _write_comparison(first: RunPlace, second: RunPlace) -> int:
     """Write how two studies differ beside the second one's report, and say whether their answers do."""
     from orchestrator.output.comparison import agreement, read_sides
     from orchestrator.output.report.comparison import write_comparison

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.place import Place, on_this_machine
+from orchestrator.study.place import RunPlace, on_this_machine
 from orchestrator.terminal import printable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def config_of(arguments: argparse.Namespace) -> StudyConfig:
     return load_study(arguments.study, arguments.set, say)
 
 
-def place_of_study(arguments: argparse.Namespace, config: StudyConfig) -> Place:
+def place_of_study(arguments: argparse.Namespace, config: StudyConfig) -> RunPlace:
     """Return where the study lives: as typed, or runs/<name> here."""
     typed = arguments.dir or Path("runs") / config.name
     return typed.absolute() if isinstance(typed, Path) else typed
@@ -38,7 +38,7 @@ def run_dir_of(arguments: argparse.Namespace, config: StudyConfig, what: str) ->
 
 
 @contextlib.contextmanager
-def copy_to_read(place: Place) -> Iterator[Path]:
+def copy_to_read(place: RunPlace) -> Iterator[Path]:
     """Yield the run directory, or a copy of what an object store has of it, without checkpoints, which is gone afterwards."""
     if isinstance(place, Path):
         yield place

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 from orchestrator.study.object_lease import is_stored_study_run
-from orchestrator.study.place import ObjectStore, beside, place_of
+from orchestrator.study.place import ObjectStore, beside, run_place_of
 from orchestrator.study.state import Halted
 from orchestrator.study.stored_study import StoredStudy, read_copy, stored_journal
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
@@ -56,8 +56,8 @@ def tokens(store: ObjectStore) -> list[str]:
 
 
 def test_a_place_is_a_folder_or_a_uri_of_a_store() -> None:
-    assert place_of("runs/one") == Path("runs/one")
-    assert place_of("s3://bucket/runs/one") == ObjectStore("s3://bucket/runs/one")
+    assert run_place_of("runs/one") == Path("runs/one")
+    assert run_place_of("s3://bucket/runs/one") == ObjectStore("s3://bucket/runs/one")
     assert beside(ObjectStore("s3://b/x/?region=r"), "report.html") == "'s3://b/x/report.html?region=r'"
     assert beside(Path("a b"), "report.html") == "'a b/report.html'"
 
@@ -72,7 +72,7 @@ def test_a_place_is_a_folder_or_a_uri_of_a_store() -> None:
 )  # fmt: skip
 def test_what_is_no_place_is_refused_with_what_to_write(typed: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as refused:
-        place_of(typed)
+        run_place_of(typed)
     assert "secret@" not in str(refused.value)
 
 
