@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -188,13 +189,13 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
 
 def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     """Add those that read what a study has written."""
-    command = _verb(verbs, status, "run_dir", "RUN_DIR", RUN_DIR)
+    command = _verb(verbs, status, "run_dir", "RUN_DIR", RUN_DIR, _place)
     shown = command.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="for programs")
     shown.add_argument(
         "--watch", action="store_true", help="again whenever something has changed, until the study is over"
     )
-    command = _verb(verbs, report, "run_dir", "RUN_DIR", RUN_DIR)
+    command = _verb(verbs, report, "run_dir", "RUN_DIR", RUN_DIR, _place)
     command.add_argument(
         "other",
         nargs="?",
@@ -202,13 +203,13 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
         metavar="OTHER",
         help="another study's: compare the two, in OTHER/comparison.html",
     )
-    command = _verb(verbs, explain, "run_dir", "RUN_DIR", RUN_DIR)
+    command = _verb(verbs, explain, "run_dir", "RUN_DIR", RUN_DIR, _place)
     command.add_argument("trial", metavar="TRIAL", help="the trial's name, as status shows it")
     command.add_argument("--json", action="store_true", help="for programs")
-    command = _verb(verbs, compare, "run_dir", "RUN_A", RUN_DIR)
+    command = _verb(verbs, compare, "run_dir", "RUN_A", RUN_DIR, _place)
     command.add_argument("other", type=_place, metavar="RUN_B", help="another study's")
     command.add_argument("--json", action="store_true", help="for programs")
-    command = _verb(verbs, export, "run_dir", "RUN_DIR", RUN_DIR)
+    command = _verb(verbs, export, "run_dir", "RUN_DIR", RUN_DIR, _place)
     command.add_argument("--to", required=True, choices=EXPORTS)
 
 
@@ -264,9 +265,11 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
-def _verb(verbs: Any, verb: Any, argument: str, metavar: str, text: str) -> argparse.ArgumentParser:
+def _verb(
+    verbs: Any, verb: Any, argument: str, metavar: str, text: str, read: Callable[[str], object] = Path
+) -> argparse.ArgumentParser:
     """Add a verb, which is a function whose docstring is its help."""
     command = verbs.add_parser(verb.__name__, help=verb.__doc__, description=verb.__doc__)
-    command.add_argument(argument, type=_place if text is RUN_DIR else Path, metavar=metavar, help=text)
+    command.add_argument(argument, type=read, metavar=metavar, help=text)
     command.set_defaults(verb=verb)
     return command
