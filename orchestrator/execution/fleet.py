@@ -76,16 +76,15 @@ class Ground:
 def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
     Until there is a node nothing can be known of what the study runs on."""
-    asked, lacks = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head", ""
-    while now := _lacking(ground, num_nodes):
-        if not lacks and num_nodes == 1:
-            ground.ask_for(1)
-        elif not lacks:
-            ground.ask_for_nodes(num_nodes - 1)
-        if now != lacks:
-            say(f"the cluster has {now}: its autoscaler is asked for {asked}, and the study begins then")
-        lacks = now
+    asked = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head"
+    said, lacks = "", _lacking(ground, num_nodes)
+    if lacks:
+        ground.ask_for(1) if num_nodes == 1 else ground.ask_for_nodes(num_nodes - 1)
+    while lacks:
+        if lacks != said:
+            say(f"the cluster has {lacks}: its autoscaler is asked for {asked}, and the study begins then")
         time.sleep(SECONDS_BETWEEN_LOOKS)
+        said, lacks = lacks, _lacking(ground, num_nodes)
 
 
 def _lacking(ground: Ground, num_nodes: int) -> str:

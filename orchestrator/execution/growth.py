@@ -73,15 +73,15 @@ def _released(scene: Scene, spare: int) -> Growth:
     released = tuple(lane.name for lane in idle[:spare])
     if not released:
         return Growth()
-    have = "has" if len(released) == 1 else "have"
-    why = (
-        f"{have} had no trial for {scene.idle_release_seconds:g} s (placement.idle_release_seconds)"
-        if scene.wanted.more_may_come
-        else "no trial is left for" + (" it" if len(released) == 1 else " them")
-    )
-    lanes = counted(len(released), "lane")
-    reason = f"{lanes} {why}" if scene.wanted.more_may_come else f"{why}: {lanes} given back"
-    return Growth(release=released, reason=reason)
+    return Growth(release=released, reason=_why_fewer(scene, len(released)))
+
+
+def _why_fewer(scene: Scene, num_released: int) -> str:
+    have, them = ("has", "it") if num_released == 1 else ("have", "them")
+    lanes = counted(num_released, "lane")
+    if scene.wanted.more_may_come:
+        return f"{lanes} {have} had no trial for {scene.idle_release_seconds:g} s (placement.idle_release_seconds)"
+    return f"no trial is left for {them}: {lanes} given back"
 
 
 def _why_more(scene: Scene, useful: int, opened: int, ask: int) -> str:
