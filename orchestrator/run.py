@@ -249,8 +249,6 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         ground = _look_at_cluster(driver, is_local=address is None)
         shape = ground.shape
-        if journal.published is not None:
-            refuse_other_nodes(journal.published.store, ground.choice.nodes)
         is_shared = address is not None and journal.published is None
         marker = shared_marker(run_dir / ".ray", ground.choice.nodes_there, say) if is_shared else None
         _share_host_memory(driver, shape)
@@ -316,6 +314,8 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
+    if driver.journal.published is not None:
+        refuse_other_nodes(driver.journal.published.store, choice.nodes)
     measured_on = driver.journal.study.facts.measured_on
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
