@@ -25,9 +25,12 @@ from orchestrator.execution.placement import LaneShape
 from orchestrator.execution.ray_private import nodes_that_stay
 from orchestrator.execution.room import bundles_of, bundles_of_whole, lanes_held
 from orchestrator.study.events import LanesChanged
+from orchestrator.study.state import Halted
 from orchestrator.units import counted
 
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_REQUESTS = 1.0, 30.0
+# For how long Ray may fail at every look: an actor that has died does not come back.
+SECONDS_TO_RECOVER = 60.0
 # How long the last look has to end, before the lanes are closed.
 SECONDS_TO_STOP = 10.0
 
@@ -99,9 +102,12 @@ class Fleet:
     """Opens and releases lanes while a study runs."""
 
     def __init__(
-        self, ground: Ground, dispatcher: DispatcherHandle, open_lane: Callable[[], str], say: Callable[[str], None]
-    ) -> None:
-        """open_lane: opens one more lane, and returns its name. say: shows people what happens."""
+        self, ground: Ground, dispatcher: DispatcherHandle, open_lane: Callable[[], str], say: Callable[[str], None],
+        seconds_to_recover: float = SECONDS_TO_RECOVER,
+    ) -> None:  # fmt: skip
+        """open_lane: opens one more lane, and returns its name. say: shows people what happens. seconds_to_recover: for how long the
+        Dispatcher, or what asks for nodes, may not be reached until that ends the study."""
+        self._seconds_to_recover = seconds_to_recover
         self._ground, self._dispatcher, self._open_lane, self._say = ground, dispatcher, open_lane, say
         self._opened: dict[str, float] = {}
         """The lanes that were neither released nor given up, and when each was opened."""
@@ -144,11 +150,19 @@ class Fleet:
     # The thread
 
     def _keep_looking(self) -> None:
+        looked_at = time.monotonic()
         while not self._is_over.is_set():
             try:
                 self._look()
-            except RayError:  # whoever watches the cluster says so if it is gone; else the next look finds it again
-                pass
+                looked_at = time.monotonic()
+            except (
+                RayError
+            ) as error:  # whoever watches the cluster says so if it is gone; else the next look may find it again
+                if time.monotonic() - looked_at > self._seconds_to_recover:
+                    self._failure = Halted(
+                        f"no lane could be opened or given back for {self._seconds_to_recover:g} s: {error}"
+                    )
+                    return
             except Exception as error:
                 self._failure = error
                 return
