@@ -18,9 +18,10 @@ from typing import NoReturn, TypeVar
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.stages import StageKeys
 from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observers
+from orchestrator.decisions.observer import Observer, Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
 from orchestrator.execution.device_peaks import device_peaks
@@ -95,6 +96,17 @@ class Driver:
     """How many nodes the cluster is to have before the study counts what it holds."""
 
 
+@dataclass(frozen=True)
+class _Wishes:
+    """What was typed beside the study; see `run_study`."""
+
+    address: str | None
+    min_nodes: int
+    remeasure: bool
+    retry_failed: bool
+    quiet: bool
+
+
 def run_study(
     config: StudyConfig,
     place: RunPlace,
@@ -110,38 +122,31 @@ def run_study(
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
     """
     require_libraries(config.tracking)
+    wishes = _Wishes(address, min_nodes, remeasure, retry_failed, quiet)
     if isinstance(place, Path):
-        return _run(config, place, None, address, min_nodes, remeasure, retry_failed, quiet)
+        return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place))
     with contextlib.closing(stored):
         try:
-            ending = _run(config, stored.run_dir, stored, address, min_nodes, remeasure, retry_failed, quiet)
+            ending = _run(config, stored.run_dir, stored, wishes)
         except ValueError as error:
             raise ValueError(stored.told(str(error))) from error
     return Ending(ending.exit_code, stored.told(ending.message))
 
 
-def _run(
-    config: StudyConfig,
-    run_dir: Path,
-    stored: StoredStudy | None,
-    address: str | None,
-    min_nodes: int,
-    remeasure: bool,
-    retry_failed: bool,
-    quiet: bool,
-) -> Ending:
+def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes: _Wishes) -> Ending:
     """See `run_study`. stored: what the run directory is a copy of."""
+    address = wishes.address
     config = as_it_began(config, run_dir)
     with _held(lambda: open_run_directory(config, run_dir, stored)) as journal, all_are_ctrl_c():
-        again = _try_again(config, run_dir, journal, retry_failed=retry_failed)
+        again = _try_again(config, run_dir, journal, retry_failed=wishes.retry_failed)
         if journal.study.is_over(stage.type for stage in config.stages):
             return _finish(config, run_dir, journal)
         try:
             if address is not None:
                 refuse_unreachable_address(address)
             with (
-                Progress(config, journal.study, quiet) as progress,
+                Progress(config, journal.study, wishes.quiet) as progress,
                 told_if_storage_hangs(journal, progress.say),
             ):
                 if again:
@@ -150,7 +155,8 @@ def _run(
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
-                trackers = _run_stages(Driver(config, run_dir, journal, progress, token, remeasure, min_nodes), address)
+                driver = Driver(config, run_dir, journal, progress, token, wishes.remeasure, wishes.min_nodes)
+                trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
         except KeyboardInterrupt:
@@ -270,20 +276,24 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
             _read_machine(driver, lanes)
             _note_lanes(driver, lanes)
             for stage in config.stages:
-                if stage.type in journal.study.conclusions:
-                    continue
-                known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
-                with interrupts_between_events() as is_stopping:
-                    context = StageContext(stage, config, journal.study)
-                    now = None if lanes.fleet is None else lanes.fleet.lanes_now
-                    director = Director(context, journal, observer, shape.num_lanes, is_stopping, known, lanes_now=now)
-                    _run_trials(director, driver, lanes)
-                    _tell_of_lost_lanes(driver, lanes)
-                _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
+                if stage.type not in journal.study.conclusions:
+                    _run_stage(stage, driver, observer, lanes, shape.num_lanes)
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
     return trackers
+
+
+def _run_stage(stage: StageKeys, driver: Driver, observer: Observer, lanes: Lanes, num_lanes: int) -> None:
+    """Run a stage, or what is left of it, to its conclusion."""
+    known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
+    with interrupts_between_events() as is_stopping:
+        context = StageContext(stage, driver.config, driver.journal.study)
+        now = None if lanes.fleet is None else lanes.fleet.lanes_now
+        director = Director(context, driver.journal, observer, num_lanes, is_stopping, known, lanes_now=now)
+        _run_trials(director, driver, lanes)
+        _tell_of_lost_lanes(driver, lanes)
+    _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
 
 
 def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
