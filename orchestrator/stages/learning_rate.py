@@ -217,6 +217,9 @@ def num_full_runs(context: StageContext[LearningRate]) -> int:
     return len(context.stage.multipliers)
 
 
+CROSSES = " Crosses: rates whose runs were cut or failed, at no loss of their own."
+
+
 def figures(context: StageContext[LearningRate]) -> list[Figure]:
     """Return the loss of every rate that was run at the winner's batch, those of the stage before among them."""
     findings = found(context.study, LearningRateFindings)
@@ -237,7 +240,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
                 Series("", marks, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
             ),
-            f"Ringed: the best; crosses: rates whose runs were cut or failed, at no loss of their own.{SEEDS_BAR if deviation else ''}{edge}",
+            f"Ringed: the best.{CROSSES if lost else ''}{SEEDS_BAR if deviation else ''}{edge}",
             width=640,
             height=290,
         )

@@ -25,27 +25,24 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
             continue
         by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
     series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
+    shown, largest = _shown(limit, series), _largest(series)
+    told = f"The limit, {bytes_text(limit)}, lies far to the right." if limit and not shown else RIGHT_OF_HEADROOM
     return [
         Figure(
             "speed_by_memory",
-            Axis(
-                "peak memory of a rank",
-                bytes_text,
-                zero=True,
-                unit=_unit(limit if _is_near(limit, series) else _largest(series)),
-            ),
+            Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(shown or largest)),
             Axis(context.study.facts.rate_unit, zero=True),
             (*series, *_front(findings)),
             "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
-            "What lies right of the headroom line fits and is not chosen."
-            + ("" if _is_near(limit, series) else f" The limit, {bytes_text(limit or 0)}, lies far to the right."),
-            _limits(limit, context.config.headroom) if _is_near(limit, series) else (),
+            f"{told}",
+            _limits(shown, context.config.headroom),
             width=860,
             height=330,
         )
     ]
 
 
+RIGHT_OF_HEADROOM = "What lies right of the headroom line fits and is not chosen."
 # A limit so many times the largest measured would leave all points at the left edge.
 _FAR = 8
 
@@ -54,8 +51,10 @@ def _largest(series: list[Series]) -> int:
     return round(max((mark.x for one in series for mark in one.marks), default=0.0))
 
 
-def _is_near(limit: int | None, series: list[Series]) -> bool:
-    return not limit or not _largest(series) or limit <= _FAR * _largest(series)
+def _shown(limit: int | None, series: list[Series]) -> int | None:
+    """Return the limit if it is drawn; None where there is none, or where it is too far away."""
+    largest = _largest(series)
+    return limit if limit and (not largest or limit <= _FAR * largest) else None
 
 
 def _limits(limit: int | None, headroom: float) -> tuple[Line, ...]:
