@@ -11,7 +11,7 @@ from orchestrator.study.trial import Trial
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return its stage, state and reason, its split and learning rate, and its last metrics."""
     config = trial.config
-    return {
+    row = {
         "trial": trial.id,
         "stage": trial.stage,
         "state": trial.state.value,
@@ -25,5 +25,6 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "memory_knobs": " ".join(config.memory_knobs),
         "learning_rate": config.learning_rate,
         "sample_budget": config.sample_budget,
-        **trial.metrics,
     }
+    # A metric of the same name, as the rate of the last step, is not what the run was given.
+    return row | {name: value for name, value in trial.metrics.items() if name not in row}

@@ -52,6 +52,20 @@ def test_what_is_measured_with_an_error_has_a_bar_that_holds_its_point() -> None
         ), name
 
 
+def test_a_loss_on_the_way_of_a_run_that_was_cut_is_not_drawn_as_a_result() -> None:
+    recorded = batchscout.load(RECORDED)
+    winner = recorded.recommendation
+    assert winner is not None
+    table = recorded.trials()
+    table = table[
+        table.stage.isin(["train", "learning_rate"]) & (table.effective_batch_size == winner.effective_batch_size)
+    ]
+    ended, cut = (set(table[table.state == state].learning_rate) for state in ("complete", "pruned"))
+    results, crosses = recorded.figure("learning_rates").figure.series
+    assert {mark.x for mark in results.marks} == ended
+    assert {mark.x for mark in crosses.marks} == cut != set()
+
+
 def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: batchscout.Study) -> None:
     with pytest.raises(ValueError, match=r"no figure 'surfaces'; it has: surface, .*timeline"):
         study.figure("surfaces")
