@@ -60,7 +60,7 @@ def test_a_loss_on_the_way_of_a_run_that_was_cut_is_not_drawn_as_a_result() -> N
     table = table[
         table.stage.isin(["train", "learning_rate"]) & (table.effective_batch_size == winner.effective_batch_size)
     ]
-    ended, cut = (set(table[table.state == state].learning_rate) for state in ("complete", "pruned"))
+    ended, cut = (set(table[table.state == state]["learning_rate"]) for state in ("complete", "pruned"))
     results, crosses = recorded.figure("learning_rates").figure.series
     assert {mark.x for mark in results.marks} == ended
     assert {mark.x for mark in crosses.marks} == cut != set()
