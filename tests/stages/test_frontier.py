@@ -331,6 +331,24 @@ def test_a_tie_goes_to_the_smaller_memory() -> None:
     assert "may be as fast: 1.0" in found.reason
 
 
+def test_the_only_point_that_was_measured_is_not_called_the_fastest() -> None:
+    _, found = played(World(), activation_checkpointing=["none"], smallest=8, largest=8)
+    assert found.reason.startswith(
+        "micro-batch 8 with activation checkpointing none is the only point that was measured inside the limit: "
+    )
+
+
+def test_a_largest_size_whose_probe_reads_faster_than_the_chosen_point_is_not_said_to_be_faster() -> None:
+    slow_when_timed = World(noise=lambda proposal: 1.0 if proposal.round is None else 0.5)
+    known, found = played(slow_when_timed, activation_checkpointing=["none", "full"], finalists=2)
+    findings = known.found(FrontierFindings)
+    assert findings.largest.tokens_per_second > findings.chosen.tokens_per_second
+    assert (
+        "; the largest that fits, micro-batch 80 with activation checkpointing full, reached 400 tokens/s when it was probed, "
+        "at another time than the chosen one was timed: that is no order" in found.reason
+    )
+
+
 def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
     flat = World(half_rate_size=0.0, noise=noisy(0.15))
     known, found = played(flat, activation_checkpointing=["none"])

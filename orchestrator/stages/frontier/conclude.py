@@ -50,19 +50,36 @@ def _sentence(findings: FrontierFindings, rate_unit: str) -> str:
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
-    timed_once = not findings.rivals and len(findings.measured) > 1
-    unsure = timed_once or any(rival.order == "undetermined" for rival in findings.rivals)
-    is_ = "seems" if unsure else "is"
     said = [
-        f"{_describe(chosen.point)} {is_} fastest inside the limit: {rate_text(chosen.tokens_per_second, rate_unit)}, {room}"
+        f"{_describe(chosen.point)} {_is_fastest(findings)} inside the limit: {rate_text(chosen.tokens_per_second, rate_unit)}, {room}"
     ]
     said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
     if largest.micro_batch_size != chosen.micro_batch_size:
-        said.append(f"the largest that fits, {_describe(largest.point)}, reaches {largest.tokens_per_second:,.0f}")
+        said.append(_on_the_largest(findings, rate_unit))
     if (bound := chosen.input_bound) is not None:
         most = bound.without_wait(chosen.tokens_per_second)
         said.append(f"{bound}: without the wait it would reach up to {rate_text(most, rate_unit)}")
     return "; ".join(said)
+
+
+def _is_fastest(findings: FrontierFindings) -> str:
+    if len(findings.measured) == 1:
+        return "is the only point that was measured"
+    if not findings.rivals or any(rival.order == "undetermined" for rival in findings.rivals):
+        return "seems fastest"
+    return "is fastest"
+
+
+def _on_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
+    """Return what the largest size reaches. One that was timed apart from the chosen one, by its probe, may be read as
+    faster without being so: the machine had another speed then."""
+    largest = findings.largest
+    reached = f"the largest that fits, {_describe(largest.point)},"
+    apart = largest.point not in {rival.point for rival in findings.rivals}
+    if not apart or largest.tokens_per_second <= findings.chosen.tokens_per_second:
+        return f"{reached} reaches {largest.tokens_per_second:,.0f}"
+    rate = rate_text(largest.tokens_per_second, rate_unit)
+    return f"{reached} reached {rate} when it was probed, at another time than the chosen one was timed: that is no order"
 
 
 def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindings:
