@@ -279,7 +279,8 @@ def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_loc
 
 def _how_it_failed(found: FirstPass) -> str:
     if found.outcome == "raised":
-        return f"raised {found.said}; {_DEBUG}"
+        given = f"; {found.given}" if found.given else ""
+        return f"raised {found.said}{given}; {_DEBUG}"
     if found.outcome == "too_large":
         return (
             "took more memory than this machine lets it have, and was killed; make it smaller, or use a larger machine"

@@ -218,7 +218,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:Logits"}}, r"loss_sum is \S+ for one sample and \S+ for two equal ones: it is a mean, .*\n    loss_sum = F"),
     ({"model": {"target": "mine:GivesUp"}},
-     r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); check the values"),
+     r"the model's first forward and backward pass raised SystemExit: no forward \(in .*mine.py, line \d+\); its forward takes \(batch\)"),
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
     ({"model": {"target": "mine:Logits", "kwargs": {"vocab_size": 8}}, "data": {"target": "mine:uneven"}},
      r"input_ids of the samples of a batch differs in length \(3 and 5\), and nothing says how to pad it; set data.pad: {input_ids: 0, la"),
@@ -393,6 +393,9 @@ NO_ROOM = "this machine has no room for a forward and backward pass, so nothing 
         (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)"), LOCAL,
          "the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); check the values, or debug it with "
          "batchscout trial", []),
+        (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)", given="its forward takes (batch), and a batch is a list of str"), LOCAL,
+         "the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); its forward takes (batch), and a batch is a "
+         "list of str; check the values, or debug it with batchscout trial", []),
         (FirstPass("raised", "pass", "KeyError: 'x' (in a.py, line 3)"), CLUSTER, None,
          ["the model's first forward and backward pass raised KeyError: 'x' (in a.py, line 3); check the values, or debug it with "
           "batchscout trial; that was on this machine, and the cluster's devices may do better"]),

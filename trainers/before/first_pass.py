@@ -25,6 +25,7 @@ from typing import IO, Literal, get_args
 import torch
 from torch import nn
 
+from trainers.before.given import given_text
 from trainers.config import TrialConfig
 from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch, move
@@ -68,6 +69,8 @@ class FirstPass:
     line. ended: the end of what the process had written to stderr; its stack, if it crashed."""
     exit_code: int = 0
     """How the process ended, as `subprocess` has it: where it ended, or was killed because there was no room."""
+    given: str = ""
+    """raised by the model or the loss: what the model's forward takes, and what the batch was."""
     targets_per_sample: float | None = None
     """passed: how many targets the first samples have on average."""
 
@@ -188,11 +191,14 @@ def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
     except GeneratorExit:  # nobody asks for more
         raise
     except BaseException as error:  # a user's code may raise anything
-        if is_out_of_memory(error, free_bytes(device)):
-            yield FirstPass("too_large", part)
-        else:
-            file, line = users_frame(error)
-            yield FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})")
+        yield _raised(error, part, device)
+
+
+def _raised(error: BaseException, part: Part, device: torch.device, given: str = "") -> FirstPass:
+    if is_out_of_memory(error, free_bytes(device)):
+        return FirstPass("too_large", part)
+    file, line = users_frame(error)
+    return FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})", given=given)
 
 
 def _bytes_of_pass(module: nn.Module) -> int:
@@ -210,9 +216,16 @@ def _take(
     module.to(device).train()
     loss = autocasting(loss, config, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
+    batch = fetch(train_set, indices)
     if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
-        return FirstPass("refused", "pass", _needs_a_loss(config, fetch(train_set, indices)))
-    loss_sum, num_targets = check_loss(loss(module, move(fetch(train_set, indices), device)))
+        return FirstPass("refused", "pass", _needs_a_loss(config, batch))
+    try:
+        returned = loss(module, move(batch, device))
+    except (LossFault, DataFault):
+        raise
+    except BaseException as error:
+        return _raised(error, "pass", device, given_text(module, batch))
+    loss_sum, num_targets = check_loss(returned)
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
     check_sum(module, loss, train_set, device)

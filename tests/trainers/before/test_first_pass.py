@@ -20,6 +20,7 @@ from orchestrator.execution.process_endings import wait_for_end
 from tests.support.tiny import ROOT, Samples, config, data
 from trainers.before import first_pass as module
 from trainers.before.first_pass import PARTS, FirstPass, first_pass
+from trainers.before.given import given_text
 from trainers.criteria import MeanLoss
 from trainers.device import cgroup
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
@@ -89,6 +90,40 @@ def test_what_it_raised_is_told_with_its_file_and_line() -> None:
     assert re.fullmatch(
         rf"KeyError: 'words' \(in {ROOT}/tests/trainers/before/test_first_pass\.py, line \d+\)", found.said
     )
+
+
+class OfTwo(nn.Module):
+    """A user's module whose forward takes what the batch has under other names."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, 1)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return (self.table(tokens).squeeze(-1) - labels).square().sum(), torch.tensor(labels.numel())
+
+
+def test_what_the_forward_takes_is_told_beside_what_it_was_given() -> None:
+    """Torch's own file and line, in which a call that does not fit is raised, tell nobody what to mend."""
+    found = first_pass(config(model={"target": "tests.trainers.before.test_first_pass:OfTwo"}), 60.0)
+    assert found.said.startswith("TypeError: OfTwo.forward() missing 1 required positional argument: 'labels'")
+    assert re.fullmatch(
+        r"its forward takes \(tokens: 'Tensor', labels: 'Tensor'\) -> 'tuple\[Tensor, Tensor\]', and a batch of samples is a dictionary of "
+        r"input_ids: int64 \[2, \d+\] from \d+ to \d+, targets: int64 \[2, \d+\] from \d+ to \d+",
+        found.given,
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (torch.ones(2, 3), "float32 [2, 3]"),
+        ((torch.zeros(2, 0, dtype=torch.int32), "word"), "a tuple of int32 [2, 0], str"),
+        ({f"k{number}": torch.tensor([True]) for number in range(14)}, "k11: bool [1] and 2 more"),
+    ],
+)
+def test_a_batch_is_described_whatever_it_is(batch: object, said: str) -> None:
+    assert given_text(OfTwo(vocab_size=2), batch).endswith(said)
 
 
 def test_a_mean_is_refused() -> None:
