@@ -89,6 +89,7 @@ def check(
         _check_limit(config, model)
     _tell_of_an_unused_optimizer(config, model)
     _tell_of_one_validation_sample(config, len(first_of(val_set, max(2, config.evaluation_samples))))
+    _tell_of_few_training_samples(config, facts.num_train_samples)
     return facts
 
 
@@ -111,6 +112,22 @@ def _tell_of_one_validation_sample(config: StudyConfig, num_there: int) -> None:
             f"the validation loss is that of one sample (the validation set has {num_there}, and evaluation_samples is "
             f"{config.evaluation_samples}), so it ranks batches and rates by chance; "
             + ("add validation data" if num_there == 1 else "raise evaluation_samples"),
+        )
+
+
+FEW_SAMPLES = 1000
+MANY_PASSES = 40
+"""By then a repeated sample is worth nothing to a language model (Muennighoff et al. 2023, arXiv 2305.16264). Sets of more than FEW_SAMPLES
+may be met as often with changes drawn at random, as pictures are."""
+
+
+def _tell_of_few_training_samples(config: StudyConfig, num_there: int | None) -> None:
+    budget = config.sample_budget
+    if num_there is not None and num_there < FEW_SAMPLES and budget > MANY_PASSES * num_there:
+        give_notice(
+            NoticeKind.FEW_TRAINING_SAMPLES,
+            f"runs meet each of the {counted(num_there, 'training sample')} {budget / num_there:,.0f} times (sample_budget is {budget:,}), and "
+            "learn them by heart: which batch does that best says little of other data; add training data or lower sample_budget",
         )
 
 

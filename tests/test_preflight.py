@@ -86,6 +86,9 @@ def uneven(with_lengths=True):
     samples = [{"input_ids": torch.ones(n, dtype=torch.int64), "labels": torch.ones(n, dtype=torch.int64)} for n in Uneven.lengths]
     return (Uneven(samples) if with_lengths else samples), samples
 
+def three_to_train():
+    return [torch.zeros(1)] * 3, [torch.zeros(1)] * 64
+
 def one_to_validate():
     return [torch.zeros(1)] * 64, [torch.zeros(1)]
 
@@ -306,9 +309,22 @@ def test_a_validation_loss_of_one_sample_is_told(changes: dict[str, Any], remedy
     told: list[Notice] = []
     with heard_by(told.append):
         preflight.check(parse_study(STUDY | (changes or own), "the test's study"), compiles=False)
-    (notice,) = told
-    assert notice.kind is NoticeKind.ONE_VALIDATION_SAMPLE
+    (notice,) = [one for one in told if one.kind is NoticeKind.ONE_VALIDATION_SAMPLE]
     assert re.search(f"^the validation loss is that of one sample .*{remedy}", notice.text)
+
+
+@pytest.mark.parametrize(("budget", "told_of"), [(40 * 3, []), (40 * 3 + 1, [NoticeKind.FEW_TRAINING_SAMPLES])])
+def test_samples_that_are_learned_by_heart_are_told(budget: int, told_of: list[NoticeKind]) -> None:
+    three = {"data": {"target": "mine:three_to_train"}, "model": {"target": "mine:Model"}, "sample_budget": budget}
+    told: list[Notice] = []
+    with heard_by(told.append):
+        preflight.check(parse_study(STUDY | three, "the test's study"), compiles=False)
+    assert [notice.kind for notice in told] == told_of
+    if told_of:
+        assert told[0].text == (
+            "runs meet each of the 3 training samples 40 times (sample_budget is 121), and learn them by heart: which batch does that best "
+            "says little of other data; add training data or lower sample_budget"
+        )
 
 
 def test_the_optimizer_of_a_lightning_module_that_is_not_used_is_named(home: Path) -> None:
@@ -318,8 +334,7 @@ def test_the_optimizer_of_a_lightning_module_that_is_not_used_is_named(home: Pat
         study = STUDY | {"model": {"target": target}, "loss": "lit:loss"}
         with heard_by(told.append):
             preflight.check(parse_study(study, "the test's study"), compiles=False)
-    (notice,) = told
-    assert notice.kind is NoticeKind.UNUSED_OPTIMIZER
+    (notice,) = [one for one in told if one.kind is NoticeKind.UNUSED_OPTIMIZER]
     assert notice.text == (
         "model.target 'lit:WithItsOwn' is a LightningModule, and its configure_optimizers is not used: trials train with the study "
         "file's optimizer (adamw). To train with the module's own, name a callable that returns the module and its data in "

@@ -261,6 +261,8 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
     if mark.low is not None and mark.high is not None and mark.low < mark.high:
         low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
         parts.append(element("line", x1=at_x, x2=at_x, y1=low, y2=high, class_="interval"))
+        if math.isinf(mark.high):
+            parts.append(element("path", d=f"M{at_x - 3},{high + 5}l3,-5l3,5", class_="interval"))
     if mark.kind == "chosen":
         parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_="ring"))
     parts.append(_cross(at_x, at_y) if mark.kind == "cross" else _shape(at_x, at_y, series.colour))

@@ -405,9 +405,9 @@ def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float
     if not compared.is_decided or most is None:  # None: in an earlier study
         return "the baseline's batch is as good as any that was tried"
     how_much = (
-        f"gains more than {most:.2g} over the baseline's{_cost(study, target_loss)}"
+        f"gains {f'more than {most:.2g}' if most else 'anything'} over the baseline's{_cost(study, target_loss)}"
         if target_loss is None
-        else f"is faster than the baseline's by more than {seconds_text(most)}"
+        else f"is faster than the baseline's{f' by more than {seconds_text(most)}' if most else ''}"
     )
     return f"no other batch {how_much} ({ENOUGH * 100:.0f} %), so the batch is not your bottleneck"
 
@@ -444,7 +444,7 @@ def _sure(study: Study, winner: Trial, compared: _Compared | None, target_loss: 
     bound = (
         ""
         if most is None
-        else f"; no other gains more than {_of_score(most, target_loss)} over it, {ENOUGH * 100:.0f} %"
+        else f"; no other gains {f'more than {_of_score(most, target_loss)}' if most else 'anything'} over it, {ENOUGH * 100:.0f} %"
     )
     return f"; undetermined between effective batches {between} (this one with probability {p}{bound})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,7 +27,7 @@ class Mark:
     """A cross marks a failure; a ring marks what was chosen."""
     low: float | None = None
     high: float | None = None
-    """The ends of an interval of y, drawn where both are given."""
+    """The ends of an interval of y, drawn where both are given. It may go on without an upper end (math.inf)."""
     told: str = ""
     """What else is told of it where the pointer is on it."""
 
@@ -112,6 +113,11 @@ def coherence_mark(x: float, coherence: float, floor: float | None) -> Mark:
     if floor is None:
         return Mark(x, coherence)
     return Mark(x, coherence, low=max(coherence - floor, -1.0), high=min(coherence + floor, 1.0))
+
+
+def noise_scale_mark(x: float, noise_scale: float, low: float | None, high: float | None) -> Mark:
+    """Return the noise scale with its interval, which has a lower end alone where the steps do not exclude that they are noise."""
+    return Mark(x, noise_scale, low=low, high=math.inf if high is None and low is not None else high)
 
 
 def time_axis(label: str, longest: float) -> Axis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from orchestrator.output.exports import WRITERS
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.report.comparison import write_comparison
 from orchestrator.output.report.page import render_report, write_report
+from orchestrator.output.report.training import RunCurves
 from orchestrator.study.journal import replay
 from orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
 from tests.support.example_study import example_config, example_recommendation, example_study
-from tests.support.run_curves import example_curves
+from tests.support.run_curves import example_curves, snapshot, steps
 
 pytestmark = [
     pytest.mark.slow,
@@ -185,6 +187,19 @@ def test_values_are_told_under_the_pointer_and_by_the_arrow_keys(tab: Browser, e
     assert len({*seen}) == 3
     tab.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
     assert tab.evaluate(f"{tip}.hidden")
+
+
+def test_an_interval_without_an_upper_end_is_an_arrow_that_says_so(tab: Browser, tmp_path: Path) -> None:
+    config, file = example_config(), tmp_path / "report.html"
+    open_ended = [replace(snapshot(40, 12.0), noise_scale_high=None)]
+    curves = [RunCurves("baseline", steps(300), open_ended)]
+    file.write_text(render_report(config, example_study(config), example_recommendation(), curves))
+    show(tab, file)
+    figure = "#training-noise_curve"
+    assert tab.evaluate(f"document.querySelectorAll('{figure} svg [marker-end]').length") == 1
+    tab.evaluate(f"document.querySelector('{figure} .picture').focus()")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+    assert "from 6 to no upper end" in tab.evaluate(f"document.querySelector('{figure} .tip').innerText")
 
 
 def test_a_series_can_be_hidden(tab: Browser, example: Path) -> None:

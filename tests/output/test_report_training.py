@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -97,3 +98,15 @@ def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_g
     section = training_section([RunCurves("baseline", some, [snapshot(16, None), snapshot(32, 8.0)])])
     assert section is not None
     assert len(section.findall(".//svg")) == 5
+
+
+def test_a_noise_scale_without_an_upper_end_is_drawn_with_an_arrow(tmp_path: Path) -> None:
+    """A bar that is left out would look like a value that is known."""
+    open_ended = replace(snapshot(32, 8.0), noise_scale_high=None)
+    section = training_section([RunCurves("baseline", steps(4), [snapshot(16, 8.0), open_ended])])
+    assert section is not None
+    (figure,) = [one for one in section.iter("figure") if one.get("id", "").endswith("-noise_curve")]
+    bars = [path for path in figure.iter("path") if path.get("class") == "interval"]
+    assert len(bars) == 1
+    (values,) = figure.iter("script")
+    assert [mark[2] for mark in json.loads(str(values.text))["series"][0]["marks"]] == [[4, 16], [4, None]]

@@ -142,6 +142,12 @@ def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_cou
         "no other batch gains more than 0.012 over the baseline's after the same training time (1 min 0 s) (90 %), so the "
         f"batch is not your bottleneck; the right batch with probability 0.95. {SMALLEST}"
     )
+    nothing = recommended(*batches, winner=8, found={"most_to_gain": 0.0})
+    assert reason(nothing).startswith(
+        "no other batch gains anything over the baseline's after the same training time (1 min 0 s) (90 %), "
+    )
+    timed = {"objective": "target", "target_loss": 3.3, "found": {"most_to_gain": 0.0}}
+    assert "no other batch is faster than the baseline's (90 %), so" in recommended(*batches, winner=8, **timed).verdict
     of_an_earlier_study = recommended(*batches, winner=8)
     assert "the baseline's batch is as good as any that was tried; the right batch" in of_an_earlier_study.verdict
     unsure = recommended(

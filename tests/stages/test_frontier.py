@@ -257,7 +257,7 @@ def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said
         "micro-batch 16 with activation checkpointing none reaches 0.94 x [0.94, 0.94] in 3 rounds; micro-batch 80 with "
         "activation checkpointing full reaches 0.84 x [0.84, 0.84] in 3 rounds; the largest that fits, micro-batch 80 with activation checkpointing full, reaches 400"
     )
-    assert found.notes[0] == "none: micro-batch 18 fits, 19 does not (5 probes)"
+    assert found.notes[0] == "none: micro-batch 18 fits, 19 runs, and leaves less than the headroom (5 probes)"
     assert known.study.trials["frontier-none-m18-verified"].proposal.fresh_process
     assert sum(trial.proposal.fresh_process for trial in known.study.trials.values()) == 1
 

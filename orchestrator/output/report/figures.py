@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
@@ -76,7 +77,7 @@ def _series(series: Series, figure: Figure) -> dict[str, JsonValue]:
 def _mark(mark: Mark, figure: Figure) -> list[JsonValue]:
     """Return the mark without what it has not at its end."""
     interval: list[JsonValue] | None = (
-        None if mark.low is None or mark.high is None else [_short(mark.low), _short(mark.high)]
+        None if mark.low is None or mark.high is None else [_short(mark.low), _finite(mark.high)]
     )
     kind = "" if mark.kind == "point" else mark.kind
     told = (_text(mark.x, figure.x), _text(mark.y, figure.y), mark.told)
@@ -96,6 +97,11 @@ def _cell(cell: Cell, x: Scale, y: Scale) -> list[JsonValue]:
     across = [_short(min(max(end, x.low), x.high)) for end in (cell.x_low, cell.x_high)]
     along = [_short(min(max(end, y.low), y.high)) for end in (cell.y_low, cell.y_high)]
     return [*across, *along, cell.colour % NUM_COLOURS, cell.strength, cell.told]
+
+
+def _finite(end: float) -> float | None:
+    """Return an interval's upper end; None where it has none, for which JSON has no number."""
+    return _short(end) if math.isfinite(end) else None
 
 
 def _short(value: float) -> float:

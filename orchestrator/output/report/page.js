@@ -28,9 +28,11 @@
   }
 
   const readMark = ([x, y, interval, text = "", kind = "", xText = "", yText = "", told = ""], series) =>
-    ({ x, y, low: interval?.[0], high: interval?.[1], text, kind, xText: xText || numberText(x), yText: yText || numberText(y), told, series })
+    ({ x, y, low: interval?.[0], high: interval && (interval[1] ?? Infinity), text, kind, xText: xText || numberText(x), yText: yText || numberText(y), told, series })
 
   const isInterval = (mark) => mark.low !== undefined && mark.low < mark.high
+
+  const endText = (end) => Number.isFinite(end) ? numberText(end) : "no upper end"
 
   function readChart(figure) {
     const values = JSON.parse(figure.querySelector("script").textContent)
@@ -41,7 +43,7 @@
 
   function telling(chart, mark) {
     const lines = [mark.series.label, `${chart.x.label || "x"}: ${mark.xText}`, `${chart.y.label || "y"}: ${mark.yText}`]
-    if (isInterval(mark)) lines.push(`from ${numberText(mark.low)} to ${numberText(mark.high)}`)
+    if (isInterval(mark)) lines.push(`from ${numberText(mark.low)} to ${endText(mark.high)}`)
     if (mark.text && mark.text !== mark.yText) lines.push(mark.text)
     return [...lines, mark.told].filter(Boolean)
   }
@@ -61,10 +63,13 @@
     const look = { stroke: colour(series.colour), strokeWidth: series.bold ? 3 : 1.6, strokeDasharray: series.dashed ? "5 4" : undefined }
     const marks = series.marks, good = marks.filter((mark) => mark.kind !== "cross"), failed = marks.filter((mark) => mark.kind === "cross")
     const within = (value) => Math.min(Math.max(value, ends[0]), ends[1])
+    const intervals = (some, markerEnd) =>
+      Plot.ruleX(some, { x: "x", y1: (mark) => within(mark.low), y2: (mark) => within(mark.high), stroke: look.stroke, strokeWidth: 1.2, markerStart: "tick", markerEnd })
     return [
       series.joined && good.length > 1 && Plot.line(good, { x: "x", y: "y", ...look }),
       series.joined && good.length && failed.length && Plot.line([good.at(-1), ...failed], { x: "x", y: "y", stroke: look.stroke, strokeDasharray: "2 4" }),
-      Plot.ruleX(good.filter(isInterval), { x: "x", y1: (mark) => within(mark.low), y2: (mark) => within(mark.high), stroke: look.stroke, strokeWidth: 1.2, marker: "tick" }),
+      intervals(good.filter((mark) => isInterval(mark) && Number.isFinite(mark.high)), "tick"),
+      intervals(good.filter((mark) => isInterval(mark) && !Number.isFinite(mark.high)), "arrow"),
       Plot.dot(good, { x: "x", y: "y", fill: look.stroke, r: marks.length > 60 ? 1.5 : 3, symbol: symbolOf(series.colour), ariaLabel: () => "value" }),
       Plot.dot(failed, { x: "x", y: "y", stroke: look.stroke, strokeWidth: 2, r: 5, symbol: "times" }),
       Plot.dot(marks.filter((mark) => mark.kind === "chosen"), { x: "x", y: "y", stroke: look.stroke, r: 8 }),
@@ -224,7 +229,7 @@
         const { x, y } = this.chart
         const head = node("tr", {}, ...["", x.label, y.label, "from", "to", ""].map((text) => node("th", { textContent: text, scope: "col" })))
         const rows = this.chart.series.flatMap((one) => one.marks).map((m) => {
-          const ends = isInterval(m) ? [numberText(m.low), numberText(m.high)] : ["", ""]
+          const ends = isInterval(m) ? [numberText(m.low), endText(m.high)] : ["", ""]
           return node("tr", {}, ...[m.series.label, m.xText, m.yText, ...ends, m.text || m.told].map((text) => node("td", { textContent: text })))
         })
         const told = this.chart.cells.map((cell) => node("tr", {}, node("td", { textContent: cell.told, colSpan: 6 })))

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from orchestrator.output.plots import element
 from orchestrator.output.report.figures import figure_element
 from orchestrator.output.report.tables import html_table, number_cell
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series, coherence_mark
+from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series, coherence_mark, noise_scale_mark
 from orchestrator.stages.input_bound import INPUT_BOUND
 from orchestrator.study.run_directory import trial_directory
 from orchestrator.study.state import Study
@@ -96,7 +96,7 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
         Figure("gradient_norms", samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
     ]
     if any(one.marks for one in waits):  # earlier versions have not measured it
-        share = Axis("share of the step waiting for data", zero=True)
+        share = Axis("share of the step waiting for data", "{:.0%}".format, zero=True)
         told = f"From {INPUT_BOUND:.0%} on the run is input-bound: more data.workers would make it faster, and another batch would not."
         figures.append(Figure("data_wait", samples, share, tuple(waits), told))
     return figures
@@ -124,7 +124,7 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
         Series(
             one.name,
             tuple(
-                Mark(s.samples_seen, s.noise_scale, low=s.noise_scale_low, high=s.noise_scale_high)
+                noise_scale_mark(s.samples_seen, s.noise_scale, s.noise_scale_low, s.noise_scale_high)
                 for s in one.snapshots
                 if s.noise_scale is not None
             ),
@@ -185,7 +185,7 @@ def _snr_marks(curves: RunCurves, count: int) -> tuple[Mark, ...]:
         Mark(
             one.samples_seen,
             row.gradient_snr,
-            low=None if one.noise_scale_high is None else row.samples / one.noise_scale_high,
+            low=0.0 if one.noise_scale_high is None else row.samples / one.noise_scale_high,
             high=row.samples / one.noise_scale_low if one.noise_scale_low else None,
         )
         for one in curves.snapshots

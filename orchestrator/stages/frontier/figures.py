@@ -42,7 +42,9 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
     ]
 
 
-RIGHT_OF_HEADROOM = "What lies right of the headroom line fits and is not chosen."
+RIGHT_OF_HEADROOM = (
+    "What lies right of the headroom line runs, leaves less than the headroom, and so does not count as fitting."
+)
 # A limit so many times the largest measured would leave all points at the left edge.
 _FAR = 8
 

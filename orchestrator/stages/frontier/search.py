@@ -79,11 +79,17 @@ def next_probe(
     if fits is not None and fits >= largest:
         return SearchEnd(fits, f"{fits} is the largest asked for, and fits", is_largest=True)
     if fits is not None and fails is not None and fails - fits <= step_from(fits):
-        return SearchEnd(fits, f"{fits} fits, {fails} does not")
+        return SearchEnd(fits, f"{fits} fits, {fails} {_how_it_fails(fails, probes, capacity_bytes)}")
     wanted = _wanted(probes, fits, fails, capacity_bytes, prediction)
     lowest = smallest if fits is None else fits + 1
     highest = largest if fails is None else fails - 1
     return Next(max(lowest, min(wanted.micro_batch_size, highest)), wanted.reason)
+
+
+def _how_it_fails(size: int, probes: Sequence[Probe], capacity_bytes: float | None) -> str:
+    peaks = [probe.peak_memory_bytes for probe in probes if probe.micro_batch_size == size]
+    in_headroom = capacity_bytes is not None and any(peak is not None and peak > capacity_bytes for peak in peaks)
+    return "runs, and leaves less than the headroom" if in_headroom else "does not"
 
 
 def _bounds(probes: Sequence[Probe]) -> tuple[int | None, int | None]:

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from orchestrator.config.stages import Throughput
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series, coherence_mark
+from orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    Axis,
+    Figure,
+    Line,
+    Mark,
+    Series,
+    coherence_mark,
+    noise_scale_mark,
+)
 from orchestrator.stages.findings import found
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.study.state import speed_kind
@@ -46,7 +55,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
 
 
 SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
-NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval, where that has an upper end."
+NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval; an arrow is where that has no upper end."
 COHERENCE_CAPTION = (
     "How far the micro-batches' gradients agree, with its 95 % interval; below the floor it may be nothing but noise."
 )
@@ -107,7 +116,9 @@ def _noise_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
     low, high = (
         {mark.x: mark.y for mark in _marks(context, metric)} for metric in ("noise_scale_low", "noise_scale_high")
     )
-    return tuple(replace(one, low=low.get(one.x), high=high.get(one.x)) for one in _marks(context, "noise_scale"))
+    return tuple(
+        noise_scale_mark(one.x, one.y, low.get(one.x), high.get(one.x)) for one in _marks(context, "noise_scale")
+    )
 
 
 def _noise_axis(marks: tuple[Mark, ...]) -> Axis:

@@ -214,11 +214,15 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         return f"{what}, the only batch, ends at {ending}; {tried}"
     mine = findings.of_batch(config.effective_batch_size)
     assert mine, "the winner is one of the batches"
-    cost = (
-        "the same samples" if findings.seconds is None else f"{training_time_text(findings.seconds)} of training each"
-    )
     batches = len({t.config.effective_batch_size for t in trials})
     return (
-        f"{what} is the best at equal cost ({cost}) with probability {mine.p_best:.2f}: {ending}; "
+        f"{what} is the best at equal cost ({_cost(findings)}) with probability {mine.p_best:.2f}: {ending}; "
         f"{batches} of {len(findings.batches)} batches were run, in {tried}"
     )
+
+
+def _cost(findings: TrainFindings) -> str:
+    if findings.seconds is None:
+        return "the same samples"
+    planned = "planned for" if findings.off_speed else "of training"
+    return f"{training_time_text(findings.seconds)} {planned} each"

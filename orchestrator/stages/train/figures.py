@@ -67,7 +67,8 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         Axis(f"{what} at equal cost"),
         (Series("", marks),),
         "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
-        "P: the probability that it is the best, or within the seeds' deviation (or 0.4 %) of it.",
+        "P: the probability that it is the best, or within the seeds' deviation (or 0.4 %) of it: several may be, so they may add "
+        "up to more than 1.",
         width=640,
         height=290,
     )
