@@ -13,6 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from orchestrator.config.keys import StudyConfig
 from orchestrator.output.verdict import (
     Scope,
+    Verdict,
     expected_regret,
     gain_over_baseline,
     kept_setting,
@@ -161,6 +162,8 @@ class Recommendation:
     seed: int
     verdict: str
     """For people: the configuration, and what it wins against the baseline."""
+    verdict_parts: Verdict | None = None
+    """The same in its parts. None, and not in the file, in studies of earlier versions."""
     p_best: float | None = None
     """The probability that no batch is better by more than the seeds' deviation or 0.4 %; None where only one was tried."""
     expected_regret: float | None = None
@@ -186,6 +189,10 @@ class Recommendation:
     alternatives: tuple[Alternative, ...]
     """The best first."""
     ruled_out: tuple[RuledOut, ...]
+
+    def paragraphs(self) -> tuple[str, ...]:
+        """Return the verdict for people, what to train with first."""
+        return self.verdict_parts.paragraphs() if self.verdict_parts else (self.verdict,)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the tree that recommendation.json holds."""
@@ -221,6 +228,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     if winner is None:
         return None
     trial = winner.config
+    parts = verdict(config, study, winner, mode_of(trial).in_words())
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
         micro_batch_tokens=micro_batch_tokens(study, trial),
@@ -245,7 +253,8 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         ramp=trial.ramp or None,
         model_changes=_model_changes(study, winner),
         seed=trial.seed,
-        verdict=verdict(config, study, winner, mode_of(trial).in_words()),
+        verdict=str(parts),
+        verdict_parts=parts,
         p_best=p_best(study, winner),
         expected_regret=expected_regret(study, winner),
         gain_over_baseline=gain_over_baseline(study, winner),

@@ -32,7 +32,7 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
             2 if failed.bad_input else 1, f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed)}"
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
-    result = recommendation.verdict if recommendation else done or "the study has no result yet"
+    result = "\n".join(recommendation.paragraphs()) if recommendation else done or "the study has no result yet"
     if remedy:
         return Ending(1, f"{result}\n{remedy}")
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)

@@ -111,7 +111,8 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
         console.print(shown("no process runs this study now: batchscout run goes on with it"))
     if recommendation:
-        console.print(shown(recommendation.verdict, style="green"))
+        for paragraph in recommendation.paragraphs():
+            console.print(shown(paragraph, style="green"))
     if is_driven and study.lanes_text:
         console.print(shown(study.lanes_text))
     for line in notice_lines(study):

@@ -139,27 +139,62 @@ def _compared(study: Study, winner: Trial) -> _Compared | None:
     return _Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
 
 
-def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> str:
+@dataclass(frozen=True)
+class Verdict:
+    """The sentences on top, by what they are for."""
+
+    answer: str
+    """What to train with."""
+    why: str
+    """What that wins against the baseline, how sure it is, and what would decide it."""
+    warnings: tuple[str, ...]
+    """What speaks against it."""
+    holds_for: str
+    """What it was measured on, and what others would pick."""
+
+    def __str__(self) -> str:
+        warnings = "".join(f" Warning: {warning}." for warning in self.warnings)
+        return f"{self.answer}: {self.why}{warnings} {self.holds_for}"
+
+    def paragraphs(self) -> tuple[str, ...]:
+        """Return the same for people, a paragraph for each part."""
+        warnings = [f"Warning: {warning}." for warning in self.warnings]
+        return (f"{self.answer}.", self.why[0].upper() + self.why[1:], *warnings, self.holds_for)
+
+
+def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> Verdict:
     """mode: the activation checkpointing, in words."""
+    return Verdict(
+        _answer(study, winner, mode),
+        _why_with_what_is_open(config, study, winner),
+        tuple(_warnings(config, study, winner)),
+        _holds_for(config, study, winner),
+    )
+
+
+def _answer(study: Study, winner: Trial, mode: str) -> str:
     trial = winner.config
-    what = (
+    return (
         f"Train with {_micro_batch(study, winner)}, {_times(trial)}"
         f"(effective batch {trial.effective_batch_size}{_in_tokens(winner)}), activation checkpointing {mode} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
     )
-    edge = " The learning rate is the last one tried on its side: a further one may be better."
-    end = _at_an_end(config, study, winner)
-    scope = f" Measured with {scope_of(config, study, winner)}."
-    real = study.conclusions.get(HorizonsFindings.STAGE)
-    scope += f" By runs of several lengths, {real.reason}." if real and real.findings else ""
-    published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
-    beside = f" For comparison, {published}." if published else ""
-    scope += _of_the_host(study)
+
+
+def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
+    on_edge = _is_on_edge(study, _without_setting(study, winner))
+    edge = " The learning rate is the last one tried on its side: a further one may be better." if on_edge else ""
     deciding = would_decide(config, study, winner)
     more = f" To decide it: {deciding}." if deciding else ""
-    on_edge = _is_on_edge(study, _without_setting(study, winner))
-    warnings = "".join(f" Warning: {warning}." for warning in _warnings(config, study, winner))
-    return f"{what}: {_why(config, study, winner)}.{edge if on_edge else ''}{end}{more}{warnings}{scope}{beside}"
+    return f"{_why(config, study, winner)}.{edge}{_at_an_end(config, study, winner)}{more}"
+
+
+def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
+    real = study.conclusions.get(HorizonsFindings.STAGE)
+    longer = f" By runs of several lengths, {real.reason}." if real and real.findings else ""
+    published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
+    beside = f" For comparison, {published}." if published else ""
+    return f"Measured with {scope_of(config, study, winner)}.{longer}{_of_the_host(study)}{beside}"
 
 
 def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:

@@ -405,6 +405,25 @@ def test_a_run_that_waited_for_data_is_told_with_the_remedy(waited: dict[str, fl
         assert f" Warning: the recommended run is input-bound: 34% of each step waits for data; {remedy}." in found
 
 
+def test_people_read_a_paragraph_for_each_part_and_programs_find_each_warning() -> None:
+    waited = {"data_wait": 0.34}
+    found = of_a_curve(((256, 3.0, 2.9), (1024, 3.4, 2.0)), waited=waited)
+    answer, why, *warnings, holds_for = found.paragraphs()
+    assert answer.startswith("Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing ")
+    assert answer.endswith(" and learning rate 0.0006.")
+    assert why.startswith("No batch that was tried beat the baseline's after the same samples.")
+    assert [warning.split(" ", 3)[:3] for warning in warnings] == [
+        ["Warning:", "the", "recommended"],
+        ["Warning:", "it", "overfits:"],
+    ]
+    assert holds_for.startswith("Measured with one seed")
+    assert found.verdict_parts is not None
+    assert [f"Warning: {one}." for one in found.verdict_parts.warnings] == warnings
+    assert found.verdict == f"{answer[:-1]}: {why[0].lower()}{why[1:]} {' '.join(warnings)} {holds_for}"
+    of_an_earlier_study = replace(found, verdict_parts=None)
+    assert of_an_earlier_study.paragraphs() == (found.verdict,)
+
+
 def of_a_curve(
     curve: tuple[tuple[int, float, float], ...],
     num_samples: int = 32_768,

@@ -42,7 +42,7 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "memory_knobs", "ramp") if key in values}
     return within(
         section,
-        element("p", recommendation.verdict, class_="verdict"),
+        *[element("p", text, class_=None if i else "verdict") for i, text in enumerate(recommendation.paragraphs())],
         element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
         _how_sure(config, recommendation),
         element(
@@ -117,7 +117,12 @@ def short_answer(name: str, verdict: str, recommendation: Recommendation | None)
     """Return the answer as HTML that a notebook shows among its own."""
     values = recommendation.to_json() if recommendation else {}
     facts = {key: values[key] for key in (*_RECOMMENDED, "p_best") if key in values}
-    parts = [element("p", element("b", name)), element("p", verdict), *([facts_table(facts)] if facts else [])]
+    texts = recommendation.paragraphs() if recommendation else (verdict,)
+    parts = [
+        element("p", element("b", name)),
+        *[element("p", text) for text in texts],
+        *([facts_table(facts)] if facts else []),
+    ]
     return tostring(element("div", *parts), encoding="unicode", method="html")
 
 
@@ -173,7 +178,7 @@ def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> st
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
     grows = "# the batch is to grow (ramp), which a study file cannot say: this is how it begins\n" if r.ramp else ""
-    return f"# keys of the study file; what else it says stays\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
+    return f"# keys of the study file, under another name or with another --dir; what else it says stays\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
 
 
 def _optimizer_keys(r: Recommendation, optimizer: OptimizerConfig) -> dict[str, JsonValue]:
