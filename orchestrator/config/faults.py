@@ -180,11 +180,17 @@ def _own_faults(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return [item for item in items if item["type"] != "too_short" or not a_member_is_at_fault(item["loc"])]
 
 
+MOST_KEYS_TOLD = 20
+"""More would bury the key that was meant."""
+
+
 def _instead(word: str, known: Sequence[str]) -> str:
     """Return what could stand in the place of a key that does not exist."""
     if not known:
         return "remove it"
     near = difflib.get_close_matches(word, known, n=1)
+    if near and len(known) > MOST_KEYS_TOLD:
+        return f"did you mean {near[0]}? batchscout schema study names all {len(known)} keys"
     return (f"did you mean {near[0]}? The" if near else "the") + f" keys here are: {', '.join(known)}"
 
 

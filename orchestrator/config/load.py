@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator.config.faults import fault_lines
 from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
+from orchestrator.config.placeholders import PLACEHOLDER, placeholders
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.sources import with_source
 from orchestrator.config.trial import check_knobs_of
@@ -80,6 +81,10 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
         tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
         apply_override(tree, override)
+    if open_places := list(placeholders(tree)):
+        raise ValueError(
+            f"{quoted(path)} still says {PLACEHOLDER} at {', '.join(open_places)}; put there what only you know, as its head says"
+        )
     _make_absolute(tree)
     return study_of(tree, quoted(path), say)
 

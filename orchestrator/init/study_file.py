@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from orchestrator.config.placeholders import PLACEHOLDER
 from orchestrator.init.subject import FromSubject, LossFound, OwnSubject, Place, Subject
 from orchestrator.output.schemas import editors_line, schema_path
 
-PLACEHOLDER = "FILL_IN"
 _WIDTH = 110
 _DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 _SHORT_BUDGET = 8192

@@ -28,6 +28,17 @@ ANSWER = (
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 
 
+_WORDS = {
+    "p_best": "P(best)",
+    "expected_regret": "if it is wrong, it costs on average",
+    "val_loss": "validation loss",
+    "tokens_per_second": "speed, per second",
+    "peak_memory_bytes": "peak memory",
+    "train_seconds": "training time, s",
+    "noise_scale": "noise scale, samples",
+}
+
+
 @dataclass(frozen=True)
 class Side:
     """One of the two studies."""
@@ -50,6 +61,11 @@ class Difference:
     key: str
     values: tuple[JsonValue, JsonValue]
     """Those of the first and the second; None where one has no such key."""
+
+    @property
+    def name(self) -> str:
+        """What people call it; a key of the study file or of the recommendation has its own name."""
+        return _WORDS.get(self.key, self.key)
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -206,7 +222,7 @@ def print_comparison(both: Comparison) -> None:
     for title, differences in told.items():
         console.print(shown(f"\n{title}{'' if differences else ': no difference'}", style="bold"))
         if differences:
-            rows = [(one.key, *one.texts) for one in differences]
+            rows = [(one.name, *one.texts) for one in differences]
             _print_lines(console, table_lines(("", *both.labels), rows, console.width))
 
 

@@ -255,8 +255,21 @@ def test_set_changes_one_key(tmp_path: Path, override: str, place: str, value: o
 # What is refused
 
 
+def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -> None:
+    (file := tmp_path / "study.yaml").write_text(
+        "model: {target: 'mine:Net', kwargs: {width: FILL_IN}}\ndata: {target: FILL_IN}\nstages: [{type: grid, micro_batch_size: [FILL_IN]}]"
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"still says FILL_IN at model.kwargs.width, data.target, stages.0.micro_batch_size.0; put there",
+    ):
+        load_study(file, [])
+    load_study(file, ["model.kwargs.width=3", "data.target=text", "stages.0.micro_batch_size=[4]"])
+
+
 @pytest.mark.parametrize(("text", "said"), [
-    ("optimiser: {lr: 1}", r"optimiser: no such key; did you mean optimizer\? The keys here are: name, model, .*stages$"),
+    ("optimiser: {lr: 1}", r"optimiser: no such key; did you mean optimizer\? batchscout schema study names all \d\d keys$"),
+    ("colour: red", r"colour: no such key; the keys here are: name, model, .*stages$"),
     ("name: a/b", r"name: 'a/b' can be no directory below runs/: it has a slash in it; choose a name such as gpt-small$"),
     ("name: -v", r"it begins with a dot or a dash"),
     ("name: ' '", r"it begins or ends with a space"),

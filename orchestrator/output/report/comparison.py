@@ -54,7 +54,7 @@ def _table(title: str, differences: Sequence[Difference], labels: tuple[str, str
     """Return a row for everything that is not the same on both sides."""
     if not differences:
         return within(element("p", f"{title}: no difference.", class_="muted"))
-    rows = [element("tr", element("td", one.key), *[element("td", text) for text in one.texts]) for one in differences]
+    rows = [element("tr", element("td", one.name), *[element("td", text) for text in one.texts]) for one in differences]
     return within(element("div"), element("h3", title), html_table(["", *labels], rows))
 
 
