@@ -26,7 +26,7 @@ from orchestrator.decisions.retries import changed_inputs, events_of, tried_agai
 from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
-from orchestrator.execution.lanes import Lanes, open_lanes
+from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
 from orchestrator.execution.node_kinds import Choice, chosen_nodes
 from orchestrator.execution.placement import LaneShape, lane_shape, nodes_now
 from orchestrator.execution.room import at_most
@@ -260,18 +260,9 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
-        here = Path.cwd() if address is None else None
-        with open_lanes(
-            shape,
-            run_dir / ".ray",
-            say,
-            config.kill.max_silent_seconds,
-            environment,
-            here,
-            journal.study.facts.measured_on,
-            marker,
-            ground,
-        ) as lanes:
+        workplace = Workplace(run_dir / ".ray", environment, Path.cwd() if address is None else None, marker)
+        silence, measured_on = config.kill.max_silent_seconds, journal.study.facts.measured_on
+        with open_lanes(shape, workplace, say, silence, measured_on, ground) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
             _note_lanes(driver, lanes)

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,18 @@ from orchestrator.study.messages import Blame, Device, FirstLane
 SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME, SECONDS_TO_END = 10, 30, 10
 
 
-_NOTHING_MORE: Mapping[str, str] = {}
+@dataclass(frozen=True)
+class Workplace:
+    """What the ranks of every lane find where they run."""
+
+    storage: Path
+    """Where Ray Train keeps its own records."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of their processes, beside what these inherit."""
+    working_directory: Path | None = None
+    """Of the user's code; None: the copy of the driver's that Ray has shipped."""
+    marker: Marker | None = None
+    """What a rank must see to run anything; None: it sees what the driver sees."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +97,14 @@ class Lanes:
 @contextlib.contextmanager
 def open_lanes(
     shape: LaneShape,
-    storage: Path,
+    workplace: Workplace,
     say: Callable[[str], None],
     max_silent_seconds: float | None = None,
-    environment: Mapping[str, str] = _NOTHING_MORE,
-    working_directory: Path | None = None,
     measured_on: Device | None = None,
-    marker: Marker | None = None,
     ground: Ground | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
-    environment: of their processes, beside what these inherit. working_directory: of the user's code there; None: the copy of the driver's that Ray has shipped.
-    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing. marker: what a rank must see to run anything.
+    measured_on: what the study has measured on; a lane on another kind of GPU runs nothing.
     ground: what nodes there are, where they come and go, and the lanes with them; None: all lanes are started now."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -107,7 +114,7 @@ def open_lanes(
 
     def open_lane() -> str:
         name = f"lane-{token}-{len(threads)}"
-        keeper = _LaneKeeper(lanes.dispatcher, shape, storage, name, say, environment, working_directory, marker)
+        keeper = _LaneKeeper(lanes.dispatcher, shape, workplace, name, say)
         threads.append(threading.Thread(target=keeper.keep_alive, daemon=True))
         threads[-1].start()
         return name
@@ -175,12 +182,9 @@ class _LaneKeeper:
 
     dispatcher: DispatcherHandle
     shape: LaneShape
-    storage: Path
+    workplace: Workplace
     lane: str
     say: Callable[[str], None]
-    environment: Mapping[str, str]
-    working_directory: Path | None
-    marker: Marker | None
 
     def keep_alive(self) -> None:
         """Run one Train run after another until the study is over, or the lane given up; in a thread of its own."""
@@ -230,14 +234,14 @@ class _LaneKeeper:
         return ""
 
     def _trainer(self, attempt: int) -> LaneTrainer:
-        shape = self.shape
+        shape, workplace = self.shape, self.workplace
         return LaneTrainer(
             serve,
             train_loop_config={
                 "dispatcher": self.dispatcher,
                 "lane": self.lane,
-                "working_directory": self.working_directory,
-                "marker": self.marker,
+                "working_directory": workplace.working_directory,
+                "marker": workplace.marker,
             },
             torch_config=LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(
@@ -250,10 +254,10 @@ class _LaneKeeper:
             ),
             run_config=RunConfig(
                 name=f"{self.lane}-{attempt}",
-                storage_path=str(self.storage),
+                storage_path=str(workplace.storage),
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
                 callbacks=[_TellCause(self.dispatcher, self.lane)],
-                worker_runtime_env={"env_vars": dict(self.environment)} if self.environment else None,
+                worker_runtime_env={"env_vars": dict(workplace.environment)} if workplace.environment else None,
             ),
         )
 

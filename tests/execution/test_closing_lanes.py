@@ -31,7 +31,7 @@ def test_a_lane_that_waits_for_room_outlives_no_study(tmp_path: Path, monkeypatc
         return [one["ActorID"] for one in alive if one["ActorClassName"] == "TrainController"]
 
     earlier = controllers()
-    with lanes.open_lanes(shape, tmp_path, print):
+    with lanes.open_lanes(shape, lanes.Workplace(tmp_path), print):
         keepers = [one for one in threading.enumerate() if one not in before and "keep_alive" in one.name]
         while len(controllers()) < len(earlier) + 2:
             time.sleep(0.1)
