@@ -26,7 +26,7 @@ ROOMS = {
     "launch": {"execution"},
     "output": {"config", "study", "stages", "decisions"},
     "doctor": {"config", "output"},
-    "init": {"output"},
+    "init": {"config", "output"},
     # And the files on top, below cli.py alone.
     "verbs": {"config", "study", "execution", "launch", "output", "doctor", "init", "preflight", "run", "trial"},
 }

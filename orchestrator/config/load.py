@@ -81,6 +81,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
         tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
         apply_override(tree, override)
+    _check_size(tree, quoted(path))
     if open_places := list(placeholders(tree)):
         raise ValueError(
             f"{quoted(path)} still says {PLACEHOLDER} at {', '.join(open_places)}; put there what only you know, as its head says"
@@ -193,21 +194,26 @@ def _list_index(items: list[Yaml], name: str, override: str) -> int:
 
 def parse_study(tree: object, source: str) -> StudyConfig:
     """Return a checked StudyConfig. Raises ValueError with one line per fault."""
+    _check_size(tree, source)
     try:
-        num_values = _num_values(tree, {})
-        if num_values > MOST_VALUES:
-            raise ValueError(
-                f"{source} refers to its own parts so often that it holds {num_values:,} values, and a study file has at most "
-                f"{MOST_VALUES:,}; write out what it needs (&, *)"
-            )
         config = StudyConfig.model_validate(_with_numbers(tree))
-    except RecursionError:
-        raise ValueError(f"{source} is nested without end, or too deeply; write out what it refers to (&, *)") from None
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
     check_knobs_of(config)
     return config
+
+
+def _check_size(tree: object, source: str) -> None:
+    try:
+        num_values = _num_values(tree, {})
+    except RecursionError:
+        raise ValueError(f"{source} is nested without end, or too deeply; write out what it refers to (&, *)") from None
+    if num_values > MOST_VALUES:
+        raise ValueError(
+            f"{source} refers to its own parts so often that it holds {num_values:,} values, and a study file has at most "
+            f"{MOST_VALUES:,}; write out what it needs (&, *)"
+        )
 
 
 def _num_values(value: object, known: dict[int, int]) -> int:
