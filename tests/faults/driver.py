@@ -60,10 +60,15 @@ class Driver:
         self.process.send_signal(number)
         return self.end()
 
-    def end(self) -> tuple[int, str]:
-        """(exit code, output)"""
+    def end(self, seconds: float = PATIENCE_SECONDS) -> tuple[int, str]:
+        """(exit code, output). One that does not end in time is killed, so that it is in no other test's way."""
         assert self.process is not None
-        output, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        try:
+            output, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output, _ = self.process.communicate()
+            raise AssertionError(f"the study still ran after {seconds:g} s:\n{output}") from None
         return self.process.returncode, output
 
     def ends_within(self, seconds: float) -> bool:
