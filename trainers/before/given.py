@@ -14,7 +14,16 @@ MOST_MEMBERS = 12
 
 def given_text(module: nn.Module, batch: Any) -> str:
     """Return the parameters of the module's forward, and the members of a batch with their types and shapes."""
-    return f"its forward takes {inspect.signature(module.forward)}, and a batch of samples is {_described(batch)}"
+    return f"its forward takes {_parameters(module)}, and a batch of samples is {_described(batch)}"
+
+
+def _parameters(module: nn.Module) -> str:
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # compiled code need not have one
+        return "what it does not tell"
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(inspect.Signature(bare))
 
 
 def _described(batch: Any) -> str:
@@ -31,9 +40,10 @@ def _listed(members: list[str]) -> str:
 
 
 def _member(value: Any) -> str:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.is_nested:
         return type(value).__name__
     told = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool or not value.numel():
+    is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool)
+    if not is_whole or not value.numel() or value.layout is not torch.strided:
         return told
     return f"{told} from {value.min().item()} to {value.max().item()}"

@@ -108,7 +108,7 @@ def test_what_the_forward_takes_is_told_beside_what_it_was_given() -> None:
     found = first_pass(config(model={"target": "tests.trainers.before.test_first_pass:OfTwo"}), 60.0)
     assert found.said.startswith("TypeError: OfTwo.forward() missing 1 required positional argument: 'labels'")
     assert re.fullmatch(
-        r"its forward takes \(tokens: 'Tensor', labels: 'Tensor'\) -> 'tuple\[Tensor, Tensor\]', and a batch of samples is a dictionary of "
+        r"its forward takes \(tokens, labels\), and a batch of samples is a dictionary of "
         r"input_ids: int64 \[2, \d+\] from \d+ to \d+, targets: int64 \[2, \d+\] from \d+ to \d+",
         found.given,
     )
@@ -118,12 +118,23 @@ def test_what_the_forward_takes_is_told_beside_what_it_was_given() -> None:
     ("batch", "said"),
     [
         (torch.ones(2, 3), "float32 [2, 3]"),
+        (torch.eye(2, dtype=torch.int64).to_sparse(), "int64 [2, 2]"),
+        ([torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)], "a list of NestedTensor"),
         ((torch.zeros(2, 0, dtype=torch.int32), "word"), "a tuple of int32 [2, 0], str"),
         ({f"k{number}": torch.tensor([True]) for number in range(14)}, "k11: bool [1] and 2 more"),
     ],
 )
 def test_a_batch_is_described_whatever_it_is(batch: object, said: str) -> None:
     assert given_text(OfTwo(vocab_size=2), batch).endswith(said)
+
+
+def test_a_forward_that_does_not_tell_what_it_takes_hides_nothing_else() -> None:
+    module = OfTwo(vocab_size=2)
+    module.forward = min  # pyright: ignore[reportAttributeAccessIssue]  (written in C, without a signature)
+    assert (
+        given_text(module, torch.ones(1))
+        == "its forward takes what it does not tell, and a batch of samples is float32 [1]"
+    )
 
 
 def test_a_mean_is_refused() -> None:
