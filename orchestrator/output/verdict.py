@@ -48,7 +48,7 @@ class Scope:
         )
         return (
             f"{'one seed' if self.seeds == 1 else f'{self.seeds} seeds'}, {number_text(self.validation_samples)} validation "
-            f"samples, {number_text(self.sample_budget)} training samples, {tried}, {accumulated}"
+            f"samples, a run of {number_text(self.sample_budget)} samples, {tried}, {accumulated}"
         )
 
 

@@ -25,7 +25,7 @@ from tests.support.worlds import FRONTIER, NONE
 
 SMALLEST = "It is the smallest batch that was compared: a smaller one may be better."
 LARGEST = "It is the largest batch that was compared: a larger one may be better."
-SCOPE = "Measured with one seed, 256 validation samples, 32.8k training samples, effective batches 8 to 32, no accumulation."
+SCOPE = "Measured with one seed, 256 validation samples, a run of 32.8k samples, effective batches 8 to 32, no accumulation."
 
 
 @dataclass(frozen=True)
@@ -304,9 +304,9 @@ def test_a_machine_on_which_a_larger_batch_is_no_faster_is_told(
 
 
 @pytest.mark.parametrize(("scope", "words"), [
-    (Scope(1, 64, 1024, (4,), 1), "one seed, 64 validation samples, 1.02k training samples, effective batch 4, no accumulation"),
+    (Scope(1, 64, 1024, (4,), 1), "one seed, 64 validation samples, a run of 1.02k samples, effective batch 4, no accumulation"),
     (Scope(3, 256, 32_768, (4, 8, 64), 8),
-     "3 seeds, 256 validation samples, 32.8k training samples, effective batches 4 to 64, accumulation up to 8"),
+     "3 seeds, 256 validation samples, a run of 32.8k samples, effective batches 4 to 64, accumulation up to 8"),
 ])  # fmt: skip
 def test_the_scope_in_words(scope: Scope, words: str) -> None:
     assert str(scope) == words
