@@ -38,6 +38,7 @@ TRANSCRIBED = (
 UNITS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{value / 2**20:,.2f} MiB",
     "per_second": lambda value: f"{value:,.0f} /s",
+    "milliseconds": lambda value: f"{value:,.3g} ms",
     "seconds": lambda value: f"{value:.3g} s",
     "ratio": lambda value: f"{value:.2f}x",
     "error": lambda value: f"{value:.1%}",
@@ -109,7 +110,7 @@ def as_text(words: Sequence[str], value: float | None) -> str:
     if value is None:
         return "-"
     unit = next((write for word, write in UNITS.items() if word in "_".join(words)), None)
-    return unit(value) if unit else f"{value:,.3g}"
+    return unit(value) if unit else f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
 def conditions(result: Result) -> str:

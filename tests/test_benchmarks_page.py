@@ -45,6 +45,8 @@ def test_every_benchmark_has_a_result() -> None:
 
 @pytest.mark.parametrize(("name", "value", "written"), [
     ("peak_memory_bytes", 3 * 2**20, "3.00 MiB"),
+    ("milliseconds_per_message", 0.536, "0.536 ms"),
+    ("messages", 100_000, "100,000"),
     ("step_seconds", 0.37251, "0.373 s"),
     ("tokens_per_second", 12345.6, "12,346 /s"),
     ("ratio_2_ranks", 12.345, "12.35x"),
