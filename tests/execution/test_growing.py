@@ -77,7 +77,9 @@ def test_nodes_come_for_the_trials_of_a_study_and_go_as_these_end(cluster: Growi
         assert code == 0, said
         study = driver.study()
         until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)
-    assert workers == [0, 1, 2, 1, 0]
+    top = workers.index(2)  # the last two may be seen to go at once
+    assert workers[: top + 1] == [0, 1, 2]
+    assert workers[top:] in ([2, 1, 0], [2, 0])
     assert [trial.state for trial in study.trials.values()] == [TrialState.COMPLETE] * 3
     assert not any(hold.lost for trial in study.trials.values() for hold in trial.holds)
     changes = [(change.lanes, change.most, change.asked) for change in study.lanes]
