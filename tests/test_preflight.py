@@ -431,7 +431,7 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: found)
     raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
     with raises:
-        study = parse_study(STUDY, "study.yaml")
+        study = parse_study(STUDY | {"sample_budget": 1024}, "study.yaml")  # its few samples are not met so often
         preflight.check_new_study(study, is_local=is_local, compiles=False, say=said.append)
     assert said == told
 
