@@ -36,6 +36,9 @@ from trainers.errors import Obstacle
 from trainers.model.gpt import GPT
 from trainers.notices import Notice, NoticeKind, heard_by
 
+# Their few samples are met often; whoever hears notices hears of that all the same.
+pytestmark = pytest.mark.filterwarnings("ignore:runs meet each of the:UserWarning")
+
 USERS_MODULE = '''
 """A user's own model and data."""
 import torch
@@ -431,7 +434,7 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: found)
     raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
     with raises:
-        study = parse_study(STUDY | {"sample_budget": 1024}, "study.yaml")  # its few samples are not met so often
+        study = parse_study(STUDY, "study.yaml")
         preflight.check_new_study(study, is_local=is_local, compiles=False, say=said.append)
     assert said == told
 
