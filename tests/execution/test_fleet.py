@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from orchestrator.decisions.director import Wanted
 from orchestrator.execution.fleet import Fleet, Ground
@@ -26,6 +27,15 @@ class TellsOfNoLanes:
         return {}
 
 
+def is_dead(dispatcher: Any) -> bool:
+    """Whether it answers no more: it may do so for a moment after it was killed."""
+    try:
+        ray.get(dispatcher.lanes.remote())
+    except RayActorError:
+        return True
+    return False
+
+
 def never() -> str:
     raise AssertionError("a lane was opened that nobody could tell of")
 
@@ -34,6 +44,7 @@ def test_a_dispatcher_that_has_died_ends_the_study_with_a_word() -> None:
     dispatcher: Any = TellsOfNoLanes.remote()
     assert ray.get(dispatcher.lanes.remote()) == {}
     ray.kill(dispatcher)
+    until(lambda: is_dead(dispatcher), "the dispatcher has died", 60)
     ground = Ground(LaneShape(1, 1, 1, use_gpu=False), Choice((Node("a", 1),)), idle_release_seconds=60.0)
     fleet = Fleet(ground, dispatcher, never, print, seconds_to_recover=0.5)
 
