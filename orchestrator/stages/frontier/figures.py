@@ -26,14 +26,15 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
         by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
     series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
     shown, largest = _shown(limit, series), _largest(series)
-    told = f"The limit, {bytes_text(limit)}, lies far to the right." if limit and not shown else RIGHT_OF_HEADROOM
+    far = f" The limit, {bytes_text(limit)}, lies far to the right." if limit and not shown else ""
+    told = f" {RIGHT_OF_HEADROOM}" if shown and context.config.headroom else far
     return [
         Figure(
             "speed_by_memory",
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(shown or largest)),
             Axis(context.study.facts.rate_unit, zero=True),
             (*series, *_front(findings)),
-            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
+            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round."
             f"{told}",
             _limits(shown, context.config.headroom),
             width=860,
