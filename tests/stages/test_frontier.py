@@ -349,6 +349,21 @@ def test_a_largest_size_whose_probe_reads_faster_than_the_chosen_point_is_not_sa
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "What lies right of the headroom line runs"),
+        ({"memory_limit": None}, "the slowest to the fastest round."),
+        ({"memory_limit": "4GiB"}, "The limit, 4 GiB, lies far to the right."),
+    ],
+)
+def test_a_caption_tells_of_the_lines_that_its_picture_has(changes: dict[str, Any], told: str) -> None:
+    known, _ = played(World(), largest=16, activation_checkpointing=["none"], **changes)
+    (figure,) = known.stage.figures(known.context)
+    assert told in figure.caption
+    assert ("headroom line" in figure.caption) == any("headroom" in line.label for line in figure.lines)
+
+
 def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
     flat = World(half_rate_size=0.0, noise=noisy(0.15))
     known, found = played(flat, activation_checkpointing=["none"])
