@@ -155,9 +155,8 @@ class Fleet:
             try:
                 self._look()
                 looked_at = time.monotonic()
-            except (
-                RayError
-            ) as error:  # whoever watches the cluster says so if it is gone; else the next look may find it again
+            except RayError as error:
+                # Whoever watches the cluster says so if it is gone; else the next look may find it again.
                 if time.monotonic() - looked_at > self._seconds_to_recover:
                     self._failure = Halted(
                         f"no lane could be opened or given back for {self._seconds_to_recover:g} s: {error}"
