@@ -13,6 +13,8 @@ import pytest
 from orchestrator.config.keys import StudyConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
+for _of_the_window in ("COLUMNS", "LINES"):
+    os.environ.pop(_of_the_window, None)  # what a test reads is a log, whatever window the tests are started in
 
 SEEN_BY = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 

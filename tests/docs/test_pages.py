@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -17,6 +16,7 @@ from docs.site.record import PRINTED
 from docs.site.verbs import verbs_of_the_program
 from orchestrator.config.load import parse_study
 from orchestrator.config.sources import From
+from orchestrator.output.recommendation import Recommendation
 from tests.docs.blocks import (
     LANGUAGES,
     Block,
@@ -166,9 +166,10 @@ def _is_module(name: str) -> bool:
 def test_the_recorded_quickstart_is_of_the_study_as_it_is() -> None:
     """It is recorded again by `python -m docs.site.record` where this fails, or where `run` takes the study for another one."""
     printed = (ROOT / RECORDED / PRINTED).read_text()
-    recommendation = json.loads((ROOT / RECORDED / "recommendation.json").read_text())
-    assert recommendation["complete"]
-    assert f"\n{recommendation['verdict']}\n\n  report:         runs/quickstart/report.html\n" in printed
+    recommendation = Recommendation.from_json((ROOT / RECORDED / "recommendation.json").read_text())
+    assert recommendation.complete
+    verdict = "\n".join(recommendation.paragraphs())
+    assert f"\n{verdict}\n\n  report:         runs/quickstart/report.html\n" in printed
     stages = [stage["type"] for stage in yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["stages"]]
     assert re.findall(r"^done (\w+): ", printed, re.MULTILINE) == stages
 
