@@ -17,7 +17,7 @@ from orchestrator.signals import (
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.study.place import RunPlace, run_place_of
+from orchestrator.study.storage.place import RunPlace, run_place_of
 from orchestrator.terminal import draw_no_bars_in_a_log, printable, show_exception, spell_out_what_cannot_be_printed
 from orchestrator.units import exit_text
 from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema

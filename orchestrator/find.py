@@ -13,7 +13,7 @@ from orchestrator.config.load import study_of
 from orchestrator.execution.code_shipping import import_from_here
 from orchestrator.output.loaded import LoadedStudy, load
 from orchestrator.run import run_study
-from orchestrator.study.place import on_this_machine, run_place_of
+from orchestrator.study.storage.place import on_this_machine, run_place_of
 from trainers.files import make_private_directory
 from trainers.sources import objects
 

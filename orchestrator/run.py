@@ -23,13 +23,14 @@ from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer, Observers
 from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
-from orchestrator.execution.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
-from orchestrator.execution.node_kinds import Choice, chosen_nodes
-from orchestrator.execution.placement import LaneShape, lane_shape, nodes_now
-from orchestrator.execution.room import at_most
+from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
+from orchestrator.execution.nodes.node_kinds import Choice, chosen_nodes
+from orchestrator.execution.nodes.placement import LaneShape, lane_shape, nodes_now
+from orchestrator.execution.nodes.room import at_most
+from orchestrator.execution.nodes.shared_storage import refuse_other_nodes, shared_marker
 from orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
@@ -38,7 +39,6 @@ from orchestrator.execution.session import (
     refuse_unreachable_address,
     wait_for_nodes,
 )
-from orchestrator.execution.shared_storage import refuse_other_nodes, shared_marker
 from orchestrator.execution.tune import run_stage
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
@@ -53,8 +53,6 @@ from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
 from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
-from orchestrator.study.lease import RunsOut
-from orchestrator.study.place import RunPlace
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
@@ -64,7 +62,9 @@ from orchestrator.study.run_directory import (
 )
 from orchestrator.study.slow_storage import told_if_storage_hangs
 from orchestrator.study.state import Halted, Study
-from orchestrator.study.stored_study import StoredStudy
+from orchestrator.study.storage.lease import RunsOut
+from orchestrator.study.storage.place import RunPlace
+from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import TrialState
 from orchestrator.terminal import printable
 from orchestrator.units import counted

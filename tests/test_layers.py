@@ -116,10 +116,18 @@ def test_a_room_of_the_trainers_imports_only_the_rooms_below_it(room: str) -> No
     assert upward("trainers", room, ROOMS_OF_TRAINERS[room] | LEAVES_OF_TRAINERS) == {}
 
 
-def test_estimates_know_no_stage() -> None:
-    folder = ROOT / "orchestrator" / "stages" / "estimates"
-    known = {name for file in folder.glob("*.py") for name in imports(file.read_text())}
-    assert {name for name in known if name.startswith("orchestrator.stages.") and ".estimates." not in name} == set()
+@pytest.mark.parametrize("inner", ["stages.estimates", "study.storage"])
+def test_an_inner_room_knows_nothing_of_the_room_around_it(inner: str) -> None:
+    around, _, name = inner.partition(".")
+    known = {one for file in (ROOT / "orchestrator" / around / name).glob("*.py") for one in imports(file.read_text())}
+    assert {one for one in known if one.startswith(f"orchestrator.{around}.") and f".{name}." not in one} == set()
+
+
+def test_of_the_room_around_them_nodes_know_what_is_private_to_ray() -> None:
+    files = (ROOT / "orchestrator" / "execution" / "nodes").glob("*.py")
+    known = {name for file in files for name in imports(file.read_text())}
+    around = {name for name in known if name.startswith("orchestrator.execution.") and ".nodes." not in name}
+    assert {name.split(".")[2] for name in around} == {"ray_private"}
 
 
 def test_every_room_is_known_here() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.placement import LaneShape
 from trainers.config import DevicePeak, Precision
 
 # A node of the cluster may still be starting; without an answer every run measures its own device.

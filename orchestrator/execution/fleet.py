@@ -17,13 +17,13 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.decisions.director import Wanted
-from orchestrator.execution.autoscaler import AskerHandle
 from orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
-from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
-from orchestrator.execution.node_kinds import Choice, nodes_of
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.autoscaler import AskerHandle
+from orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from orchestrator.execution.nodes.node_kinds import Choice, nodes_of
+from orchestrator.execution.nodes.placement import LaneShape
+from orchestrator.execution.nodes.room import bundles_of, bundles_of_whole, lanes_held
 from orchestrator.execution.ray_private import nodes_that_stay
-from orchestrator.execution.room import bundles_of, bundles_of_whole, lanes_held
 from orchestrator.study.events import LanesChanged
 from orchestrator.study.state import Halted
 from orchestrator.units import counted

@@ -28,7 +28,7 @@ from ray.train.torch import TorchConfig
 from orchestrator.execution.cluster_servers import refuses
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.fleet import Fleet, Ground
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
 from orchestrator.execution.ray_private import (
     CONTROLLER_ENVIRONMENT,
@@ -45,8 +45,8 @@ from orchestrator.execution.ray_private import (
     meet_in,
     raylet_of_unavailable,
 )
-from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Blame, Device, FirstLane
+from orchestrator.study.storage.marker import Marker
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.

@@ -29,9 +29,9 @@ from ray.util.placement_group import get_current_placement_group
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
-from orchestrator.study.marker import Marker
 from orchestrator.study.messages import Assignment, Device, Host, Message
-from orchestrator.study.place import files_by_object
+from orchestrator.study.storage.marker import Marker
+from orchestrator.study.storage.place import files_by_object
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills

@@ -16,7 +16,6 @@ import ray
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.execution import ray_private
-from orchestrator.execution.autoscaler import Autoscaler, MayStart, Unreadable
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
@@ -26,8 +25,9 @@ from orchestrator.execution.local_cluster import (
     protect_local_cluster,
     watched,
 )
-from orchestrator.execution.node_kinds import Choice
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, Unreadable
+from orchestrator.execution.nodes.node_kinds import Choice
+from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.execution.ray_private import (
     DRIVER_ENVIRONMENT,
     RANK_ENVIRONMENT,

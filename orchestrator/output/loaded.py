@@ -12,8 +12,8 @@ from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.journal import replay
-from orchestrator.study.place import on_this_machine, run_place_of
 from orchestrator.study.state import Study
+from orchestrator.study.storage.place import on_this_machine, run_place_of
 from orchestrator.units import counted
 from trainers.files import own_file, quoted
 

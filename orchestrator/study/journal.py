@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Self
 
 from orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
-from orchestrator.study.lease import LEASE_SECONDS
 from orchestrator.study.lines import Line, read_lines
-from orchestrator.study.lock import JournalLock, leads_to
 from orchestrator.study.state import Halted, Study
-from orchestrator.study.stored_study import StoredStudy
+from orchestrator.study.storage.lease import LEASE_SECONDS
+from orchestrator.study.storage.lock import JournalLock, leads_to
+from orchestrator.study.storage.stored_study import StoredStudy
 from trainers.files import StorageLost, own_file, quoted, written_whole
 from trainers.lines import line_of
 from trainers.notices import Notice, heard_by

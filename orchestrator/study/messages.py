@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.causes import Cause
-from orchestrator.study.place import ObjectStore
+from orchestrator.study.storage.place import ObjectStore
 from orchestrator.units import bytes_text
 from trainers.notices import Notice
 from trainers.report import Known

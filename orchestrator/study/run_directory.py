@@ -13,7 +13,7 @@ from orchestrator.config.keys import StudyConfig, StudyOptimizer
 from orchestrator.config.load import load_stored_study, read_yaml
 from orchestrator.config.stages import Frontier, StageKeys
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.stored_study import StoredStudy
+from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
 from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.place import RunPlace, beside
+from orchestrator.study.storage.place import RunPlace, beside
 from orchestrator.terminal import printable
 from orchestrator.verbs.study_file import copy_to_read
 from trainers.files import own_file, quoted
@@ -22,7 +22,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
     from orchestrator.output.status import json_pieces
     from orchestrator.output.watch import watch
-    from orchestrator.study.lock import is_locked
+    from orchestrator.study.storage.lock import is_locked
 
     place: RunPlace = arguments.run_dir
     if arguments.json:
@@ -56,8 +56,8 @@ def _show_status(place: RunPlace) -> bool:
 
 def _is_driven(place: RunPlace) -> bool:
     """True if a driver runs the study now."""
-    from orchestrator.study.lock import is_locked
-    from orchestrator.study.object_lease import is_stored_study_run
+    from orchestrator.study.storage.lock import is_locked
+    from orchestrator.study.storage.object_lease import is_stored_study_run
 
     return is_locked(place / "journal.jsonl") if isinstance(place, Path) else is_stored_study_run(place)
 
@@ -65,7 +65,7 @@ def _is_driven(place: RunPlace) -> bool:
 def report(arguments: argparse.Namespace) -> int:
     """Write report.html and recommendation.json again from the journal; or compare two studies."""
     from orchestrator.output.results import write_results
-    from orchestrator.study.stored_study import publish_results
+    from orchestrator.study.storage.stored_study import publish_results
 
     if arguments.other is not None:
         return _write_comparison(arguments.run_dir, arguments.other)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.signals import interrupts_afterwards, leave_dead_terminal
-from orchestrator.study.place import beside, is_there, on_this_machine
+from orchestrator.study.storage.place import beside, is_there, on_this_machine
 from orchestrator.terminal import printable, wrapped
 from orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
 from trainers.files import quoted

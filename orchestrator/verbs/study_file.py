@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.place import RunPlace, on_this_machine
+from orchestrator.study.storage.place import RunPlace, on_this_machine
 from orchestrator.terminal import printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def copy_to_read(place: RunPlace) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place
         return
-    from orchestrator.study.stored_study import read_copy
+    from orchestrator.study.storage.stored_study import read_copy
 
     with tempfile.TemporaryDirectory(prefix="batchscout-") as folder:
         read_copy(place, Path(folder))

@@ -43,7 +43,7 @@ NOT_RUN = {
     ("docs/cluster.md", "it needs an account of a cloud"): 1,
     (
         "docs/errors.md",
-        "it needs a cluster of several nodes; tests/execution/test_shared_storage.py has one",
+        "it needs a cluster of several nodes; tests/execution/nodes/test_shared_storage.py has one",
     ): 1,
     ("docs/errors.md", "it needs a store; tests/execution/test_stored_runs.py has one"): 1,
     ("docs/storage.md", "it needs a store; tests/execution/test_stored_runs.py has one"): 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution import lanes
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.placement import LaneShape
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestrator.execution.device_peaks import device_peaks
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.placement import LaneShape
 
 SHAPE = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=1, use_gpu=False)
 

@@ -11,8 +11,8 @@ from ray.exceptions import RayActorError
 
 from orchestrator.decisions.director import Wanted
 from orchestrator.execution.fleet import Fleet, Ground
-from orchestrator.execution.node_kinds import Choice, Node
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.node_kinds import Choice, Node
+from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.study.state import Halted
 from tests.faults.scene import until
 

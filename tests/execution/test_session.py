@@ -11,9 +11,9 @@ import ray
 import torch
 
 from orchestrator.config.load import parse_study
-from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, Unreadable
-from orchestrator.execution.node_kinds import Choice, Node
-from orchestrator.execution.placement import LaneShape
+from orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, Unreadable
+from orchestrator.execution.nodes.node_kinds import Choice, Node
+from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.execution.session import (
     allocator_environment,
     lane_environment,

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.study.place import ObjectStore
-from orchestrator.study.stored_study import stored_journal
+from orchestrator.study.storage.place import ObjectStore
+from orchestrator.study.storage.stored_study import stored_journal
 from tests.support.object_store import BUCKET, object_store, reached_at
 from tests.support.studies import TINY, grid
 

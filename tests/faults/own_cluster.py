@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.study.events import Evaluated, Noticed, Started, TrialEvent
-from orchestrator.study.lock import is_locked
+from orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver
 from tests.faults.scene import Scene, alive, title, until
 from tests.support.disk import Disk

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.study.lock import is_locked
+from orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver, has
 from tests.faults.scene import Scene, until
 from tests.support.disk import NotHere

@@ -68,7 +68,7 @@ CALLER = """
 import json, sys
 from pathlib import Path
 from orchestrator.study.journal import Journal
-from orchestrator.study.lock import is_locked
+from orchestrator.study.storage.lock import is_locked
 path, said = Path(sys.argv[1]), "it was let in"
 locked = is_locked(path)
 try:
@@ -91,7 +91,7 @@ def call_on(path: Path, **environment: str) -> tuple[bool, str]:
 WATCHER = """
 import sys
 from pathlib import Path
-from orchestrator.study.lock import is_locked
+from orchestrator.study.storage.lock import is_locked
 print("asking", flush=True)
 while True:
     is_locked(Path(sys.argv[1]))
@@ -114,7 +114,7 @@ def watched(path: Path) -> Iterator[None]:
 CONTENDER = """
 import os, sys, time
 from pathlib import Path
-from orchestrator.study.lock import JournalLock
+from orchestrator.study.storage.lock import JournalLock
 path, alone, end = Path(sys.argv[1]), Path(sys.argv[1]).with_name("alone"), time.monotonic() + 1.5
 won = 0
 while time.monotonic() < end:

@@ -13,9 +13,9 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from orchestrator.study.lease import LEASE_SECONDS, NUM_DIGITS, Holder
-from orchestrator.study.object_lease import ObjectLease
-from orchestrator.study.place import ObjectStore
+from orchestrator.study.storage.lease import LEASE_SECONDS, NUM_DIGITS, Holder
+from orchestrator.study.storage.object_lease import ObjectLease
+from orchestrator.study.storage.place import ObjectStore
 from trainers.data.cache import cache_directory
 from trainers.files import make_private_directory, own_file, quoted, written_whole
 

@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lease import RunsOut
 from orchestrator.study.lines import read_lines
-from orchestrator.study.lock import is_locked
+from orchestrator.study.storage.lease import RunsOut
+from orchestrator.study.storage.lock import is_locked
 from tests.support.journal_writer import call_on, writer
 from tests.support.storage import fault, interposed_library
 

@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.execution.node_kinds import Node, names_of
-from orchestrator.study.marker import Marker, is_seen, mark
-from orchestrator.study.place import ObjectStore
+from orchestrator.execution.nodes.node_kinds import Node, names_of
+from orchestrator.study.storage.marker import Marker, is_seen, mark
+from orchestrator.study.storage.place import ObjectStore
 from orchestrator.units import counted
 from trainers.files import own_file, quoted
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution.dispatcher import Dispatcher
-from orchestrator.execution.node_kinds import Node
-from orchestrator.execution.shared_storage import unshared
-from orchestrator.study.marker import Marker, mark
+from orchestrator.execution.nodes.node_kinds import Node
+from orchestrator.execution.nodes.shared_storage import unshared
 from orchestrator.study.messages import Assignment, Host
+from orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
 from tests.faults.scene import until
 from tests.support.nodes import cluster_of

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.decisions.director import Wanted
-from orchestrator.execution.autoscaler import MayStart, NoAutoscaler, may_start
-from orchestrator.execution.growth import Growth, OpenLane, Scene, decide
-from orchestrator.execution.node_kinds import Choice, Node, chosen_nodes
-from orchestrator.execution.placement import LaneShape
-from orchestrator.execution.room import at_most, bundles_of, bundles_of_whole, lanes_held
+from orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, may_start
+from orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
+from orchestrator.execution.nodes.placement import LaneShape
+from orchestrator.execution.nodes.room import at_most, bundles_of, bundles_of_whole, lanes_held
 
 RELEASE_AFTER = 60.0
 BUSY, JUST_IDLE, LONG_IDLE = None, 1.0, 100.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config.keys import PlacementStrategy
-from orchestrator.execution.node_kinds import Choice, Node
-from orchestrator.execution.placement import LaneShape, Room, lane_shape, largest_share, refuse_gpus_without_cuda
+from orchestrator.execution.nodes.node_kinds import Choice, Node
+from orchestrator.execution.nodes.placement import LaneShape, Room, lane_shape, largest_share, refuse_gpus_without_cuda
 from tests.support.studies import tiny_study
 
 

@@ -19,7 +19,7 @@ import ray
 import yaml
 from ray.autoscaler.sdk import request_resources
 
-from orchestrator.execution.node_kinds import Node, kind_in
+from orchestrator.execution.nodes.node_kinds import Node, kind_in
 from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, has_ended, runs_a_monitor
 
 # How long a request of a driver that is gone may stand.

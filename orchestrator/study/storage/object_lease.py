@@ -15,8 +15,8 @@ import uuid
 from dataclasses import asdict
 from pathlib import PurePosixPath
 
-from orchestrator.study.lease import NUM_DIGITS, TIMES_IN_A_LEASE, Holder, Term, is_gone, refused, taken_over
-from orchestrator.study.place import ObjectStore
+from orchestrator.study.storage.lease import NUM_DIGITS, TIMES_IN_A_LEASE, Holder, Term, is_gone, refused, taken_over
+from orchestrator.study.storage.place import ObjectStore
 from trainers.files import StorageLost
 
 FOLDER = "lease"

@@ -16,10 +16,10 @@ import pytest
 
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
-from orchestrator.study.object_lease import is_stored_study_run
-from orchestrator.study.place import ObjectStore, beside, run_place_of
 from orchestrator.study.state import Halted
-from orchestrator.study.stored_study import StoredStudy, read_copy, stored_journal
+from orchestrator.study.storage.object_lease import is_stored_study_run
+from orchestrator.study.storage.place import ObjectStore, beside, run_place_of
+from orchestrator.study.storage.stored_study import StoredStudy, read_copy, stored_journal
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
 from trainers.files import StorageLost
 
@@ -152,9 +152,9 @@ DRIVER = """
 import sys
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
-from orchestrator.study.place import ObjectStore
+from orchestrator.study.storage.place import ObjectStore
 from orchestrator.study.state import Halted
-from orchestrator.study.stored_study import StoredStudy
+from orchestrator.study.storage.stored_study import StoredStudy
 stored = StoredStudy(ObjectStore(sys.argv[1]), float(sys.argv[2]))
 with Journal(stored.run_dir / "journal.jsonl", "s", published=stored) as journal:
     print("open", flush=True)
@@ -272,7 +272,7 @@ def test_credentials_that_the_store_does_not_know_are_told() -> None:
     """The server asks for credentials from its second request on."""
     with object_store(INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
         store = f"s3://{BUCKET}/x?endpoint_override={strict.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
-        ask = f"from orchestrator.study.place import *; ObjectStore({store!r}).refuse_unusable()"
+        ask = f"from orchestrator.study.storage.place import *; ObjectStore({store!r}).refuse_unusable()"
         done = subprocess.run([sys.executable, "-c", ask], env=os.environ | CREDENTIALS, capture_output=True, text=True)
     assert re.search(
         r"ValueError: .* could not be listed: the store .* credentials.*; set AWS_ACCESS_KEY_ID and", done.stderr

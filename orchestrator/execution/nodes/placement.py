@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from orchestrator.config.keys import PlacementStrategy, StudyConfig
-from orchestrator.execution.node_kinds import Choice, Node, nodes_of
+from orchestrator.execution.nodes.node_kinds import Choice, Node, nodes_of
 from orchestrator.execution.ray_private import ACCELERATOR
 from orchestrator.units import counted
 

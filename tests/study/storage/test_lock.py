@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lock import is_locked, note_of
 from orchestrator.study.state import Halted, Study
+from orchestrator.study.storage.lock import is_locked, note_of
 from tests.support.journal_writer import call_on, contend, watched, writer
 from tests.support.storage import fault, interposed_library
 

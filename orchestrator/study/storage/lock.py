@@ -19,7 +19,7 @@ import weakref
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.study.lease import LEASE_SECONDS, Holder, Lease, is_gone, last_term, now_there, refusal
+from orchestrator.study.storage.lease import LEASE_SECONDS, Holder, Lease, is_gone, last_term, now_there, refusal
 from trainers.files import own_file, quoted
 
 # What a file system without locks says: NFS without its lock service, Lustre and FUSE as many mount them.
