@@ -27,6 +27,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def counted_between(low: int, high: int, noun: str) -> str:
+    """Return `2 to 4 rounds` and the like; `2 rounds` where both are the same."""
+    return counted(high, noun) if low == high else f"{low:,} to {counted(high, noun)}"
+
+
 def number_text(value: float) -> str:
     """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like."""
     size = abs(value)

@@ -34,7 +34,7 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         with console.status("predicting memory and time"):
             memory = _memory(StageContext[Frontier](frontier, config, study)) if frontier else None
             estimate = _estimate(config, full_runs) if full_runs else None
-    console.print(shown(f"{config.name}: {len(config.stages)} stages", style="bold"))
+    console.print(shown(f"{config.name}: {counted(len(config.stages), 'stage')}", style="bold"))
     for keys in config.stages:
         console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
@@ -119,7 +119,7 @@ def _estimate(config: StudyConfig, full_runs: int) -> str:
     seconds = full_runs * config.sample_budget * flops / (ASSUMED_UTILISATION * rate)
     return (
         f"ETA: about {seconds_text(seconds)} of training, longer for a small model, if nothing is pruned ({flops:.2g} FLOPs per sample, at "
-        f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {config.world_size} rank(s) of this "
+        f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {counted(config.world_size, 'rank')} of this "
         "machine); start-up, compiling and the probes come on top. batchscout run shows the time left as it is measured"
     )
 

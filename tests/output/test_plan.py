@@ -75,3 +75,14 @@ def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_ch
     )
     print_plan(study_of(), Facts(), predict_memory=False)
     assert "placement" not in capsys.readouterr().out
+
+
+def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    frontier = {"type": "frontier", "rounds": 1, "finalists": 1, "activation_checkpointing": ["none"]}
+    said = planned(capsys, [frontier])
+    assert ": 1 stage frontier" in said
+    assert "1 finalist in 1 round; then" in said
+    said = planned(capsys, [{"type": "frontier"}, {"type": "throughput", "rounds": 2, "max_rounds": 2}])
+    assert ": 2 stages frontier" in said
+    assert " 2 rounds over all of them" in said
+    assert "2 to 4 rounds over" in planned(capsys, [{"type": "throughput", "rounds": 2, "max_rounds": 4}])

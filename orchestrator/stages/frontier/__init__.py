@@ -18,6 +18,7 @@ from orchestrator.stages.frontier.propose import modes, propose
 from orchestrator.stages.frontier.variants import variants
 from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
+from orchestrator.units import counted, counted_between
 from trainers.knobs import in_words, that_change_the_loss
 
 
@@ -28,7 +29,8 @@ def describe(context: StageContext[Frontier]) -> list[str]:
         *_knobs(context),
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
         *_tried_beside(context),
-        f"{context.stage.finalists} finalists in {context.stage.rounds} rounds; then, in a fresh process each, {_verified(context)}",
+        f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then, in a fresh process each, "
+        f"{_verified(context)}",
     ]
 
 
@@ -51,9 +53,7 @@ def _verified(context: StageContext[Frontier]) -> str:
     one_more = "and one more for each that does not fit there"
     if not context.config.keys_of(Train):
         return f"the fastest: 1 trial, {one_more}"
-    return (
-        f"the fastest, and each mode's largest size that is trained: 1 to {1 + len(modes(context))} trials, {one_more}"
-    )
+    return f"the fastest, and each mode's largest size that is trained: {counted_between(1, 1 + len(modes(context)), 'trial')}, {one_more}"
 
 
 def _disturbed(context: StageContext[Frontier]) -> tuple[str, ...]:

@@ -14,14 +14,16 @@ from orchestrator.stages.throughput.conclude import conclude
 from orchestrator.stages.throughput.figures import derived, figures
 from orchestrator.stages.throughput.findings import ThroughputFindings as ThroughputFindings
 from orchestrator.stages.throughput.propose import propose
+from orchestrator.units import counted_between
 
 
 def describe(context: StageContext[Throughput]) -> list[str]:
     stage = context.stage
+    rounds = counted_between(stage.rounds, max(stage.rounds, stage.max_rounds), "round")
     return [
         "the baseline's effective batch, powers of two up to the chosen micro-batch, and "
         f"{', '.join(map(str, stage.multiples))} x that; each in its fastest form",
-        f"{stage.rounds} to {max(stage.rounds, stage.max_rounds)} rounds over all of them, until the rates are known",
+        f"{rounds} over all of them, until the rates are known",
     ]
 
 
