@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,10 +27,10 @@ from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
 from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
-from orchestrator.execution.nodes.node_kinds import Choice, chosen_nodes
+from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
 from orchestrator.execution.nodes.placement import LaneShape, lane_shape, nodes_now
 from orchestrator.execution.nodes.room import at_most
-from orchestrator.execution.nodes.shared_storage import refuse_other_nodes, shared_marker
+from orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
 from orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
@@ -40,6 +40,7 @@ from orchestrator.execution.session import (
     wait_for_nodes,
 )
 from orchestrator.execution.tune import run_stage
+from orchestrator.output.fetched import TrialsFetched
 from orchestrator.output.live import LiveReport
 from orchestrator.output.progress import Progress
 from orchestrator.output.results import Ending, finish
@@ -57,12 +58,14 @@ from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
     discard_what_nobody_needs,
+    logs_of,
     open_run_directory,
     put_former_try_by,
 )
 from orchestrator.study.slow_storage import told_if_storage_hangs
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.storage.lease import RunsOut
+from orchestrator.study.storage.marker import RunMarker
 from orchestrator.study.storage.place import RunPlace
 from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import TrialState
@@ -125,7 +128,7 @@ def run_study(
     wishes = _Wishes(address, min_nodes, remeasure, retry_failed, quiet)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
-    stored = _held(lambda: StoredStudy(place))
+    stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
     with contextlib.closing(stored):
         try:
             ending = _run(config, stored.run_dir, stored, wishes)
@@ -179,10 +182,12 @@ def _held(take: Callable[[], Held]) -> Held:
 
 def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     """Write the results, also to where the study is published, and say how it stands."""
+    if (published := journal.published) is None:
+        return finish(config, run_dir, journal.study)
+    published.fetch_what_others_ran()
     ending = finish(config, run_dir, journal.study)
-    if journal.published is not None:
-        journal.published.publish_results()
-        journal.published.publish_trials()
+    published.publish_results()
+    published.add_logs(log for trial in journal.study.trials for log in logs_of(run_dir, trial))
     return ending
 
 
@@ -196,9 +201,7 @@ def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_fa
     if not events:
         return ""
     for trial in trials:
-        put_former_try_by(run_dir, trial)
-    if journal.published is not None:
-        journal.published.publish_trials()
+        put_former_try_by(run_dir, trial, journal.published)
     for event in events:
         journal.append(event)
     return f"{counted(len(trials), 'trial')} of an earlier try will run again: {why}; all else stands"
@@ -244,7 +247,8 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
     live_report = LiveReport(config, journal.study, run_dir, say)
     trackers = open_trackers(config.tracking, config.name, run_dir, functools.partial(_tell, driver))
-    observer = Observers([driver.progress, *trackers, live_report])
+    first: list[Observer] = [] if journal.published is None else [TrialsFetched(journal.published)]
+    observer = Observers([*first, driver.progress, *trackers, live_report])
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
@@ -255,8 +259,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         ground = _look_at_cluster(driver, is_local=address is None)
         shape = ground.shape
-        is_shared = address is not None and journal.published is None
-        marker = shared_marker(run_dir / ".ray", ground.choice.nodes_there, say) if is_shared else None
+        marker = None if address is None else _marker(driver, ground.choice.nodes_there)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -303,9 +306,7 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
 
 def _conclude(director: Director, driver: Driver) -> None:
     director.conclude()
-    discard_what_nobody_needs(driver.run_dir, director.context.trials())
-    if driver.journal.published is not None:
-        driver.journal.published.publish_trials()
+    discard_what_nobody_needs(driver.run_dir, director.context.trials(), driver.journal.published)
 
 
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
@@ -315,8 +316,6 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    if driver.journal.published is not None:
-        refuse_other_nodes(driver.journal.published.store, choice.nodes)
     measured_on = driver.journal.study.facts.measured_on
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
@@ -325,6 +324,14 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if asker is not None:
         wait_for_room(ground, driver.min_nodes, driver.progress.say)
     return ground
+
+
+def _marker(driver: Driver, nodes: Sequence[Node]) -> RunMarker | None:
+    """Return what a node sees that may run trials of this study; None where nobody is asked. See `shared_marker`."""
+    published, say = driver.journal.published, driver.progress.say
+    if published is not None:
+        return store_marker(published.store, nodes, say)
+    return shared_marker(driver.run_dir / ".ray", nodes, say)
 
 
 def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:

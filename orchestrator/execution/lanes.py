@@ -46,7 +46,7 @@ from orchestrator.execution.ray_private import (
     raylet_of_unavailable,
 )
 from orchestrator.study.messages import Blame, Device, FirstLane
-from orchestrator.study.storage.marker import Marker
+from orchestrator.study.storage.marker import RunMarker
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.
@@ -63,7 +63,7 @@ class Workplace:
     """Of their processes, beside what these inherit."""
     working_directory: Path | None = None
     """Of the user's code; None: the copy of the driver's that Ray has shipped."""
-    marker: Marker | None = None
+    marker: RunMarker | None = None
     """What a rank must see to run anything; None: it sees what the driver sees."""
 
 

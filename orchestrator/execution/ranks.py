@@ -30,8 +30,8 @@ from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from orchestrator.execution.ray_private import is_draining
 from orchestrator.study.messages import Assignment, Device, Host, Message
-from orchestrator.study.storage.marker import Marker
-from orchestrator.study.storage.place import files_by_object
+from orchestrator.study.storage.marker import RunMarker
+from orchestrator.study.storage.stored_trials import Publication
 from orchestrator.units import bytes_text, exit_text, shortened
 from trainers.config import TrialConfig
 from trainers.device.cgroup import memory_kills
@@ -95,7 +95,7 @@ class Place:
     dispatcher: DispatcherHandle
     lane: str
     rank: int
-    marker: Marker | None = None
+    marker: RunMarker | None = None
     """What it sees if it sees the run directory; None where nobody is asked."""
 
     def introduce(self) -> None:
@@ -273,8 +273,9 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     from trainers.loop import train as train_one
 
     config = TrialConfig.model_validate_json(assignment.config_json)
-    reporter = Reporter(place.dispatcher, assignment)
     try:
+        assignment = _on_this_machine(assignment, config, place.rank)
+        reporter = Reporter(place.dispatcher, assignment)
         with _leaving_its_stack(crash_log(assignment.directory, place.rank)):
             answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
     except StorageLost as error:
@@ -360,21 +361,35 @@ def write_traceback(assignment: Assignment, rank: int) -> None:
         log.write_text(said)
     except OSError:  # a full disk must not end the lane: the traceback goes to Ray's own log instead
         print(said, file=sys.stderr)
+        return
+    if publication := publication_of(assignment):
+        try:
+            publication.add(log.name)
+        except StorageLost as error:  # which the driver will hear of the store, too; the trial failed of something else
+            print(f"{error}; it holds:\n{said}", file=sys.stderr)
 
 
-class Publication:
-    """The files of a trial in the study's object store, if it has one. What other drivers' ranks have there stays."""
+def _on_this_machine(assignment: Assignment, config: TrialConfig, rank: int) -> Assignment:
+    """Have here what a trial of an object store's study goes on from or is compared with, and return its assignment with the directory that
+    it has on this machine. Raises StorageLost where the store or the disk refuses."""
+    if (stored := assignment.stored) is None:
+        return assignment
+    stored.fetch(assignment.trial_id, checkpoints_alone=rank > 0)
+    for other in trials_read_by(config):
+        stored.fetch(other, checkpoints_alone=True)
+    return replace(assignment, directory=str(stored.directory(assignment.trial_id, assignment.directory)))
 
-    def __init__(self, assignment: Assignment) -> None:
-        self._store, self._folder = assignment.store, Path(assignment.directory)
-        self._below = f"trials/{assignment.trial_id}"
-        known = self._store is not None and self._folder.exists()
-        self._known = set(files_by_object(self._folder, self._below)) if known else set[str]()
 
-    def update(self) -> None:
-        """Write what is new, and remove what this process no longer has. Raises StorageLost where the store refuses."""
-        if self._store is not None:
-            self._known = self._store.add(self._folder, self._below, former=self._known)
+def trials_read_by(config: TrialConfig) -> set[str]:
+    """Return the other trials of the study of which this one reads what they have saved."""
+    read = [config.reference_weights, config.branch_from.directory if config.branch_from else None]
+    return {Path(path).parts[1] for path in read if path is not None and Path(path).parts[0] == ".."}
+
+
+def publication_of(assignment: Assignment) -> Publication | None:
+    """Return where the files of a trial's directory are to be beside it: in the study's object store, if it has one."""
+    stored = assignment.stored
+    return stored and stored.publication(assignment.trial_id, Path(assignment.directory))
 
 
 class Reporter:
@@ -382,7 +397,7 @@ class Reporter:
     wait."""
 
     def __init__(self, dispatcher: DispatcherHandle, assignment: Assignment) -> None:
-        self._dispatcher, self._key, self._publication = dispatcher, assignment.key, Publication(assignment)
+        self._dispatcher, self._key, self._publication = dispatcher, assignment.key, publication_of(assignment)
         self._answer: ray.ObjectRef | None = None
         self.last_message = Message()
 
@@ -390,7 +405,10 @@ class Reporter:
         if report.notice is not None:  # wait: should this process end next, it has been said
             return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
         message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
-        if report.kind in ("milestone", "end"):  # before it is said: what the journal tells of is then in the store
+        if self._publication and report.kind in (
+            "milestone",
+            "end",
+        ):  # before it is said: what the journal tells of is then in the store
             self._publication.update()
         if report.kind == "end":
             self.last_message = message

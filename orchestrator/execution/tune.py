@@ -74,7 +74,7 @@ class StageSearch(_NotRestored, Searcher):
             directory=str(trial_directory(self._run_dir, trial.id)),
             token=self._token,
             known=self._director.study.known(trial),
-            store=published.store if (published := self._director.journal.published) else None,
+            stored=published.trials if (published := self._director.journal.published) else None,
             recycle_after=config.isolation == "trial",
             fresh_process=trial.proposal.fresh_process,
         )

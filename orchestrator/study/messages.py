@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.study.causes import Cause
-from orchestrator.study.storage.place import ObjectStore
+from orchestrator.study.storage.stored_trials import StoredTrials
 from orchestrator.units import bytes_text
 from trainers.notices import Notice
 from trainers.report import Known
@@ -29,6 +29,7 @@ class Assignment:
     config_json: str
     """Its TrialConfig as JSON: whoever passes it on needs neither pydantic nor torch."""
     directory: str
+    """Where its files are; in an object store's study, in the driver's copy."""
     token: str
     """Names the driver; the checkpoints of the trial are marked with it."""
     known: Known | None = None
@@ -40,8 +41,8 @@ class Assignment:
     key: str = ""
     """Names this handing over: a rank that still speaks for an earlier handing over of the same trial is told apart by
     it."""
-    store: ObjectStore | None = None
-    """Where `directory` is published as `trials/<trial id>`; None where it is the run directory's own."""
+    stored: StoredTrials | None = None
+    """Where the study's trials are, if it is in an object store."""
     lane_deaths: int = 0
     """How many groups of processes have died under the trial."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 import yaml
 
@@ -169,16 +169,27 @@ def trial_directory(run_dir: Path, trial_id: str) -> Path:
     return run_dir / "trials" / trial_id
 
 
-def discard_what_nobody_needs(run_dir: Path, trials: list[Trial]) -> None:
-    """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed."""
-    for trial in trials:
-        directory = trial_directory(run_dir, trial.id)
+def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: StoredStudy | None = None) -> None:
+    """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed. published: where the
+    directory is a copy of; what crashed ranks have left here is added there."""
+    kept = {trial.id: trial.state is TrialState.COMPLETE and trial.is_full_run for trial in trials}
+    for name, is_kept in kept.items():
+        directory = trial_directory(run_dir, name)
         with own_file(directory, "removed"):
             for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
                 leftover.unlink(missing_ok=True)
-            is_kept = trial.state is TrialState.COMPLETE and trial.is_full_run
             if not is_kept and (directory / "checkpoints").exists():
                 shutil.rmtree(directory / "checkpoints")
+    if published is not None:
+        published.add_logs(log for name in kept for log in logs_of(run_dir, name))
+        published.discard(lambda path: _is_discarded(path, kept))
+
+
+def _is_discarded(path: PurePosixPath, kept: Mapping[str, bool]) -> bool:
+    """True for what nobody needs of these trials, by its path below all trials. kept: whether a trial's checkpoints are."""
+    name, *below = path.parts
+    is_of_a_checkpoint = below[0] == "checkpoints" and not kept.get(name, True)
+    return is_of_a_checkpoint or (name in kept and below == ["weights.pt"])
 
 
 def logs_of(run_dir: Path, trial_id: str) -> list[Path]:
@@ -186,13 +197,18 @@ def logs_of(run_dir: Path, trial_id: str) -> list[Path]:
     return sorted(trial_directory(run_dir, trial_id).glob("[ec]r*-rank*.log"))
 
 
-def put_former_try_by(run_dir: Path, trial: Trial) -> None:
+def put_former_try_by(run_dir: Path, trial: Trial, published: StoredStudy | None = None) -> None:
     """Have an ended trial's directory ready for its next try: without what it would go on from, and with its logs under names that
-    say of which try they are."""
-    discard_what_nobody_needs(run_dir, [trial])
-    directory = trial_directory(run_dir, trial.id)
+    say of which try they are. published: as of `discard_what_nobody_needs`."""
+    discard_what_nobody_needs(run_dir, [trial], published)
+    directory, former = trial_directory(run_dir, trial.id), logs_of(run_dir, trial.id)
+    put_by = [log.with_name(f"try{len(trial.earlier_tries) + 1}-{log.name}") for log in former]
     with own_file(directory):
-        for log in logs_of(run_dir, trial.id):
-            log.rename(directory / f"try{len(trial.earlier_tries) + 1}-{log.name}")
+        for log, aside in zip(former, put_by, strict=True):
+            log.rename(aside)
         if (directory / "checkpoints").exists():
             shutil.rmtree(directory / "checkpoints")
+    if published is not None:
+        published.add_logs(put_by)
+        gone = {PurePosixPath(trial.id, log.name) for log in former}
+        published.discard(lambda path: path in gone or path.parts[:2] == (trial.id, "checkpoints"))

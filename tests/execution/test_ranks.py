@@ -26,6 +26,7 @@ from orchestrator.execution.ranks import (
     last_word_of,
     memory_reason,
     require_cuda,
+    trials_read_by,
     where_paths_begin,
     write_traceback,
 )
@@ -270,3 +271,16 @@ def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_began(
         assert told.startswith(f" (relative paths begin at {tmp_path} on {socket.gethostname()}: ") == is_told
         assert bool(told) == is_told
     assert where_paths_begin(FileNotFoundError("no file, said by somebody")) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ({}, set[str]()),
+        ({"reference_weights": "../equivalence-m16k1/weights.pt"}, {"equivalence-m16k1"}),
+        ({"branch_from": {"directory": "../train-m8k2", "samples": 32}}, {"train-m8k2"}),
+        ({"branch_from": {"directory": "/mnt/other/run", "samples": 32}}, set[str]()),
+    ],
+)
+def test_what_a_trial_reads_of_others_is_told_by_its_keys(changes: dict[str, Any], read: set[str]) -> None:
+    assert trials_read_by(tiny.config(**changes)) == read

@@ -18,23 +18,40 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.study.journal import replay
+from orchestrator.study.state import Study
 from orchestrator.study.storage.place import ObjectStore
 from orchestrator.study.storage.stored_study import stored_journal
+from orchestrator.study.trial import TrialState
+from tests.faults.scene import until
+from tests.support.blind_node import blind_node, why_there_is_no_blind_node
+from tests.support.nodes import cluster_of
 from tests.support.object_store import BUCKET, object_store, reached_at
 from tests.support.studies import TINY, grid
+from trainers.loop import train
+from trainers.report import Report
+from trainers.step_log import read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
+QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 STUDY: dict[str, Any] = TINY | {"sample_budget": 512, "evaluations": 8, "placement": {"lanes": 1, "cpus_per_rank": 1}}
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+def name() -> str:
+    """Of the run directory in the store. What this process has asked there it asks at the same address again, where the server of another
+    test was: a test that asks has a name of its own."""
+    return "one"
+
+
+@pytest.fixture
+def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     with object_store() as address:
-        for name, value in reached_at(address).items():
-            monkeypatch.setenv(name, value)
+        for variable, value in reached_at(address).items():
+            monkeypatch.setenv(variable, value)
         monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
-        yield ObjectStore(f"s3://{BUCKET}/runs/one")
+        yield ObjectStore(f"s3://{BUCKET}/runs/{name}")
 
 
 def batchscout(*words: object) -> subprocess.Popen[str]:
@@ -63,14 +80,27 @@ def losses(store: ObjectStore) -> list[tuple[str, int, float]]:
     return sorted(told)
 
 
+def in_this_process(study: Study, folder: Path) -> list[tuple[str, int, float]]:
+    """The losses of the study's trials as they are where nothing goes wrong."""
+    found = []
+    for name, trial in study.trials.items():
+        reports: list[Report] = []
+        train(trial.config, reports.append, folder / name)
+        told = [report.metrics for report in reports if report.kind in ("milestone", "end")]
+        found += [(name, metrics["samples_seen"], metrics["val_loss"]) for metrics in told]
+    return sorted(found)
+
+
+def replayed(store: ObjectStore, name: str, folder: Path) -> Study:
+    (folder / "journal.jsonl").write_bytes(stored_journal(store))
+    return replay(folder / "journal.jsonl", name)
+
+
 def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"stages": grid(learning_rate=[1e-3, 2e-3])}))
-    undisturbed = ObjectStore(f"s3://{BUCKET}/runs/undisturbed")
-    said("run", file, "--dir", undisturbed)
-
     driver = batchscout("run", file, "--dir", store)
     deadline = time.monotonic() + 200
     while len(events(store, "evaluated")) < 3:
@@ -86,7 +116,7 @@ def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     assert "report:         s3://bucket/runs/one/report.html" in again
     assert str(tmp_path / "cache") not in again, "a user knows nothing of the copy"
     assert stored_journal(store).startswith(acknowledged), "nothing that was acknowledged is lost"
-    assert losses(store) == losses(undisturbed)
+    assert losses(store) == in_this_process(replayed(store, "tiny", tmp_path), tmp_path / "undisturbed")
     trained = sum(one["seconds"] > 0 for one in events(store, "ended"))
     assert trained == 2
 
@@ -99,7 +129,7 @@ def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     assert page.startswith(b"<!DOCTYPE html>")
     assert "micro-batch" in said("explain", store, events(store, "ended")[0]["id"])
     assert "per_device_train_batch_size" in said("export", store, "--to", "hf")
-    assert said("compare", store, undisturbed)
+    assert said("compare", store, QUICKSTART)
     kept = [name for name in store.stored("trials") if name.endswith(".pt")]
     assert {name.split("/")[1] for name in kept} == {one["id"] for one in events(store, "ended")}, "as in a folder"
     assert "learning_rate" in said("run", file, "--dir", store, "--set", "stages.0.learning_rate=[3e-3]", code=2)
@@ -119,3 +149,73 @@ def test_what_the_store_lacks_is_bad_input_before_anything_starts(store: ObjectS
         "trial", file, "--dir", "s3://bucket/x", code=2
     )
     assert "names no run directory; write s3://BUCKET/NAME" in said("plan", file, "--dir", "s3://bucket", code=2)
+
+
+# On a cluster
+
+
+def meet_on_loopback(address: str, patch: pytest.MonkeyPatch) -> None:
+    """Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none."""
+    if address.startswith("127."):
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def step_losses(path: Path) -> list[tuple[int, float]]:
+    return [(step.samples_seen, step.loss) for step in read_steps(path)]
+
+
+@pytest.mark.parametrize("name", ["moves"])
+def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_disk(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither node sees the cache of the driver or of the other: what they have of the study comes from the store."""
+    if why := why_there_is_no_blind_node():
+        pytest.skip(why)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    file = tmp_path / "study.yaml"
+    model = {"target": "tests.support.studies:Sleeps", "kwargs": {"seconds": 0.02}}
+    stages = grid(learning_rate=[1e-3])
+    file.write_text(yaml.safe_dump(STUDY | {"name": "moves", "model": model, "stages": stages}))
+    with cluster_of([]) as address:
+        meet_on_loopback(address, monkeypatch)
+        with blind_node(address, cache):
+            driver = batchscout("run", file, "--dir", store, "--address", address)
+            try:
+                until(lambda: len(events(store, "evaluated")) >= 3 or driver.poll() is not None, "evaluations", 200)
+            except AssertionError:
+                driver.kill()
+                pytest.fail(driver.communicate()[0])
+        with blind_node(address, cache):
+            output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
+    study = replayed(store, "moves", tmp_path)
+    (trial,) = study.trials.values()
+    assert trial.state is TrialState.COMPLETE
+    assert [hold.lost for hold in trial.holds] == [True, False], output
+    told = [one["metrics"]["samples_seen"] for one in events(store, "evaluated")]
+    assert len(told) - len(set(told)) <= 1, "it went on from its last evaluation, which it may have told twice"
+    told_of = [(trial.id, point["samples_seen"], point["val_loss"]) for point in trial.history]
+    assert told_of == in_this_process(study, tmp_path / "undisturbed"), "it went on from what it had saved"
+    store.download(f"trials/{trial.id}/steps.jsonl", tmp_path / "steps.jsonl")
+    assert step_losses(tmp_path / "steps.jsonl") == step_losses(tmp_path / "undisturbed" / trial.id / "steps.jsonl")
+    copies = [path for path in cache.rglob("*.pt") if "trials" in path.parts]
+    assert not copies, "the driver needs no checkpoint"
+    assert [name for name in store.stored("trials") if name.endswith(".pt")], "what a full run has saved is kept"
+
+
+@pytest.mark.parametrize("name", ["barred"])
+def test_a_node_that_may_not_read_there_is_named_before_anything_starts(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(STUDY | {"name": "barred", "stages": grid(learning_rate=[1e-3])}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+        with cluster_of([{"num_cpus": 1}]) as address:
+            patch.undo()
+            meet_on_loopback(address, monkeypatch)
+            told = said("run", file, "--dir", store, "--address", address, code=2)
+    assert "1 of 1 node that trials may run on does not reach s3://bucket/runs/barred (" in " ".join(told.split())
+    assert "give every node the credentials and the network that the driver has" in " ".join(told.split())
+    assert not events(store, "proposed")

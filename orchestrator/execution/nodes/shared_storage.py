@@ -1,5 +1,5 @@
 """Whether the nodes that run trials see the run directory. A trial may be paused on one node and go on from its checkpoint on
-another, so on several nodes the directory must be on storage that all of them see."""
+another, so on several nodes the directory must be on storage that all of them see, or in an object store that all may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.execution.nodes.node_kinds import Node, names_of
-from orchestrator.study.storage.marker import Marker, is_seen, mark
+from orchestrator.study.storage.marker import Marker, RunMarker, StoreMarker, is_seen, mark
 from orchestrator.study.storage.place import ObjectStore
 from orchestrator.units import counted
 from trainers.files import own_file, quoted
@@ -28,10 +28,7 @@ def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None
     here = ray.get_runtime_context().get_node_id()
     if not nodes or [node.id for node in nodes] == [here]:
         return marker
-    sees = _asked(marker, nodes)
-    if silent := [node for node in nodes if node.id not in sees]:
-        say(f"{names_of(silent)} did not say in time whether it sees the run directory; its ranks will be asked again")
-    blind = [node for node in nodes if not sees.get(node.id, True)]
+    blind = _blind(marker, nodes, say)
     if blind and len(nodes) > 1:
         with own_file(folder, "removed"):
             Path(marker.path).unlink(missing_ok=True)
@@ -39,18 +36,28 @@ def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None
     return None if blind else marker
 
 
-def refuse_other_nodes(store: ObjectStore, nodes: Sequence[Node]) -> None:
-    """Raise ValueError where trials may run on another node than the driver's, whose copy of the store they would not see."""
-    here = ray.get_runtime_context().get_node_id()
-    if others := [node for node in nodes if node.id != here]:
+def store_marker(store: ObjectStore, nodes: Sequence[Node], say: Callable[[str], None]) -> StoreMarker:
+    """Return what a node sees that may read in the store; arguments as of `shared_marker`. Raises ValueError where some may not."""
+    marker = StoreMarker(store)
+    if blind := _blind(marker, nodes, say):
+        do = "does" if len(blind) == 1 else "do"
         raise ValueError(
-            f"{store} is in an object store, and trials may run on {counted(len(others), 'node')} beside the driver's ({names_of(others)}): such a "
-            "run directory is for studies on one machine so far. Run on that machine without --address, or give with --dir a directory "
-            "on storage that all nodes see (NFS, EFS, Lustre)"
+            f"{len(blind)} of {counted(len(nodes), 'node')} that trials may run on {do} not reach {quoted(str(store))} ({names_of(blind)}), where "
+            "their checkpoints go; give every node the credentials and the network that the driver has: a role of the machine, "
+            "~/.aws, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set where its `ray start` runs"
         )
+    return marker
 
 
-def _asked(marker: Marker, nodes: Sequence[Node]) -> Mapping[str, bool]:
+def _blind(marker: RunMarker, nodes: Sequence[Node], say: Callable[[str], None]) -> list[Node]:
+    """Return which of the nodes say that they do not see it."""
+    sees = _asked(marker, nodes)
+    if silent := [node for node in nodes if node.id not in sees]:
+        say(f"{names_of(silent)} did not say in time whether it sees the run directory; its ranks will be asked again")
+    return [node for node in nodes if not sees.get(node.id, True)]
+
+
+def _asked(marker: RunMarker, nodes: Sequence[Node]) -> Mapping[str, bool]:
     """Return by their ids which nodes see the marker, as far as they answer in time."""
     look = ray.remote(num_cpus=0, max_retries=0)(is_seen)
     answers = {

@@ -1,4 +1,4 @@
-"""What tells whether a process sees the run directory. It imports next to nothing: a node that is asked starts a process for it."""
+"""What tells whether a process sees the run directory. It imports little: a node that is asked starts a process for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from trainers.files import written_whole
+from orchestrator.study.storage.place import ObjectStore
+from trainers.files import StorageLost, written_whole
 
 # How long storage in a network may take until one node sees what another has written.
 SECONDS_TO_SEE = 5.0
@@ -36,6 +38,23 @@ class Marker:
             return False
 
 
+@dataclass(frozen=True)
+class StoreMarker:
+    """A study's file in its object store, which only who may read there can read."""
+
+    store: ObjectStore
+
+    def is_seen(self) -> bool:
+        """True if this process reads it."""
+        try:
+            return self.store.read("study.yaml") is not None
+        except StorageLost:  # no network, no credentials, or other ones
+            return False
+
+
+RunMarker: TypeAlias = Marker | StoreMarker
+
+
 def mark(folder: Path) -> Marker:
     """Write a marker in a folder of the run directory's that is gone once the study is over."""
     marker = Marker(str(folder / "seen_by_all"), uuid.uuid4().hex)
@@ -44,5 +63,5 @@ def mark(folder: Path) -> Marker:
     return marker
 
 
-def is_seen(marker: Marker) -> bool:
+def is_seen(marker: RunMarker) -> bool:
     return marker.is_seen()

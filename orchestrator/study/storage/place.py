@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -90,12 +90,6 @@ class ObjectStore:
             while piece := stream.read(BYTES_AT_ONCE):
                 file.write(piece)
 
-    def publish(self, folder: Path, below: str) -> None:
-        """Make what is below a name what this folder holds: new and changed files are written first, then others are removed. A folder
-        that is not there says nothing: it was taken over by another driver, or nothing was kept yet."""
-        if folder.exists():
-            self.add(folder, below, former=set(self.stored(below)))
-
     def add(self, folder: Path, below: str, former: set[str]) -> set[str]:
         """Write the new and changed files of a folder below a name, and return the names of all that it holds. former: what is removed
         if the folder does not hold it. Raises StorageLost where there is no such folder."""
@@ -107,21 +101,22 @@ class ObjectStore:
             self.remove(name)
         return set(here)
 
-    def fetch(self, folder: Path, below: str, leaving_out: str | None = None) -> None:
-        """Make a folder what is below a name; leaving_out: how the names end of files that are not wanted."""
-        there = self.stored(below)
+    def fetch(
+        self, folder: Path, below: str, wanted: Callable[[str], bool] = lambda _: True, *, removes: bool = True
+    ) -> None:
+        """Make a folder what is below a name, as far as its files are wanted by their names. removes: whether files go that are wanted and
+        are not there."""
+        there = {name: one for name, one in self.stored(below).items() if wanted(name)}
         if not there and not folder.exists():
             return
         with own_file(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        here = files_by_object(folder, below)
+        here = {name: path for name, path in files_by_object(folder, below).items() if wanted(name)}
         for name, one in there.items():
-            if leaving_out and name.endswith(leaving_out):
-                continue
             path = folder / name.removeprefix(f"{below}/")
             if name not in here or _may_differ(path, one):
                 self.download(name, path)
-        for name in here.keys() - there.keys():
+        for name in here.keys() - there.keys() if removes else ():
             with own_file(here[name], "removed"):
                 here[name].unlink(missing_ok=True)
 

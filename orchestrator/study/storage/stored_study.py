@@ -7,37 +7,43 @@ Readers take the last generation alone. What a driver that was followed still wr
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from orchestrator.study.storage.copies import copies_for_the_driver, generation_name
 from orchestrator.study.storage.lease import LEASE_SECONDS, NUM_DIGITS, Holder
 from orchestrator.study.storage.object_lease import ObjectLease
 from orchestrator.study.storage.place import ObjectStore
-from trainers.data.cache import cache_directory
+from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_checkpoint
 from trainers.files import make_private_directory, own_file, quoted, written_whole
 
 SEGMENT_DIGITS = 8
 REQUESTS_AT_ONCE = 16
 RESULTS = ("report.html", "recommendation.json")
-CHECKPOINT = ".pt"
 
 
 class StoredStudy:
     """A study in an object store, which this process holds until `close`, and its copy here, which is the store's as it was then."""
 
-    def __init__(self, store: ObjectStore, lease_seconds: float = LEASE_SECONDS) -> None:
-        """Take the study and fetch it. Raises ValueError where another process has it, or where the store cannot be used."""
+    def __init__(
+        self, store: ObjectStore, lease_seconds: float = LEASE_SECONDS, *, runs_trials_here: bool = True
+    ) -> None:
+        """Take the study and fetch it. runs_trials_here: true if all trials run in this copy; else machines of a cluster run them, each in
+        its own, and this one has no checkpoints. Raises ValueError where another process has it, or where the store cannot be used."""
         store.refuse_unusable()
         self.store = store
         self.lease = ObjectLease(store, Holder.here(), lease_seconds)
+        self.trials = StoredTrials(store, None if runs_trials_here else self.lease.number)
         try:
             self.run_dir = _copy_of(store, self.lease.number)
             _fetch_file(store, "study.yaml", self.run_dir)
             _write(self.run_dir / "journal.jsonl", stored_journal(store))
-            store.fetch(self.run_dir / "trials", "trials")
+            if runs_trials_here:
+                store.fetch(self.run_dir / TRIALS, TRIALS)
+            self.fetch_what_others_ran()
         except BaseException:
             self.lease.release()
             raise
@@ -66,9 +72,22 @@ class StoredStudy:
     def publish_results(self) -> None:
         publish_results(self.store, self.run_dir)
 
-    def publish_trials(self) -> None:
-        """Have the store keep of the trials what is kept here."""
-        self.store.publish(self.run_dir / "trials", "trials")
+    def fetch_what_others_ran(self, trial_id: str | None = None) -> None:
+        """Have here what ranks on a cluster's machines have kept of a trial, or of all, but for checkpoints."""
+        if self.trials.generation is not None:
+            below = TRIALS if trial_id is None else below_of(trial_id)
+            self.store.fetch(self.run_dir / below, below, lambda name: not is_checkpoint(name))
+
+    def add_logs(self, logs: Iterable[Path]) -> None:
+        """Write files of trials that lie in this copy: what ranks that have crashed could not write any more."""
+        for log in logs:
+            self.store.upload(log, log.relative_to(self.run_dir).as_posix())
+
+    def discard(self, is_discarded: Callable[[PurePosixPath], bool]) -> None:
+        """Remove what the trials have saved, by its path below them: `<trial id>/checkpoints/...`."""
+        for name in self.store.stored(TRIALS):
+            if is_discarded(PurePosixPath(name).relative_to(TRIALS)):
+                self.store.remove(name)
 
     def told(self, text: str) -> str:
         """Return a message with the place that the user named, in place of the copy's."""
@@ -118,7 +137,7 @@ def read_copy(store: ObjectStore, folder: Path) -> None:
         _fetch_file(store, name, folder)
     if lines := stored_journal(store):
         _write(folder / "journal.jsonl", lines)
-    store.fetch(folder / "trials", "trials", leaving_out=CHECKPOINT)
+    store.fetch(folder / TRIALS, TRIALS, lambda name: not is_checkpoint(name))
 
 
 def _fetch_file(store: ObjectStore, name: str, folder: Path) -> None:
@@ -138,10 +157,8 @@ def _write(path: Path, content: bytes) -> None:
 def _copy_of(store: ObjectStore, generation: int) -> Path:
     """Return the folder of this machine in which this driver works. An earlier driver's is taken over by its new name: should that one
     wake up, it finds its own no more."""
-    address = str(store).partition("?")[0].rstrip("/")
-    digest = hashlib.sha256(str(store).encode()).hexdigest()[:12]
-    copies = cache_directory() / "runs" / f"{PurePosixPath(address).name}-{digest}"
-    copy = copies / f"{generation:0{NUM_DIGITS}d}"
+    copies = copies_for_the_driver(store)
+    copy = copies / generation_name(generation)
     with own_file(copies):
         make_private_directory(copies)
         others = sorted(other for other in copies.iterdir() if other != copy)

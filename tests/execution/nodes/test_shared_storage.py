@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,8 @@ from orchestrator.study.messages import Assignment, Host
 from orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
 from tests.faults.scene import until
+from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
-from tests.support.ports import free_ports
 from tests.support.studies import TINY, grid
 
 NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
@@ -63,44 +60,6 @@ def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and
         assert taken.trial_id == "a"
 
     asyncio.run(asyncio.wait_for(scene(), 10))
-
-
-# `ray start`, which would take the loopback address, that a cluster has after a local study in this process, for the network's.
-RAY_START = """
-import ray._private.services as services
-services.resolve_ip_for_localhost = lambda host: host
-from ray.scripts.scripts import main
-main()
-"""
-
-
-@contextmanager
-def blind_node(address: str, hidden: Path) -> Iterator[None]:
-    """Add a node of this machine that sees another disk where the hidden directory is."""
-    host, (agent,) = address.rpartition(":")[0], free_ports(1)
-    own = f"--node-ip-address={host} --dashboard-agent-listen-port={agent}"
-    ray = f"{shlex.join([sys.executable, '-c', RAY_START])} start --address={address} {own} --num-cpus=1 --disable-usage-stats --block"
-    script = f"mount -t tmpfs blind {shlex.quote(str(hidden))} && exec {ray}"
-    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    said = ""
-    try:
-        while "Ray runtime started" not in said:
-            line = process.stdout.readline()
-            assert line, said
-            said += line
-        yield
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def why_there_is_no_blind_node() -> str | None:
-    if os.getuid() != 0:
-        return "mount namespaces are made by root alone"
-    tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True, text=True)
-    return None if tried.returncode == 0 else f"no mount namespaces here: {tried.stderr.strip()}"
 
 
 @pytest.mark.ray

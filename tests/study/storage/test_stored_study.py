@@ -14,12 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.trial import base_trial
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
+from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
 from orchestrator.study.state import Halted
 from orchestrator.study.storage.object_lease import is_stored_study_run
 from orchestrator.study.storage.place import ObjectStore, beside, run_place_of
 from orchestrator.study.storage.stored_study import StoredStudy, read_copy, stored_journal
+from orchestrator.study.storage.stored_trials import StoredTrials
+from orchestrator.study.trial import Proposal, Trial, TrialState
+from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
 from trainers.files import StorageLost
 
@@ -36,7 +41,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def store(address: str, request: pytest.FixtureRequest) -> ObjectStore:
-    return ObjectStore(f"s3://{BUCKET}/runs/{request.node.name}")
+    return ObjectStore(f"s3://{BUCKET}/runs/{re.sub(r'[^a-z0-9]+', '-', request.node.name)}")
 
 
 def ready(token: str) -> ClusterReady:
@@ -86,18 +91,18 @@ def test_a_folder_is_published_and_fetched_as_it_is(store: ObjectStore, tmp_path
     (here / "a" / "checkpoints" / "1.pt").write_bytes(os.urandom(3 << 20))
     (here / "a" / "log").write_text("one")
     (here / "a" / ".half.partial").write_text("half")
-    store.publish(here, "trials")
+    known = store.add(here, "trials", former=set())
     store.fetch(there, "trials")
     assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["1.pt", "log"]
     assert (there / "a/checkpoints/1.pt").read_bytes() == (here / "a/checkpoints/1.pt").read_bytes()
     (here / "a" / "log").write_text("two")
     (here / "a" / "checkpoints" / "1.pt").rename(here / "a" / "checkpoints" / "2.pt")
-    store.publish(here, "trials")
+    store.add(here, "trials", former=known)
     store.fetch(there, "trials")
     assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["2.pt", "log"]
     assert (there / "a" / "log").read_text() == "two"
     without = tmp_path / "without"
-    store.fetch(without, "trials", leaving_out=".pt")
+    store.fetch(without, "trials", lambda name: not name.endswith(".pt"))
     assert [path.name for path in without.rglob("*") if path.is_file()] == ["log"]
 
 
@@ -114,7 +119,6 @@ def test_a_rank_of_a_killed_driver_removes_nothing_that_another_has_written(stor
     shutil.rmtree(folder)
     with pytest.raises(StorageLost, match="could not be read: No such file"):
         store.add(folder, "trials/a", former=known)
-    store.publish(folder, "trials/a")
     assert sorted(store.stored("trials")) == ["trials/a/150-new.pt", "trials/a/200-old.pt"]
 
 
@@ -150,9 +154,11 @@ def test_a_missing_object_in_the_journals_middle_is_named(store: ObjectStore) ->
 
 DRIVER = """
 import sys
+from orchestrator.config.trial import base_trial
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 from orchestrator.study.storage.place import ObjectStore
+from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
 from orchestrator.study.state import Halted
 from orchestrator.study.storage.stored_study import StoredStudy
 stored = StoredStudy(ObjectStore(sys.argv[1]), float(sys.argv[2]))
@@ -295,6 +301,68 @@ def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(request: pytes
     journal.close()
 
 
+def test_a_machine_of_a_cluster_has_what_the_store_knows_of_a_trial_and_no_later_checkpoint(
+    store: ObjectStore, data_cache: Path
+) -> None:
+    """A later one was saved there before the trial went on elsewhere; logs that the store does not have stay."""
+    trials = StoredTrials(store, generation=3)
+    folder = trials.directory("a", of_the_driver="/elsewhere")
+    earlier = folder.parents[2] / "000002"
+    (earlier / "trials" / "a").mkdir(parents=True)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "300-t.pt").write_bytes(b"later")
+    (folder / "crash-rank0.log").write_text("a stack")
+    for name in ("checkpoints/200-t.pt", "steps.jsonl"):
+        store.write(f"trials/a/{name}", b"stored")
+    trials.fetch("a", checkpoints_alone=True)
+    assert names_below(folder) == ["checkpoints/200-t.pt", "crash-rank0.log"]
+    trials.fetch("a", checkpoints_alone=False)
+    assert names_below(folder) == ["checkpoints/200-t.pt", "crash-rank0.log", "steps.jsonl"]
+    assert not earlier.exists(), "what an earlier driver's trials had here is in the store"
+    in_place = StoredTrials(store, generation=None)
+    in_place.fetch("b", checkpoints_alone=False)
+    assert in_place.directory("b", of_the_driver="/elsewhere") == Path("/elsewhere")
+
+
+@pytest.mark.parametrize("runs_trials_here", [True, False])
+def test_what_nobody_needs_goes_from_the_store_too_and_a_former_try_is_put_by_there(
+    store: ObjectStore, data_cache: Path, runs_trials_here: bool
+) -> None:
+    """Whether its checkpoints are here as well, or on the machines of a cluster alone."""
+    files = (
+        "checkpoints/8-t.pt",
+        "checkpoints/kept/8.pt",
+        "weights.pt",
+        "set_aside/4-t.pt",
+        "error-rank0.log",
+        "steps.jsonl",
+    )
+    for name in ("done", "lost", "other"):
+        for file in files:
+            store.write(f"trials/{name}/{file}", b"stored")
+    config = base_trial(study_of(), None)
+    done, lost = (
+        Trial(Proposal(name, "grid", config, candidate=name), state)
+        for name, state in (("done", TrialState.COMPLETE), ("lost", TrialState.FAILED))
+    )
+    with contextlib.closing(StoredStudy(store, runs_trials_here=runs_trials_here)) as stored:
+        (stored.run_dir / "trials" / "lost" / "crash-rank1.log").write_text("a stack")
+        discard_what_nobody_needs(stored.run_dir, [done, lost], stored)
+        there = {name.removeprefix("trials/") for name in store.stored("trials")}
+        assert there == {
+            *(f"other/{file}" for file in files),
+            *(f"done/{file}" for file in files if file != "weights.pt"),
+            *("lost/set_aside/4-t.pt", "lost/error-rank0.log", "lost/steps.jsonl", "lost/crash-rank1.log"),
+        }
+        put_former_try_by(stored.run_dir, lost, stored)
+        there = {name.removeprefix("trials/lost/") for name in store.stored("trials/lost")}
+        assert there == {"set_aside/4-t.pt", "try1-error-rank0.log", "steps.jsonl", "try1-crash-rank1.log"}
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
 def test_a_copy_to_read_has_all_but_the_checkpoints(store: ObjectStore, tmp_path: Path) -> None:
     with opened(store) as journal:
         assert journal.published is not None
@@ -303,7 +371,7 @@ def test_a_copy_to_read_has_all_but_the_checkpoints(store: ObjectStore, tmp_path
         (trial / "checkpoints" / "1.pt").write_bytes(b"weights")
         (trial / "steps.jsonl").write_text("{}")
         journal.append(ready("one"))
-        journal.published.publish_trials()
+        store.add(trial, "trials/a", former=set())
     read_copy(store, tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
         "journal.jsonl",

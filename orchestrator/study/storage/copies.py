@@ -1,0 +1,37 @@
+"""Where a machine keeps its copies of a study that is in an object store: in batchscout's cache, a folder for each driver's generation."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path, PurePosixPath
+
+from orchestrator.study.storage.lease import NUM_DIGITS
+from orchestrator.study.storage.place import ObjectStore
+from trainers.data.cache import cache_directory
+
+
+def copies_for_the_driver(store: ObjectStore) -> Path:
+    return _copies(store, "")
+
+
+def copies_for_ranks(store: ObjectStore) -> Path:
+    """On a cluster, whose machines are not all the driver's."""
+    return _copies(store, "-ranks")
+
+
+def generation_name(generation: int) -> str:
+    return f"{generation:0{NUM_DIGITS}d}"
+
+
+def discard_earlier_copies(copy: Path) -> None:
+    """Remove the copies of earlier drivers beside this one: what counts of them is in the store."""
+    for other in copy.parent.iterdir():
+        if other.name < copy.name:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _copies(store: ObjectStore, what_for: str) -> Path:
+    address = str(store).partition("?")[0].rstrip("/")
+    digest = hashlib.sha256(str(store).encode()).hexdigest()[:12]
+    return cache_directory() / "runs" / f"{PurePosixPath(address).name}-{digest}{what_for}"

@@ -1,0 +1,72 @@
+"""The trials of a study in an object store: what they have saved is there before the journal tells of it, so that any machine goes on with
+them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
+from orchestrator.study.storage.place import ObjectStore, files_by_object
+from trainers.files import make_private_directory, own_file
+
+TRIALS = "trials"
+CHECKPOINT = ".pt"
+
+
+@dataclass(frozen=True)
+class StoredTrials:
+    """Where the trials of a study are, for whoever runs one of them."""
+
+    store: ObjectStore
+    generation: int | None
+    """Of the driver, of which every machine of a cluster has a copy to run trials in. None: they run where the driver's own copy is."""
+
+    def directory(self, trial_id: str, of_the_driver: str) -> Path:
+        """Return where a trial's files lie on this machine. of_the_driver: where they lie in the driver's copy."""
+        return Path(of_the_driver) if self.generation is None else self._copy(self.generation) / TRIALS / trial_id
+
+    def fetch(self, trial_id: str, *, checkpoints_alone: bool) -> None:
+        """Have here what the store holds of a trial: no later checkpoint, since the journal knows nothing of it. checkpoints_alone: for
+        ranks that read them and write nothing. Raises StorageLost where either refuses."""
+        if self.generation is None:
+            return
+        copy = self._copy(self.generation)
+        with own_file(copy):
+            make_private_directory(copy)
+            discard_earlier_copies(copy)
+        folder, below = copy / TRIALS / trial_id, below_of(trial_id)
+        self.store.fetch(folder, below, is_checkpoint)
+        if not checkpoints_alone:
+            self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
+
+    def publication(self, trial_id: str, folder: Path) -> Publication:
+        return Publication(self.store, folder, below_of(trial_id))
+
+    def _copy(self, generation: int) -> Path:
+        return copies_for_ranks(self.store) / generation_name(generation)
+
+
+class Publication:
+    """The files of a trial that a rank writes, in the store. What other drivers' ranks have there stays."""
+
+    def __init__(self, store: ObjectStore, folder: Path, below: str) -> None:
+        self._store, self._folder, self._below = store, folder, below
+        self._known = set(files_by_object(folder, below)) if folder.exists() else set[str]()
+
+    def update(self) -> None:
+        """Write what is new, and remove what this process no longer has. Raises StorageLost where the store refuses."""
+        self._known = self._store.add(self._folder, self._below, former=self._known)
+
+    def add(self, name: str) -> None:
+        """Write one file, if it is there."""
+        if (self._folder / name).exists():
+            self._store.upload(self._folder / name, f"{self._below}/{name}")
+
+
+def below_of(trial_id: str) -> str:
+    return f"{TRIALS}/{trial_id}"
+
+
+def is_checkpoint(name: str) -> bool:
+    return name.endswith(CHECKPOINT)
