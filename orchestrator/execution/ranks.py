@@ -294,6 +294,8 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
         return Message(outcome="failed", reason=failure_reason(error) + where_paths_begin(error)), False
     if place.rank != 0:
         return None, True
+    if assignment.stored is not None:
+        assignment.stored.leave(assignment.trial_id)
     return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
 
 
@@ -405,11 +407,8 @@ class Reporter:
         if report.notice is not None:  # wait: should this process end next, it has been said
             return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
         message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
-        if self._publication and report.kind in (
-            "milestone",
-            "end",
-        ):  # before it is said: what the journal tells of is then in the store
-            self._publication.update()
+        if self._publication is not None and report.kind in ("milestone", "end"):
+            self._publication.update()  # before it is said: what the journal tells of is then in the store
         if report.kind == "end":
             self.last_message = message
             return "go on"

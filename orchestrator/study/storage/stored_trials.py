@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from orchestrator.study.storage.place import ObjectStore, files_by_object
 from trainers.files import make_private_directory, own_file
 
 TRIALS = "trials"
-CHECKPOINT = ".pt"
+CHECKPOINTS, CHECKPOINT = "checkpoints", ".pt"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class StoredTrials:
         self.store.fetch(folder, below, is_checkpoint)
         if not checkpoints_alone:
             self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
+
+    def leave(self, trial_id: str) -> None:
+        """Free the room that a machine of a cluster has for what a trial has saved, all of which the store has: whoever goes on with it fetches
+        it, and a study has more trials than such a disk may hold."""
+        if self.generation is not None:
+            shutil.rmtree(self._copy(self.generation) / TRIALS / trial_id / CHECKPOINTS, ignore_errors=True)
 
     def publication(self, trial_id: str, folder: Path) -> Publication:
         return Publication(self.store, folder, below_of(trial_id))

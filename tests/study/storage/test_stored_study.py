@@ -318,6 +318,8 @@ def test_a_machine_of_a_cluster_has_what_the_store_knows_of_a_trial_and_no_later
     assert names_below(folder) == ["checkpoints/200-t.pt", "crash-rank0.log"]
     trials.fetch("a", checkpoints_alone=False)
     assert names_below(folder) == ["checkpoints/200-t.pt", "crash-rank0.log", "steps.jsonl"]
+    trials.leave("a")
+    assert names_below(folder) == ["crash-rank0.log", "steps.jsonl"]
     assert not earlier.exists(), "what an earlier driver's trials had here is in the store"
     in_place = StoredTrials(store, generation=None)
     in_place.fetch("b", checkpoints_alone=False)
