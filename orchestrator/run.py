@@ -58,7 +58,6 @@ from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
     as_it_began,
     discard_what_nobody_needs,
-    logs_of,
     open_run_directory,
     put_former_try_by,
 )
@@ -187,7 +186,7 @@ def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     published.fetch_what_others_ran()
     ending = finish(config, run_dir, journal.study)
     published.publish_results()
-    published.add_logs(log for trial in journal.study.trials for log in logs_of(run_dir, trial))
+    published.add_trials()
     return ending
 
 

@@ -278,6 +278,8 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
         reporter = Reporter(place.dispatcher, assignment)
         with _leaving_its_stack(crash_log(assignment.directory, place.rank)):
             answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
+        if place.rank == 0 and answer == "stop":
+            reporter.publish()  # what it saved in order to stop, of which no report tells
     except StorageLost as error:
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
@@ -367,7 +369,11 @@ def write_traceback(assignment: Assignment, rank: int) -> None:
     if publication := publication_of(assignment):
         try:
             publication.add(log.name)
-        except StorageLost as error:  # which the driver will hear of the store, too; the trial failed of something else
+            if rank == 0:
+                publication.add_what_it_tells()
+        except (
+            StorageLost
+        ) as error:  # the driver's next line goes there, too, and halts the study; the trial failed of something else
             print(f"{error}; it holds:\n{said}", file=sys.stderr)
 
 
@@ -403,12 +409,17 @@ class Reporter:
         self._answer: ray.ObjectRef | None = None
         self.last_message = Message()
 
+    def publish(self) -> None:
+        """Have what the trial has saved in the study's object store, if it has one. Raises StorageLost where that refuses."""
+        if self._publication is not None:
+            self._publication.update()
+
     def __call__(self, report: Report) -> str:
         if report.notice is not None:  # wait: should this process end next, it has been said
             return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
         message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
-        if self._publication is not None and report.kind in ("milestone", "end"):
-            self._publication.update()  # before it is said: what the journal tells of is then in the store
+        if report.kind in ("milestone", "end"):
+            self.publish()  # before it is said: what the journal tells of is then in the store
         if report.kind == "end":
             self.last_message = message
             return "go on"

@@ -171,7 +171,7 @@ def trial_directory(run_dir: Path, trial_id: str) -> Path:
 
 def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: StoredStudy | None = None) -> None:
     """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed. published: where the
-    directory is a copy of; what crashed ranks have left here is added there."""
+    directory is a copy of."""
     kept = {trial.id: trial.state is TrialState.COMPLETE and trial.is_full_run for trial in trials}
     for name, is_kept in kept.items():
         directory = trial_directory(run_dir, name)
@@ -181,14 +181,14 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: Sto
             if not is_kept and (directory / "checkpoints").exists():
                 shutil.rmtree(directory / "checkpoints")
     if published is not None:
-        published.add_logs(log for name in kept for log in logs_of(run_dir, name))
+        published.add_trials()
         published.discard(lambda path: _is_discarded(path, kept))
 
 
 def _is_discarded(path: PurePosixPath, kept: Mapping[str, bool]) -> bool:
     """True for what nobody needs of these trials, by its path below all trials. kept: whether a trial's checkpoints are."""
     name, *below = path.parts
-    is_of_a_checkpoint = below[0] == "checkpoints" and not kept.get(name, True)
+    is_of_a_checkpoint = below[:1] == ["checkpoints"] and not kept.get(name, True)
     return is_of_a_checkpoint or (name in kept and below == ["weights.pt"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,12 +25,7 @@ class Marker:
 
     def is_seen(self, seconds: float = SECONDS_TO_SEE) -> bool:
         """True if this process reads the word, at once or within so many seconds."""
-        deadline = time.monotonic() + seconds
-        while not self._is_read():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
+        return _comes_true(self._is_read, seconds)
 
     def _is_read(self) -> bool:
         try:
@@ -44,12 +40,24 @@ class StoreMarker:
 
     store: ObjectStore
 
-    def is_seen(self) -> bool:
-        """True if this process reads it."""
+    def is_seen(self, seconds: float = SECONDS_TO_SEE) -> bool:
+        """True if this process reads it, at once or within so many seconds."""
+        return _comes_true(self._is_read, seconds)
+
+    def _is_read(self) -> bool:
         try:
             return self.store.read("study.yaml") is not None
         except StorageLost:  # no network, no credentials, or other ones
             return False
+
+
+def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 RunMarker: TypeAlias = Marker | StoreMarker

@@ -90,10 +90,13 @@ class ObjectStore:
             while piece := stream.read(BYTES_AT_ONCE):
                 file.write(piece)
 
-    def add(self, folder: Path, below: str, former: set[str]) -> set[str]:
-        """Write the new and changed files of a folder below a name, and return the names of all that it holds. former: what is removed
-        if the folder does not hold it. Raises StorageLost where there is no such folder."""
-        there, here = self.stored(below), files_by_object(folder, below)
+    def add(
+        self, folder: Path, below: str, former: set[str], wanted: Callable[[str], bool] = lambda _: True
+    ) -> set[str]:
+        """Write the new and changed files of a folder below a name, as far as they are wanted by their names, and return the names of all
+        of these that it holds. former: what is removed if the folder does not hold it. Raises StorageLost where there is no such folder."""
+        there = self.stored(below)
+        here = {name: path for name, path in files_by_object(folder, below).items() if wanted(name)}
         for name, path in here.items():
             if _may_differ(path, there.get(name)):
                 self.upload(path, name)
@@ -115,7 +118,10 @@ class ObjectStore:
         for name, one in there.items():
             path = folder / name.removeprefix(f"{below}/")
             if name not in here or _may_differ(path, one):
-                self.download(name, path)
+                try:
+                    self.download(name, path)
+                except FileNotFoundError:  # ranks of a killed driver replace theirs by newer ones
+                    return self.fetch(folder, below, wanted, removes=removes)
         for name in here.keys() - there.keys() if removes else ():
             with own_file(here[name], "removed"):
                 here[name].unlink(missing_ok=True)

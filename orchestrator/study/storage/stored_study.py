@@ -17,7 +17,7 @@ from orchestrator.study.storage.copies import copies_for_the_driver, generation_
 from orchestrator.study.storage.lease import LEASE_SECONDS, NUM_DIGITS, Holder
 from orchestrator.study.storage.object_lease import ObjectLease
 from orchestrator.study.storage.place import ObjectStore
-from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_checkpoint
+from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_checkpoint, is_no_open_log
 from trainers.files import make_private_directory, own_file, quoted, written_whole
 
 SEGMENT_DIGITS = 8
@@ -78,8 +78,22 @@ class StoredStudy:
             below = TRIALS if trial_id is None else below_of(trial_id)
             self.store.fetch(self.run_dir / below, below, lambda name: not is_checkpoint(name))
 
+    def add_trials(self) -> None:
+        """Have there what trials that run in this copy have left: what ranks that crashed or were ended could not write there."""
+        if self.trials.generation is None and (self.run_dir / TRIALS).exists():
+            self.store.add(self.run_dir / TRIALS, TRIALS, former=set(), wanted=self._is_finished)
+
+    def _is_finished(self, name: str) -> bool:
+        """True unless it is a log that a rank had open for the stack of a crash, and none came."""
+        if is_no_open_log(name):
+            return True
+        try:
+            return (self.run_dir / name).stat().st_size > 0
+        except FileNotFoundError:  # a rank has just removed it
+            return False
+
     def add_logs(self, logs: Iterable[Path]) -> None:
-        """Write files of trials that lie in this copy: what ranks that have crashed could not write any more."""
+        """Write these files of trials, which lie in this copy."""
         for log in logs:
             self.store.upload(log, log.relative_to(self.run_dir).as_posix())
 

@@ -3,9 +3,12 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
 from orchestrator.study.storage.place import ObjectStore, files_by_object
@@ -37,9 +40,10 @@ class StoredTrials:
             make_private_directory(copy)
             discard_earlier_copies(copy)
         folder, below = copy / TRIALS / trial_id, below_of(trial_id)
-        self.store.fetch(folder, below, is_checkpoint)
-        if not checkpoints_alone:
-            self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
+        with _one_at_a_time(copy / f".{trial_id}.lock"):
+            self.store.fetch(folder, below, is_checkpoint)
+            if not checkpoints_alone:
+                self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
 
     def leave(self, trial_id: str) -> None:
         """Free the room that a machine of a cluster has for what a trial has saved, all of which the store has: whoever goes on with it fetches
@@ -59,16 +63,31 @@ class Publication:
 
     def __init__(self, store: ObjectStore, folder: Path, below: str) -> None:
         self._store, self._folder, self._below = store, folder, below
-        self._known = set(files_by_object(folder, below)) if folder.exists() else set[str]()
+        self._known = set(filter(is_replaced, files_by_object(folder, below))) if folder.exists() else set[str]()
 
     def update(self) -> None:
-        """Write what is new, and remove what this process no longer has. Raises StorageLost where the store refuses."""
-        self._known = self._store.add(self._folder, self._below, former=self._known)
+        """Write what is new, and remove the checkpoints that this process has replaced. Raises StorageLost where the store refuses."""
+        self._known = set(filter(is_replaced, self._store.add(self._folder, self._below, self._known, is_no_open_log)))
+
+    def add_what_it_tells(self) -> None:
+        """Write all but checkpoints: steps, noise, and what the trial failed of."""
+        self._store.add(self._folder, self._below, set(), lambda name: is_no_open_log(name) and not is_checkpoint(name))
 
     def add(self, name: str) -> None:
         """Write one file, if it is there."""
         if (self._folder / name).exists():
             self._store.upload(self._folder / name, f"{self._below}/{name}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    """Have the ranks of a machine fetch a trial one after another: the first fetches it, and the others find it there."""
+    with own_file(lock):
+        file = lock.open("w")
+    with file:
+        with own_file(lock):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def below_of(trial_id: str) -> str:
@@ -77,3 +96,13 @@ def below_of(trial_id: str) -> str:
 
 def is_checkpoint(name: str) -> bool:
     return name.endswith(CHECKPOINT)
+
+
+def is_replaced(name: str) -> bool:
+    """True for a checkpoint that the trial's next one replaces; those in a directory below are kept for other runs."""
+    return is_checkpoint(name) and PurePosixPath(name).parent.name == CHECKPOINTS
+
+
+def is_no_open_log(name: str) -> bool:
+    """False for what a rank has open as long as it runs the trial, for the stack of a crash, and removes if none comes."""
+    return not PurePosixPath(name).name.startswith("crash-rank")

@@ -9,14 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.config.trial import base_trial
+from orchestrator.execution.ranks import Place, last_word_of
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
+from orchestrator.study.messages import Assignment
 from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
 from orchestrator.study.state import Halted
 from orchestrator.study.storage.object_lease import is_stored_study_run
@@ -26,6 +28,7 @@ from orchestrator.study.storage.stored_trials import StoredTrials
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
+from trainers import loop
 from trainers.files import StorageLost
 
 pytestmark = pytest.mark.slow
@@ -155,9 +158,11 @@ def test_a_missing_object_in_the_journals_middle_is_named(store: ObjectStore) ->
 DRIVER = """
 import sys
 from orchestrator.config.trial import base_trial
+from orchestrator.execution.ranks import Place, last_word_of
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 from orchestrator.study.storage.place import ObjectStore
+from orchestrator.study.messages import Assignment
 from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
 from orchestrator.study.state import Halted
 from orchestrator.study.storage.stored_study import StoredStudy
@@ -326,6 +331,66 @@ def test_a_machine_of_a_cluster_has_what_the_store_knows_of_a_trial_and_no_later
     assert in_place.directory("b", of_the_driver="/elsewhere") == Path("/elsewhere")
 
 
+def test_a_rank_has_there_what_it_saved_and_neither_an_open_log_nor_what_it_replaced(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """Another rank removes its log whenever it pleases. A checkpoint that is kept for a branch is never removed."""
+    for name in ("checkpoints/100-t.pt", "checkpoints/kept/100.pt", "crash-rank1.log", "steps.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    publication = StoredTrials(store, generation=3).publication("a", tmp_path)
+    publication.update()
+    assert sorted(store.stored("trials/a")) == [
+        f"trials/a/{name}" for name in ("checkpoints/100-t.pt", "checkpoints/kept/100.pt", "steps.jsonl")
+    ]
+    shutil.rmtree(tmp_path / "checkpoints" / "kept")
+    (tmp_path / "checkpoints" / "100-t.pt").rename(tmp_path / "checkpoints" / "200-t.pt")
+    publication.update()
+    assert sorted(store.stored("trials/a/checkpoints")) == [
+        "trials/a/checkpoints/200-t.pt",
+        "trials/a/checkpoints/kept/100.pt",
+    ]
+
+
+def last_word_of_a_run(
+    store: ObjectStore, patch: pytest.MonkeyPatch, saved: str, ends: Callable[[], str]
+) -> tuple[str | None, list[str], list[str]]:
+    """(outcome, what the store has of the trial, what its folder on this machine of a cluster has) after a run that writes a file and
+    ends so."""
+
+    def run(_config: object, _report: object, directory: Path, *_: object) -> str:
+        (directory / saved).parent.mkdir(parents=True, exist_ok=True)
+        (directory / saved).write_text("saved")
+        return ends()
+
+    patch.setattr(loop, "train", run)
+    stored = StoredTrials(store, generation=3)
+    config = base_trial(study_of(), None).model_dump_json()
+    assignment = Assignment("a", config, "/the/drivers/trials/a", "token", stored=stored)
+    word, _ = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    assert word is not None
+    there = sorted(name.removeprefix("trials/a/") for name in store.stored("trials/a"))
+    return word.outcome, there, names_below(stored.directory("a", "/the/drivers/trials/a"))
+
+
+def test_what_a_trial_saves_in_order_to_stop_is_there_before_its_node_is_freed(
+    store: ObjectStore, data_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C and a node that is taken away come between two evaluations, and no report tells of that checkpoint."""
+    saved = "checkpoints/000000000150-token.pt"
+    assert last_word_of_a_run(store, monkeypatch, saved, lambda: "stop") == ("stopped", [saved], [])
+
+
+def test_what_a_trial_that_failed_has_told_is_there(
+    store: ObjectStore, data_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> str:
+        raise ArithmeticError("my own mistake")
+
+    outcome, there, _ = last_word_of_a_run(store, monkeypatch, "steps.jsonl", fails)
+    assert (outcome, there) == ("failed", ["error-rank0.log", "steps.jsonl"])
+
+
 @pytest.mark.parametrize("runs_trials_here", [True, False])
 def test_what_nobody_needs_goes_from_the_store_too_and_a_former_try_is_put_by_there(
     store: ObjectStore, data_cache: Path, runs_trials_here: bool
@@ -348,17 +413,22 @@ def test_what_nobody_needs_goes_from_the_store_too_and_a_former_try_is_put_by_th
         for name, state in (("done", TrialState.COMPLETE), ("lost", TrialState.FAILED))
     )
     with contextlib.closing(StoredStudy(store, runs_trials_here=runs_trials_here)) as stored:
+        (stored.run_dir / "trials" / "lost" / "crash-rank0.log").write_text("")
         (stored.run_dir / "trials" / "lost" / "crash-rank1.log").write_text("a stack")
         discard_what_nobody_needs(stored.run_dir, [done, lost], stored)
         there = {name.removeprefix("trials/") for name in store.stored("trials")}
         assert there == {
             *(f"other/{file}" for file in files),
             *(f"done/{file}" for file in files if file != "weights.pt"),
-            *("lost/set_aside/4-t.pt", "lost/error-rank0.log", "lost/steps.jsonl", "lost/crash-rank1.log"),
+            *("lost/set_aside/4-t.pt", "lost/error-rank0.log", "lost/steps.jsonl"),
+            *(["lost/crash-rank1.log"] if runs_trials_here else []),
         }
         put_former_try_by(stored.run_dir, lost, stored)
         there = {name.removeprefix("trials/lost/") for name in store.stored("trials/lost")}
-        assert there == {"set_aside/4-t.pt", "try1-error-rank0.log", "steps.jsonl", "try1-crash-rank1.log"}
+        assert there == {
+            *("set_aside/4-t.pt", "try1-error-rank0.log", "steps.jsonl"),
+            *("try1-crash-rank0.log", "try1-crash-rank1.log"),
+        }
 
 
 def names_below(folder: Path) -> list[str]:
