@@ -12,10 +12,14 @@ from pathlib import Path
 
 from tests.support.ports import free_ports
 
-# `ray start`, which would take the loopback address, that a cluster has after a local study in this process, for the network's.
+# `ray start`, which would take the loopback address, that a cluster has after a local study in this process, for the network's. And with a
+# folder of its own for the code that drivers ship, as a machine has: nodes that share one take it from under each other's processes.
 RAY_START = """
+import functools, uuid
+import ray._private.parameter as parameter
 import ray._private.services as services
 services.resolve_ip_for_localhost = lambda host: host
+parameter.RayParams = functools.partial(parameter.RayParams, runtime_env_dir_name=f"node-{uuid.uuid4().hex[:8]}")
 from ray.scripts.scripts import main
 main()
 """
@@ -29,7 +33,8 @@ def blind_node(address: str, hidden: Path) -> Iterator[None]:
     ray = f"{shlex.join([sys.executable, '-c', RAY_START])} start --address={address} {own} --num-cpus=1 --disable-usage-stats --block"
     script = f"mount -t tmpfs blind {shlex.quote(str(hidden))} && exec {ray}"
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = os.environ | {"RAY_worker_niceness": "0"}  # else whatever runs beside the test comes before its ranks
+    process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     said = ""
     try:
