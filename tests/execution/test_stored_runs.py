@@ -54,13 +54,13 @@ def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield ObjectStore(f"s3://{BUCKET}/runs/{name}")
 
 
-def batchscout(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "orchestrator", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def batchscout(*words: object, **environment: str) -> subprocess.Popen[str]:
+    command, own = [sys.executable, "-m", "orchestrator", *map(str, words)], os.environ | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own)
 
 
-def said(*words: object, code: int = 0) -> str:
-    process = batchscout(*words)
+def said(*words: object, code: int = 0, **environment: str) -> str:
+    process = batchscout(*words, **environment)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
     return output
@@ -154,10 +154,10 @@ def test_what_the_store_lacks_is_bad_input_before_anything_starts(store: ObjectS
 # On a cluster
 
 
-def meet_on_loopback(address: str, patch: pytest.MonkeyPatch) -> None:
-    """Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none."""
-    if address.startswith("127."):
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+def of_a_driver_on(address: str) -> dict[str, str]:
+    """The environment in which a driver takes an address of loopback for what it is: Ray takes it for that of the machine in its network,
+    unless it is told that there is none. No node starts so."""
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
 
 
 def step_losses(path: Path) -> list[tuple[int, float]]:
@@ -170,7 +170,7 @@ SECONDS_TO_GET_THERE = 400  # it takes a tenth of it where nothing else runs
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", ["moves"])
 def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_disk(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, tmp_path: Path
 ) -> None:
     """Neither node sees the cache of the driver or of the other: what they have of the study comes from the store."""
     if why := why_there_is_no_blind_node():
@@ -182,9 +182,8 @@ def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_
     stages = grid(learning_rate=[1e-3])
     file.write_text(yaml.safe_dump(STUDY | {"name": "moves", "model": model, "stages": stages}))
     with cluster_of([]) as address:
-        meet_on_loopback(address, monkeypatch)
         with blind_node(address, cache):
-            driver = batchscout("run", file, "--dir", store, "--address", address)
+            driver = batchscout("run", file, "--dir", store, "--address", address, **of_a_driver_on(address))
             try:
                 until(
                     lambda: len(events(store, "evaluated")) >= 3 or driver.poll() is not None,
@@ -212,17 +211,14 @@ def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_
 
 
 @pytest.mark.parametrize("name", ["barred"])
-def test_a_node_that_may_not_read_there_is_named_before_anything_starts(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_may_not_read_there_is_named_before_anything_starts(store: ObjectStore, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"name": "barred", "stages": grid(learning_rate=[1e-3])}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
         with cluster_of([{"num_cpus": 1}]) as address:
             patch.undo()
-            meet_on_loopback(address, monkeypatch)
-            told = said("run", file, "--dir", store, "--address", address, code=2)
+            told = said("run", file, "--dir", store, "--address", address, code=2, **of_a_driver_on(address))
     assert "1 of 1 node that trials may run on does not reach s3://bucket/runs/barred (" in " ".join(told.split())
     assert "give every node the credentials and the network that the driver has" in " ".join(told.split())
     assert not events(store, "proposed")
