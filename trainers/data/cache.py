@@ -42,7 +42,7 @@ def cached(key: str, build: Callable[[Path], None]) -> Path:
     is_absent = not is_there(entry)
     fault = None if is_absent else _fault_since_last_look(entry)
     if is_absent or fault is not None:
-        with _alone(entry) as has_waited:
+        with alone(entry) as has_waited:
             if (is_absent or has_waited) and is_there(entry):  # another process has built it meanwhile
                 fault = _fault_since_last_look(entry)
             _build_or_mend(entry, build, fault)
@@ -66,7 +66,7 @@ def _build_or_mend(entry: Path, build: Callable[[Path], None], fault: str | None
 
 
 @contextmanager
-def _alone(entry: Path) -> Iterator[bool]:
+def alone(entry: Path) -> Iterator[bool]:
     """Let one process of this machine at a time through, and yield whether it has waited for another.
 
     A file beside the entry is locked by that process, so that one that is killed keeps nobody waiting, and has its number. Where there can be no such file or no lock, all go through: each builds aside, and of two builders the first wins.

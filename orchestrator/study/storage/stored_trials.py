@@ -3,15 +3,13 @@ them."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
 from orchestrator.study.storage.place import ObjectStore, files_by_object
+from trainers.data.cache import alone
 from trainers.files import make_private_directory, own_file
 
 TRIALS = "trials"
@@ -40,7 +38,7 @@ class StoredTrials:
             make_private_directory(copy)
             discard_earlier_copies(copy)
         folder, below = copy / TRIALS / trial_id, below_of(trial_id)
-        with _one_at_a_time(copy / f".{trial_id}.lock"):
+        with alone(folder):  # the first of this machine's ranks fetches it, and the others find it there
             self.store.fetch(folder, below, is_checkpoint)
             if not checkpoints_alone:
                 self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
@@ -77,17 +75,6 @@ class Publication:
         """Write one file, if it is there."""
         if (self._folder / name).exists():
             self._store.upload(self._folder / name, f"{self._below}/{name}")
-
-
-@contextlib.contextmanager
-def _one_at_a_time(lock: Path) -> Iterator[None]:
-    """Have the ranks of a machine fetch a trial one after another: the first fetches it, and the others find it there."""
-    with own_file(lock):
-        file = lock.open("w")
-    with file:
-        with own_file(lock):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def below_of(trial_id: str) -> str:
