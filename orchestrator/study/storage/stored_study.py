@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from orchestrator.study.storage.copies import copies_for_the_driver, generation_name
-from orchestrator.study.storage.lease import LEASE_SECONDS, NUM_DIGITS, Holder
+from orchestrator.study.storage.lease import LEASE_SECONDS, Holder
 from orchestrator.study.storage.object_lease import ObjectLease
 from orchestrator.study.storage.place import ObjectStore
-from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_checkpoint, is_no_open_log
+from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_no_checkpoint, is_no_open_log
 from trainers.files import make_private_directory, own_file, quoted, written_whole
 
 SEGMENT_DIGITS = 8
@@ -53,7 +53,7 @@ class StoredStudy:
         """Write all lines that there are as the first segment of this driver's generation, and remove those before it."""
         self.append(lines)
         for name in self.store.stored("journal"):
-            if PurePosixPath(name).parent.name < f"{self.lease.number:0{NUM_DIGITS}d}":
+            if PurePosixPath(name).parent.name < generation_name(self.lease.number):
                 self.store.remove(name)
 
     def append(self, line: bytes) -> None:
@@ -76,7 +76,7 @@ class StoredStudy:
         """Have here what ranks on a cluster's machines have kept of a trial, or of all, but for checkpoints."""
         if self.trials.generation is not None:
             below = TRIALS if trial_id is None else below_of(trial_id)
-            self.store.fetch(self.run_dir / below, below, lambda name: not is_checkpoint(name))
+            self.store.fetch(self.run_dir / below, below, is_no_checkpoint)
 
     def add_trials(self) -> None:
         """Have there what trials that run in this copy have left: what ranks that crashed or were ended could not write there."""
@@ -141,7 +141,7 @@ def stored_journal(store: ObjectStore) -> bytes:
 
 
 def _segment(generation: int, index: int) -> str:
-    return f"journal/{generation:0{NUM_DIGITS}d}/{index:0{SEGMENT_DIGITS}d}.jsonl"
+    return f"journal/{generation_name(generation)}/{index:0{SEGMENT_DIGITS}d}.jsonl"
 
 
 def read_copy(store: ObjectStore, folder: Path) -> None:
@@ -151,7 +151,7 @@ def read_copy(store: ObjectStore, folder: Path) -> None:
         _fetch_file(store, name, folder)
     if lines := stored_journal(store):
         _write(folder / "journal.jsonl", lines)
-    store.fetch(folder / TRIALS, TRIALS, lambda name: not is_checkpoint(name))
+    store.fetch(folder / TRIALS, TRIALS, is_no_checkpoint)
 
 
 def _fetch_file(store: ObjectStore, name: str, folder: Path) -> None:

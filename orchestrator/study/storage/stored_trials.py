@@ -41,7 +41,7 @@ class StoredTrials:
         with alone(folder):  # the first of this machine's ranks fetches it, and the others find it there
             self.store.fetch(folder, below, is_checkpoint)
             if not checkpoints_alone:
-                self.store.fetch(folder, below, lambda name: not is_checkpoint(name), removes=False)
+                self.store.fetch(folder, below, is_no_checkpoint, removes=False)
 
     def leave(self, trial_id: str) -> None:
         """Free the room that a machine of a cluster has for what a trial has saved, all of which the store has: whoever goes on with it fetches
@@ -69,7 +69,7 @@ class Publication:
 
     def add_what_it_tells(self) -> None:
         """Write all but checkpoints: steps, noise, and what the trial failed of."""
-        self._store.add(self._folder, self._below, set(), lambda name: is_no_open_log(name) and not is_checkpoint(name))
+        self._store.add(self._folder, self._below, set(), lambda name: is_no_open_log(name) and is_no_checkpoint(name))
 
     def add(self, name: str) -> None:
         """Write one file, if it is there."""
@@ -83,6 +83,11 @@ def below_of(trial_id: str) -> str:
 
 def is_checkpoint(name: str) -> bool:
     return name.endswith(CHECKPOINT)
+
+
+def is_no_checkpoint(name: str) -> bool:
+    """True for what tells of a trial: steps, noise, logs."""
+    return not is_checkpoint(name)
 
 
 def is_replaced(name: str) -> bool:
