@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from orchestrator.execution.nodes.shared_storage import unshared
 from orchestrator.study.messages import Assignment, Host
 from orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
+from tests.faults.scene import until
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
 from tests.support.studies import TINY, grid
@@ -77,3 +81,16 @@ def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_s
             assert str(hidden) in said
             assert "Traceback" not in said
             assert driver.study().trials == {}
+        until(lambda: lives_alone(address), "the blind node is gone", 60)
+        driver.start()
+        code, said = driver.end()
+        assert code == 0, said
+
+
+def lives_alone(address: str) -> bool:
+    """True once the cluster has its head and one node."""
+    ask = f"import ray; ray.init({address!r}, logging_level=40); print(sum(node['Alive'] for node in ray.nodes()))"
+    # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
+    no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
+    done = subprocess.run([sys.executable, "-c", ask], env=os.environ | no_network, capture_output=True, text=True)
+    return done.stdout.split()[-1:] == ["2"]
