@@ -52,7 +52,7 @@ def driver_on(cluster: GrowingCluster | str, folder: Path, num_trials: int, samp
 
 @contextmanager
 def counted(cluster: GrowingCluster) -> Iterator[list[int]]:
-    """The numbers of workers that there were meanwhile, each change of them."""
+    """The numbers of workers that there were meanwhile, each change of them; where that fails, what the autoscaler said is shown."""
     numbers, is_over = [len(cluster.workers())], threading.Event()
 
     def count() -> None:
@@ -64,6 +64,9 @@ def counted(cluster: GrowingCluster) -> Iterator[list[int]]:
     thread.start()
     try:
         yield numbers
+    except AssertionError:
+        print(numbers, cluster.said_by_autoscaler(), sep="\n")
+        raise
     finally:
         is_over.set()
         thread.join()
@@ -114,11 +117,13 @@ def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: Gr
 
 
 def test_a_study_that_is_to_wait_for_nodes_asks_for_them(cluster: GrowingCluster, tmp_path: Path) -> None:
-    """Though its one trial needs a single node, and the cluster has none."""
+    """Though its one trial needs a single node, and the cluster has none; and again where a former driver's end takes that back."""
     driver = driver_on(cluster, tmp_path, num_trials=1, samples=64)
     driver.command += ["--min-nodes", "3"]
     with counted(cluster) as workers:
         driver.start()
+        until(lambda: cluster.num_asked_for() == 2, "two nodes are asked for", SECONDS_TO_COME)
+        cluster.take_back_what_was_asked_for()
         code, said = driver.end(SECONDS_TO_END)
         assert code == 0, said
         until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray._raylet import GcsClient
+from ray.autoscaler.v2.sdk import get_cluster_resource_state, request_cluster_resources
+
 from tests.support.ports import free_ports
 from tests.support.processes import descendants, read
 
@@ -40,6 +43,19 @@ class GrowingCluster:
             for pid in descendants(self.head.pid)
             if "/raylet" in read(Path(f"/proc/{pid}/cmdline")).split("\0")[0] and not _is_the_heads(pid)
         ]
+
+    def num_asked_for(self) -> int:
+        """For how many nodes a driver has asked."""
+        asked = get_cluster_resource_state(GcsClient(self.address)).cluster_resource_constraints
+        return sum(request.count for constraint in asked for request in constraint.resource_requests)
+
+    def take_back_what_was_asked_for(self) -> None:
+        request_cluster_resources(self.address, [])
+
+    def said_by_autoscaler(self) -> str:
+        """Return the end of its log, without what it says of the file that it reads every second."""
+        lines = read(self.folder / "ray" / "session_latest" / "logs" / "monitor.log").splitlines()
+        return "\n".join([line for line in lines if "legacy field" not in line][-200:])
 
     def kill(self, worker: int) -> None:
         """End a worker as a cloud does that takes a machine back without a word: its processes, and those that they have started."""
