@@ -9,8 +9,9 @@ the first of these and the last. `linear` is that of the most nodes over that of
 
 `arrival`: Ray's own autoscaler starts a second node for a study that is under way. The seconds are from when its
 raylet is started to the first trial's model there; between lie the start of Ray there, the look for nodes, a Train run's start and the import of torch. `recovery`: the node of
-the only lane is killed with all its processes while a trial runs, and another node is idle. The seconds are from the kill to that trial's
-model on the other node; `detection` is how much of it passed until the group of the lane was known to be dead.
+a lane is killed with all its processes while its trial, the only one, runs. The seconds are from the kill to that trial's model on another
+node; `detection` is how much of it passed until the group of the lane was known to be dead. `by_a_new_lane`: the other node is idle, and
+the lane starts there anew. `by_an_idle_lane`: another lane waits there.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from tests.support.processes import descendants
 
 NODES = {"waiting": (1, 2, 4, 8), "training": (1, 2, 4)}
 TRIALS_A_NODE = 5
-ROUNDS = 1
+ROUNDS = 3
 """Of arrivals and recoveries."""
+LANES_TO_RECOVER = {1: "by_a_new_lane", 2: "by_an_idle_lane"}
+EVALUATIONS_BEFORE = {1: 1, 2: 40}
+"""How far the trial is when its node is killed: there the other lane has come up, whose processes start beside it."""
 PARTS = ("arrival", "recovery", "waiting", "training")
 SECONDS_TO_WAIT = 240.0
 STUDY: dict[str, Any] = {
@@ -65,7 +69,7 @@ def main() -> None:
     if "arrival" in parts:
         found["arrival"] = [arrival() for _ in range(ROUNDS)]
     if "recovery" in parts:
-        found["recovery"] = [recovery() for _ in range(ROUNDS)]
+        found["recovery"] = {lanes: [recovery(lanes) for _ in range(ROUNDS)] for lanes in LANES_TO_RECOVER}
     studies = {"waiting": WAITING_STUDY, "training": TRAINING_STUDY}
     for name, study in studies.items():
         if name in parts:
@@ -170,20 +174,21 @@ def arrival() -> float:
     return times[0][0] - arrived
 
 
-def recovery() -> tuple[float, float]:
+def recovery(num_lanes: int) -> tuple[float, float]:
     """Return the seconds until the trial runs again, and of these the ones until it was known that it does not run."""
     from tests.support.nodes import cluster_of
 
     with tempfile.TemporaryDirectory() as name, cluster_of([{"num_cpus": 1}] * 2) as address:
         folder = Path(name)
-        with running(logging_study(folder), folder, address, 1, 1) as driver:
-            driver.wait_until(has("evaluated"))
+        with running(logging_study(folder), folder, address, 1, num_lanes) as driver:
+            driver.wait_until(has("evaluated", EVALUATIONS_BEFORE[num_lanes]))
             _, rank = built(folder, driver)[-1]  # the first pass was in a process of its own
             struck = kill_node_of(rank)
             (again, _) = until(lambda: [one for one in built(folder, driver) if one[0] > struck], "another model")[0]
             told = [event.time for event in driver.events() if isinstance(event, Interrupted)]
             known = told[0] if told else again  # it was told by the lane's next processes
-    print(f"recovery: {again - struck:.1f} s, of these {known - struck:.1f} s until it was known", flush=True)
+    how = LANES_TO_RECOVER[num_lanes]
+    print(f"recovery {how}: {again - struck:.1f} s, of these {known - struck:.1f} s until it was known", flush=True)
     return again - struck, known - struck
 
 
@@ -198,15 +203,15 @@ def kill_node_of(rank: int) -> float:
 
 
 def _last_line(found: dict[str, Any]) -> dict[str, Any]:
-    recoveries = found.get("recovery", [])
+    recoveries = {LANES_TO_RECOVER[lanes]: runs for lanes, runs in found.get("recovery", {}).items()}
     return {
         "trials_per_minute": found.get("waiting"),
         "trials_per_minute_training": found.get("training"),
         "linear": found.get("waiting_linear"),
         "linear_training": found.get("training_linear"),
         "arrival_seconds": _median(found.get("arrival", [])),
-        "recovery_seconds": _median([seconds for seconds, _ in recoveries]),
-        "detection_seconds": _median([known for _, known in recoveries]),
+        "recovery_seconds": {how: _median([seconds for seconds, _ in runs]) for how, runs in recoveries.items()},
+        "detection_seconds": {how: _median([known for _, known in runs]) for how, runs in recoveries.items()},
     }
 
 

@@ -85,9 +85,9 @@ class Director:
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._losses: dict[str, list[float]] = {}
+        """The loss of every step heard of each running trial."""
         self._lanes: dict[str, HeldLane] = {}
         """Of each trial that holds one, where it was heard of last."""
-        """The loss of every step heard of each running trial."""
         self._spending = Spending(context.config, self.study, clock)
         self._lanes_now = lanes_now or (lambda: num_lanes)
         self._halted = self._impossible = ""

@@ -22,6 +22,7 @@ import torch
 import yaml
 from pydantic import JsonValue
 
+from batchscout import load
 from orchestrator.cli import main
 from orchestrator.output.exports import export
 from orchestrator.output.recommendation import Recommendation
@@ -103,6 +104,16 @@ def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
     text = export(recommendation(verdict="first\nimport nothing_of_this_name"), to)
     assert "first import nothing_of_this_name" in text
     assert "\nimport nothing" not in text
+
+
+def test_the_answer_is_the_first_comment_and_each_of_its_reasons_another() -> None:
+    found = load(GOLDEN / "quickstart").recommendation
+    assert found is not None
+    answer, *reasons = found.paragraphs()
+    assert len(reasons) >= 2
+    assert export(found, "nanogpt").splitlines()[: 1 + len(reasons)] == [
+        f"# batchscout: {answer}", *(f"# {reason}" for reason in reasons)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["selective", 0.5])

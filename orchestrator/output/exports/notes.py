@@ -13,8 +13,10 @@ from trainers.knobs import in_words, knob
 
 def header_of(recommendation: Recommendation) -> list[str]:
     r = recommendation
+    answer, *reasons = [" ".join(paragraph.split()) for paragraph in r.paragraphs()]
     return [
-        f"batchscout: {' '.join(r.verdict.split())}",
+        f"batchscout: {answer}",
+        *reasons,
         f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         *(
