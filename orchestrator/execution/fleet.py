@@ -7,7 +7,6 @@ has changed.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
@@ -30,8 +29,6 @@ from orchestrator.study.state import Halted
 from orchestrator.units import counted
 
 SECONDS_BETWEEN_LOOKS = 1.0
-# The end of a former driver, or a head that starts again, takes back what was asked for.
-SECONDS_BETWEEN_REQUESTS = 30.0
 # For how long Ray may fail at every look: an actor that has died does not come back.
 SECONDS_TO_RECOVER = 60.0
 # How long the last look has to end, before the lanes are closed.
@@ -83,16 +80,14 @@ def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) ->
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
     Until there is a node nothing can be known of what the study runs on."""
     asked = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head"
-    said, asked_at, lacks = "", -math.inf, _lacking(ground, num_nodes)
+    said, lacks = "", _lacking(ground, num_nodes)
+    if lacks:
+        ground.ask_for(1) if num_nodes == 1 else ground.ask_for_nodes(num_nodes - 1)
     while lacks:
-        if time.monotonic() - asked_at > SECONDS_BETWEEN_REQUESTS:
-            ground.ask_for(1) if num_nodes == 1 else ground.ask_for_nodes(num_nodes - 1)
-            asked_at = time.monotonic()
         if lacks != said:
             say(f"the cluster has {lacks}: its autoscaler is asked for {asked}, and the study begins then")
-            said = lacks
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        lacks = _lacking(ground, num_nodes)
+        said, lacks = lacks, _lacking(ground, num_nodes)
 
 
 def _lacking(ground: Ground, num_nodes: int) -> str:
@@ -119,7 +114,6 @@ class Fleet:
         self._wanted = Wanted(1, more_may_come=True)  # the first lane tells what the study runs on
         self._asked: int | None = None
         """For how many lanes there was to be room when that was asked last; None: an earlier driver may have asked."""
-        self._asked_at = 0.0
         self._changes = deque[LanesChanged]()
         self._last = (0, 0)
         """How many lanes there were at the last look, and for how many more nodes were asked."""
@@ -195,14 +189,9 @@ class Fleet:
                 del self._opened[name]
         for _ in range(growth.open):
             self._opened[self._open_lane()] = time.monotonic()
-        self._ask(growth.ask)
-
-    def _ask(self, num_lanes: int) -> None:
-        """Ask for this where it is something else than before, and from time to time again."""
-        now = time.monotonic()
-        if num_lanes != self._asked or (num_lanes and now - self._asked_at > SECONDS_BETWEEN_REQUESTS):
-            self._ground.ask_for(num_lanes)
-            self._asked, self._asked_at = num_lanes, now
+        if growth.ask != self._asked:
+            self._ground.ask_for(growth.ask)
+            self._asked = growth.ask
 
     def _note(self, growth: Growth, room: int) -> None:
         """Keep for the journal, and say, that there are other lanes than at the last look."""

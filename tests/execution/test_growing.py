@@ -117,13 +117,13 @@ def test_a_node_that_is_taken_away_is_replaced_and_its_trial_goes_on(cluster: Gr
 
 
 def test_a_study_that_is_to_wait_for_nodes_asks_for_them(cluster: GrowingCluster, tmp_path: Path) -> None:
-    """Though its one trial needs a single node, and the cluster has none; and again where a former driver's end takes that back."""
+    """Though its one trial needs a single node, and the cluster has none; and again where that is taken back, as Train does for itself."""
     driver = driver_on(cluster, tmp_path, num_trials=1, samples=64)
     driver.command += ["--min-nodes", "3"]
     with counted(cluster) as workers:
         driver.start()
         until(lambda: cluster.num_asked_for() == 2, "two nodes are asked for", SECONDS_TO_COME)
-        cluster.take_back_what_was_asked_for()
+        cluster.ask_for_nothing()
         code, said = driver.end(SECONDS_TO_END)
         assert code == 0, said
         until(lambda: workers[-1] == 0, "the workers are gone", SECONDS_TO_COME)

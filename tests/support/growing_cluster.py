@@ -49,7 +49,7 @@ class GrowingCluster:
         asked = get_cluster_resource_state(GcsClient(self.address)).cluster_resource_constraints
         return sum(request.count for constraint in asked for request in constraint.resource_requests)
 
-    def take_back_what_was_asked_for(self) -> None:
+    def ask_for_nothing(self) -> None:
         request_cluster_resources(self.address, [])
 
     def said_by_autoscaler(self) -> str:

@@ -6,6 +6,7 @@ the autoscaler was started with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,11 +19,12 @@ from typing import Any, TypeAlias
 import ray
 import yaml
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
 
 from orchestrator.execution.nodes.node_kinds import Node, kind_in
 from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, has_ended, runs_a_monitor
 
-# How long a request of a driver that is gone may stand.
+# How long a request of a driver that is gone may stand, and how long nothing may be asked for after another has asked.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -91,24 +93,38 @@ def _node(name: str, resources: Mapping[str, float]) -> Node:
 
 
 class Asker:
-    """Asks the autoscaler in the driver's place. An actor on the head that outlives the driver, so as to withdraw what that has
-    asked for: Ray keeps a request until there is another, and nodes that nobody needs would cost money."""
+    """Asks the autoscaler in the driver's place, again and again: Ray keeps the latest request of the whole cluster alone, and an actor
+    that Train starts for its own (`_AutoscalingCoordinatorActor` in ray.data) replaces it every 20 s, also after the study that
+    started it. This is an actor on the head that outlives the driver, so as to withdraw what that has asked for: nodes that nobody
+    needs would cost money."""
 
     def __init__(self, job: str) -> None:
         """job: the driver's."""
         self._job = job
-        threading.Thread(target=self._outlive_the_driver, daemon=True).start()
+        self._bundles: list[dict[str, float]] = []
+        self._asking = threading.Lock()
+        threading.Thread(target=self._keep_asking, daemon=True).start()
 
     def ask_for(self, bundles: Sequence[Mapping[str, float]]) -> None:
         """Ask for nodes that hold all of these at once, whatever runs there. It replaces what was asked for before; with none, nodes
         that are idle may go."""
-        request_resources(bundles=[dict(bundle) for bundle in bundles])
+        with self._asking:
+            self._bundles = [dict(bundle) for bundle in bundles]
+            request_resources(bundles=self._bundles)
 
-    def _outlive_the_driver(self) -> None:
-        while not has_ended(self._job):
+    def _keep_asking(self) -> None:
+        while True:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        self.ask_for([])
-        os._exit(0)
+            with contextlib.suppress(RayError):  # a gcs that does not answer may do so at the next look
+                if has_ended(self._job):
+                    self.ask_for([])
+                    os._exit(0)
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        with self._asking:
+            if self._bundles:
+                request_resources(bundles=self._bundles)
 
 
 AskerHandle: TypeAlias = Any
