@@ -88,16 +88,22 @@ def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None
     assert study.recommendation.learning_rate > 0
 
 
+COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
+"""Folders whose first stage runs here, and what the speed of their data is told in."""
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ("nanogpt", WHOLE)])
+@pytest.mark.parametrize("name", COUNTED_IN)
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
     changes = [part for change in SCALED_DOWN for part in ("--set", f"stages.frontier.{change}")]
-    run(EXAMPLES / name, short, "-m", "orchestrator", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
+    out = run(EXAMPLES / name, short, "-m", "orchestrator", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("frontier: micro-batch 4 with activation checkpointing none")
+    told = study.verdict + out + (short / "run" / "report.html").read_text()
+    assert {unit for unit in COUNTED_IN.values() if unit in told} == {COUNTED_IN[name]}
 
 
 @pytest.mark.ray
@@ -165,24 +171,6 @@ def test_what_is_no_language_model_of_ours_passes_and_learns_checkpointed(
     # In training mode: after so few steps BatchNorm's averages are still those of the beginning.
     assert told["final_loss"] < evaluate(run)["val_loss"]
     assert ("perplexity" in told) == (counted == "tokens")
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(400)
-def test_a_classifiers_speed_is_told_in_samples(short: Path) -> None:
-    changes = [f"stages.frontier.{change}" for change in SCALED_DOWN] + [
-        "stages.frontier.activation_checkpointing=[full]"
-    ]
-    told = [part for change in [*changes, "sample_budget=4096"] for part in ("--set", change)]
-    stages = ["--set", "stages=[{type: frontier}]"]
-    out = run(
-        EXAMPLES / "cnn", short, "-m", "orchestrator", "run", "study.yaml", "--dir", str(short / "run"), *stages, *told
-    )
-    verdict = load(short / "run").verdict
-    assert "with activation checkpointing full" in verdict
-    assert "samples/s" in verdict
-    assert "samples/s" in out
-    assert "tokens/s" not in out + (short / "run" / "report.html").read_text()
 
 
 def _without_imports_of(text: str, module: str) -> str:
