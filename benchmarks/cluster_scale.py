@@ -43,7 +43,7 @@ LANES_TO_RECOVER = {1: "by_a_new_lane", 2: "by_an_idle_lane"}
 EVALUATIONS_BEFORE = {1: 1, 2: 40}
 """How far the trial is when its node is killed: there the other lane has come up, whose processes start beside it."""
 PARTS = ("arrival", "recovery", "waiting", "training")
-SECONDS_TO_WAIT = 240.0
+SECONDS_TO_WAIT, SECONDS_TO_END = 240.0, 900.0
 STUDY: dict[str, Any] = {
     "name": "scale",
     "data": {"target": "python_stdlib", "kwargs": {"seq_len": 32, "tokenizer": "bytes", "max_text_bytes": 300_000}},
@@ -109,7 +109,7 @@ def ended(study: dict[str, Any], address: str, num_lanes: int) -> Iterator[Drive
     with tempfile.TemporaryDirectory() as folder:
         driver = driver_of(study, Path(folder), address, num_trials=TRIALS_A_NODE * num_lanes, num_lanes=num_lanes)
         driver.start()
-        code, said = driver.end()
+        code, said = driver.end(SECONDS_TO_END)
         assert code == 0, said
         yield driver
 
