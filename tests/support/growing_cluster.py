@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray._raylet import GcsClient
-from ray.autoscaler.v2.sdk import get_cluster_resource_state, request_cluster_resources
+from ray.autoscaler.v2.sdk import get_cluster_status, request_cluster_resources
 
 from tests.support.ports import free_ports
 from tests.support.processes import descendants, read
@@ -46,8 +45,8 @@ class GrowingCluster:
 
     def num_asked_for(self) -> int:
         """For how many nodes a driver has asked."""
-        asked = get_cluster_resource_state(GcsClient(self.address)).cluster_resource_constraints
-        return sum(request.count for constraint in asked for request in constraint.resource_requests)
+        asked = get_cluster_status(self.address).resource_demands.cluster_constraint_demand
+        return sum(bundles.count for demand in asked for bundles in demand.bundles_by_count)
 
     def ask_for_nothing(self) -> None:
         request_cluster_resources(self.address, [])
