@@ -20,7 +20,7 @@ from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost
 from tests.support.studies import TINY, grid
 from trainers.notices import NoticeKind
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
 
 # Slow enough to be caught in the act, and decided by nothing but losses.
 STUDY = TINY | {

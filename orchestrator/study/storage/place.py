@@ -90,18 +90,14 @@ class ObjectStore:
             while piece := stream.read(BYTES_AT_ONCE):
                 file.write(piece)
 
-    def add(
-        self, folder: Path, below: str, former: set[str], wanted: Callable[[str], bool] = lambda _: True
-    ) -> set[str]:
+    def add(self, folder: Path, below: str, wanted: Callable[[str], bool] = lambda _: True) -> set[str]:
         """Write the new and changed files of a folder below a name, as far as they are wanted by their names, and return the names of all
-        of these that it holds. former: what is removed if the folder does not hold it. Raises StorageLost where there is no such folder."""
+        of these that it holds. Raises StorageLost where there is no such folder."""
         there = self.stored(below)
         here = {name: path for name, path in files_by_object(folder, below).items() if wanted(name)}
         for name, path in here.items():
             if _may_differ(path, there.get(name)):
                 self.upload(path, name)
-        for name in (former & there.keys()) - here.keys():
-            self.remove(name)
         return set(here)
 
     def fetch(

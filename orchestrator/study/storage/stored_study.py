@@ -81,7 +81,7 @@ class StoredStudy:
     def add_trials(self) -> None:
         """Have there what trials that run in this copy have left: what ranks that crashed or were ended could not write there."""
         if self.trials.generation is None and (self.run_dir / TRIALS).exists():
-            self.store.add(self.run_dir / TRIALS, TRIALS, former=set(), wanted=self._is_finished)
+            self.store.add(self.run_dir / TRIALS, TRIALS, self._is_finished)
 
     def _is_finished(self, name: str) -> bool:
         """True unless it is a log that a rank had open for the stack of a crash, and none came."""

@@ -64,12 +64,18 @@ class Publication:
         self._known = set(filter(is_replaced, files_by_object(folder, below))) if folder.exists() else set[str]()
 
     def update(self) -> None:
-        """Write what is new, and remove the checkpoints that this process has replaced. Raises StorageLost where the store refuses."""
-        self._known = set(filter(is_replaced, self._store.add(self._folder, self._below, self._known, is_no_open_log)))
+        """Write what is new, and remove the checkpoints of this process that a later one here has replaced. Raises StorageLost where the
+        store refuses."""
+        here = set(filter(is_replaced, self._store.add(self._folder, self._below, is_no_open_log)))
+        # One that is gone without a successor was replaced by nothing: somebody clears this disk while the process still runs.
+        replaced = {name for name in self._known - here if here and name < max(here)}
+        for name in replaced:
+            self._store.remove(name)
+        self._known = (self._known | here) - replaced
 
     def add_what_it_tells(self) -> None:
         """Write all but checkpoints: steps, noise, and what the trial failed of."""
-        self._store.add(self._folder, self._below, set(), lambda name: is_no_open_log(name) and is_no_checkpoint(name))
+        self._store.add(self._folder, self._below, lambda name: is_no_open_log(name) and is_no_checkpoint(name))
 
     def add(self, name: str) -> None:
         """Write one file, if it is there."""

@@ -88,21 +88,19 @@ def test_what_is_no_place_is_refused_with_what_to_write(typed: str, said: str) -
 
 
 def test_a_folder_is_published_and_fetched_as_it_is(store: ObjectStore, tmp_path: Path) -> None:
-    """The second time what is gone here is gone there."""
+    """And the second time what is new or has changed."""
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "a" / "checkpoints").mkdir(parents=True)
     (here / "a" / "checkpoints" / "1.pt").write_bytes(os.urandom(3 << 20))
     (here / "a" / "log").write_text("one")
     (here / "a" / ".half.partial").write_text("half")
-    known = store.add(here, "trials", former=set())
+    assert store.add(here, "trials") == {"trials/a/checkpoints/1.pt", "trials/a/log"}
     store.fetch(there, "trials")
     assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["1.pt", "log"]
     assert (there / "a/checkpoints/1.pt").read_bytes() == (here / "a/checkpoints/1.pt").read_bytes()
     (here / "a" / "log").write_text("two")
-    (here / "a" / "checkpoints" / "1.pt").rename(here / "a" / "checkpoints" / "2.pt")
-    store.add(here, "trials", former=known)
+    store.add(here, "trials")
     store.fetch(there, "trials")
-    assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["2.pt", "log"]
     assert (there / "a" / "log").read_text() == "two"
     without = tmp_path / "without"
     store.fetch(without, "trials", lambda name: not name.endswith(".pt"))
@@ -112,17 +110,38 @@ def test_a_folder_is_published_and_fetched_as_it_is(store: ObjectStore, tmp_path
 def test_a_rank_of_a_killed_driver_removes_nothing_that_another_has_written(store: ObjectStore, tmp_path: Path) -> None:
     """Its folder may have been taken over, or be gone with the disk, and it does not know."""
     folder = tmp_path / "a"
-    folder.mkdir()
-    (folder / "100-old.pt").write_text("old")
-    known = store.add(folder, "trials/a", former=set())
-    store.write("trials/a/150-new.pt", b"another driver's")
-    (folder / "100-old.pt").rename(folder / "200-old.pt")
-    known = store.add(folder, "trials/a", former=known)
-    assert sorted(store.stored("trials")) == ["trials/a/150-new.pt", "trials/a/200-old.pt"], "its own it replaces"
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "100-old.pt").write_text("old")
+    publication = StoredTrials(store, generation=3).publication("a", folder)
+    publication.update()
+    store.write("trials/a/checkpoints/150-new.pt", b"another driver's")
+    (checkpoints / "100-old.pt").rename(checkpoints / "200-old.pt")
+    publication.update()
+    there = ["trials/a/checkpoints/150-new.pt", "trials/a/checkpoints/200-old.pt"]
+    assert sorted(store.stored("trials")) == there, "its own it replaces"
+    shutil.rmtree(checkpoints)
+    publication.update()
+    assert sorted(store.stored("trials")) == there, "what somebody clears away here is not replaced"
     shutil.rmtree(folder)
     with pytest.raises(StorageLost, match="could not be read: No such file"):
-        store.add(folder, "trials/a", former=known)
-    assert sorted(store.stored("trials")) == ["trials/a/150-new.pt", "trials/a/200-old.pt"]
+        publication.update()
+    assert sorted(store.stored("trials")) == there
+
+
+def test_a_checkpoint_that_was_set_aside_goes_from_the_store_with_the_next(store: ObjectStore, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    for name in ("100-t.pt", "200-t.pt"):
+        (checkpoints / name).write_text(name)
+    publication = StoredTrials(store, generation=3).publication("a", tmp_path)
+    publication.update()
+    (checkpoints / "200-t.pt").unlink()  # as what is damaged is moved elsewhere
+    publication.update()
+    assert "trials/a/checkpoints/100-t.pt" in store.stored("trials/a")
+    (checkpoints / "100-t.pt").rename(checkpoints / "300-t.pt")
+    publication.update()
+    assert [*store.stored("trials/a")] == ["trials/a/checkpoints/300-t.pt"]
 
 
 def test_what_the_journal_acknowledged_survives_the_loss_of_this_machines_disk(
@@ -443,7 +462,7 @@ def test_a_copy_to_read_has_all_but_the_checkpoints(store: ObjectStore, tmp_path
         (trial / "checkpoints" / "1.pt").write_bytes(b"weights")
         (trial / "steps.jsonl").write_text("{}")
         journal.append(ready("one"))
-        store.add(trial, "trials/a", former=set())
+        store.add(trial, "trials/a")
     read_copy(store, tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
         "journal.jsonl",
