@@ -1,4 +1,5 @@
-"""The benchmarks that hold this project against others still run, and end with the figures that are quoted of them."""
+"""The benchmarks that hold this project against others still run, and end with the figures that are quoted of them. They are asked for
+by `pytest -m rehearsal`, and no part of `.ci/run`."""
 
 from __future__ import annotations
 
