@@ -102,8 +102,8 @@ def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: 
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("frontier: micro-batch 4 with activation checkpointing none")
-    told = study.verdict + out + (short / "run" / "report.html").read_text()
-    assert {unit for unit in COUNTED_IN.values() if unit in told} == {COUNTED_IN[name]}
+    for told in (study.verdict, out, (short / "run" / "report.html").read_text()):
+        assert {unit for unit in COUNTED_IN.values() if unit in told} == {COUNTED_IN[name]}
 
 
 @pytest.mark.ray
