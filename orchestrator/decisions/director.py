@@ -324,8 +324,11 @@ class Director:
         return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
 
     def _evaluated(self, trial_id: str, message: Message) -> None:
-        values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
-        self._record(Evaluated(id=trial_id, metrics={**message.metrics}, rungs={**values}, lane=message.lane))
+        """Journal an evaluation that is new. A run that goes on from where it was evaluated last tells of that once more, lest the driver
+        had not heard of it, and has got no further: what took its machine down may do so again."""
+        if not self._trial(trial_id).was_evaluated_at(message.metrics.get("samples_seen")):
+            values = dict.fromkeys(message.rungs, message.metrics.get("val_loss", math.nan))
+            self._record(Evaluated(id=trial_id, metrics={**message.metrics}, rungs={**values}, lane=message.lane))
 
     def _on_outcome(self, trial: Trial, message: Message) -> None:
         match message.outcome:
@@ -352,7 +355,7 @@ class Director:
         if probed.action is Action.STOP:
             return self._end(trial_id, TrialState.PRUNED, probed.cause, probed.reason, metrics)
         if "val_loss" in message.metrics:
-            self._record(Evaluated(id=trial_id, metrics=metrics, lane=message.lane))
+            self._evaluated(trial_id, message)
         return self._end(trial_id, TrialState.COMPLETE, None, message.reason, metrics)
 
     def _on_interrupted(self, trial_id: str, reason: str) -> None:

@@ -362,8 +362,8 @@ def _freed(trial: Trial, time: float | None, *, lost: bool = False) -> Trial:
 
 def _evaluated(trial: Trial, event: Evaluated) -> Trial:
     metrics = _with_shared_names(event.metrics)
-    seen = [point.get("samples_seen") for point in trial.history]
-    history = trial.history if metrics.get("samples_seen") in seen else (*trial.history, metrics)
+    is_known = trial.was_evaluated_at(metrics.get("samples_seen"))
+    history = trial.history if is_known else (*trial.history, metrics)
     rungs = event.rungs | trial.rungs
     return replace(trial, metrics=trial.metrics | metrics, history=history, rungs=rungs, interruptions=0)
 

@@ -142,6 +142,9 @@ class Trial:
         """True if it trains from its own beginning and is evaluated on the way: such a run may be recommended."""
         return bool(self.config.evaluations) and self.config.branch_from is None
 
+    def was_evaluated_at(self, samples_seen: float | None) -> bool:
+        return any(point.get("samples_seen") == samples_seen for point in self.history)
+
     def metric(self, name: str) -> float | None:
         """Return the figure; None where it was not measured, or is not finite."""
         return self.metrics.get(name)

@@ -25,9 +25,9 @@ from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import RunBegan, proposed
+from orchestrator.study.events import Evaluated, RunBegan, proposed
 from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal, replay
+from orchestrator.study.journal import Journal, read_lines, replay
 from orchestrator.study.messages import Message
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
@@ -410,6 +410,10 @@ def test_what_a_trial_met_and_dealt_with_is_journaled_and_told_and_the_trial_run
     assert replay(tmp_path / "journal.jsonl", "played").notices == {trial.id: [notice]}
 
 
+def evaluations_in(path: Path) -> list[Evaluated]:
+    return [line.event for line in read_lines(path) if isinstance(line.event, Evaluated)]
+
+
 INTERRUPTED: Any = Message(outcome="interrupted", reason="its node has died")
 
 
@@ -444,6 +448,39 @@ def test_one_whose_machine_is_lost_again_and_again_before_it_gets_anywhere_fails
         assert ended.state is TrialState.FAILED
         said = f"failed: its machine was lost {MAX_INTERRUPTIONS} times since its last evaluation; its node"
         assert ended.explanation.startswith(said)
+
+
+def test_an_evaluation_told_again_by_a_run_that_went_on_from_there_is_journaled_once_and_is_no_progress(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    evaluation = Message({"samples_seen": 64, "val_loss": 3.0}, evaluated=True)
+    with Journal(path, "played") as journal:
+        director = director_of(RATES, journal, "grid")
+        trial = start_next(director)
+        assert director.on_message(trial.id, evaluation).action is Action.GO_ON
+        for times in range(1, MAX_INTERRUPTIONS + 1):
+            director.on_message(trial.id, INTERRUPTED)
+            known = journal.study.trials[trial.id]
+            assert (known.state is TrialState.FAILED) == (times == MAX_INTERRUPTIONS), known.explanation
+            if not known.state.ended:
+                director.on_started(trial.id)
+                assert director.on_message(trial.id, evaluation).action is Action.GO_ON
+    assert len(evaluations_in(path)) == 1
+
+
+def test_the_last_evaluation_of_a_run_that_ends_again_is_journaled_once(tmp_path: Path) -> None:
+    """The driver was killed between the two lines that an end is: the run evaluates itself again, and ends."""
+    path, metrics = tmp_path / "journal.jsonl", {"samples_seen": 64.0, "val_loss": 3.0}
+    with Journal(path, "played") as journal:
+        trial = start_next(director_of(RATES, journal, "grid"))
+        journal.append(Evaluated(id=trial.id, metrics={**metrics}))
+        journal.append(RunBegan(token="second"))
+        again = director_of(RATES, journal, "grid")
+        again.on_started(trial.id)
+        again.on_message(trial.id, Message(metrics, outcome="complete"))
+        assert journal.study.trials[trial.id].state is TrialState.COMPLETE
+    assert len(evaluations_in(path)) == 1
 
 
 def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.study.events import Concluded, Ended, Event, Paused, Promoted
+from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted
 from orchestrator.study.journal import replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Study
@@ -98,8 +98,11 @@ def has(kind: str, count: int = 1) -> Callable[[list[Event]], bool]:
 
 def check_nothing_was_lost_or_doubled(driver: Driver, samples_between: int, evaluations: int) -> None:
     """No trial ended twice, no evaluation made twice, and none missing."""
-    ended = [event.id for event in driver.events() if isinstance(event, Ended)]
+    events = driver.events()
+    ended = [event.id for event in events if isinstance(event, Ended)]
     assert len(ended) == len(set(ended))
+    evaluated = [(event.id, event.metrics["samples_seen"]) for event in events if isinstance(event, Evaluated)]
+    assert len(evaluated) == len(set(evaluated))
     for trial in driver.study().trials.values():
         seen = [point["samples_seen"] for point in trial.history]
         assert seen == [samples_between * (i + 1) for i in range(len(seen))]
