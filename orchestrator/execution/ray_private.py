@@ -26,10 +26,14 @@ from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignor
 from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import ActorUnavailableError, AuthenticationError
+from ray.train import Result
 from ray.train._internal import utils as train_utils
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.context import TrainRunContext
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import TrialProgressCallback
@@ -287,8 +291,8 @@ def free_placement_groups(last: PlacementGroup | None) -> None:
     """Remove the placement groups that a lost Train run has left: its last one, and all of this driver whose creator
     died.
 
-    Ray keeps such groups, and their CPUs and GPUs, until the driver ends. Ray Train's own cleaner asks the dashboard
-    whether the creator lives, and gives up where there is no dashboard. The last group is removed in any case, because
+    Ray keeps such groups, and their CPUs and GPUs, until the driver ends. Ray Train's own cleaner, which `LaneTrainer` leaves
+    out, asks the dashboard whether the creator lives, and gives up where there is none. The last group is removed in any case, because
     the controller of a failed run may live on for a while.
     """
     if last is not None:
@@ -308,11 +312,29 @@ def _has_dead_creator(group: PlacementGroupTableData) -> bool:
 
 
 class LaneTrainer(TorchTrainer):
-    """Starts no process for Ray Data beside every group of ranks: lanes read no data sets of Ray's, and importing Ray in
-    it would take 1.7 CPU seconds from ranks that start at the same time."""
+    """Starts none of the processes that Train has beside a group of ranks and that lanes can do without. Each imports Ray, at the same
+    time and on the same cores as the ranks, which Train lets begin only once the last two of the three have answered.
+
+    One is for Ray Data, of which lanes read nothing. One removes the placement group of a controller that has died, as
+    `free_placement_groups` does. One asks the autoscaler for what a placement group asks for by itself, in a request that
+    replaces every other one of the cluster, and that stands for minutes after its driver was killed."""
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        return [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
+        left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
+        return [one for one in super()._create_default_callbacks() if not isinstance(one, left_out)]
+
+    def _initialize_and_run_controller(self, **told: Any) -> Result:
+        return super()._initialize_and_run_controller(**told | {"scaling_policy": AsksNobody(self.scaling_config)})
+
+
+class AsksNobody(FixedScalingPolicy):
+    """A group of as many ranks as its lane has, of which nobody is told beside its placement group."""
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 def end_train_runs() -> None:

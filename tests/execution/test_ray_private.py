@@ -55,12 +55,12 @@ def test_only_one_file_touches_what_is_private_of_ray() -> None:
         assert private == [], file
 
 
-def test_a_lane_does_without_the_process_for_ray_data_and_nothing_else() -> None:
+def test_a_lane_does_without_the_processes_for_ray_data_and_of_a_cleaner_and_nothing_else() -> None:
     def callbacks(trainer: type[TorchTrainer]) -> set[str]:
         made = trainer(print, scaling_config=ScalingConfig(num_workers=1))._create_default_callbacks()
         return {type(one).__name__ for one in made}
 
-    assert callbacks(TorchTrainer) - callbacks(LaneTrainer) == {"DatasetsCallback"}
+    assert callbacks(TorchTrainer) - callbacks(LaneTrainer) == {"DatasetsCallback", "PlacementGroupCleanerCallback"}
 
 
 def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> None:

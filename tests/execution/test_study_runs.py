@@ -11,6 +11,8 @@ import signal
 from pathlib import Path
 
 import pytest
+import ray
+from ray._private.state import state
 
 from orchestrator import run as runner
 from orchestrator.study.causes import Cause
@@ -66,6 +68,14 @@ def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -
     assert ran.study.trials["train-m4k2"].state is TrialState.COMPLETE, "the baseline is never cut"
     report = (ran.run_dir / "report.html").read_text()
     assert all(trial in report for trial in ran.study.trials)
+    assert "TrainController" in actors_started()
+    assert not {"PlacementGroupCleaner", "_AutoscalingCoordinatorActor"} & actors_started(), "what lanes do without"
+
+
+def actors_started() -> set[str]:
+    """The classes of all actors that this process has started, or that these have."""
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    return {actor["ActorClassName"] for actor in state.actor_table(None, job_id=job).values()}
 
 
 # A study whose trials end in every way that is a result

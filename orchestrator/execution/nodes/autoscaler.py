@@ -93,9 +93,9 @@ def _node(name: str, resources: Mapping[str, float]) -> Node:
 
 
 class Asker:
-    """Asks the autoscaler in the driver's place, again and again: Ray keeps the latest request of the whole cluster alone, and an actor
-    that Train starts for its own (`_AutoscalingCoordinatorActor` in ray.data) replaces it every 20 s, also after the study that
-    started it. This is an actor on the head that outlives the driver, so as to withdraw what that has asked for: nodes that nobody
+    """Asks the autoscaler in the driver's place, again and again: Ray keeps the latest request of the whole cluster alone, and the actor
+    by which other jobs' Ray Train and Ray Data ask (`_AutoscalingCoordinatorActor` in ray.data) replaces it every 20 s, also after
+    these have ended. This is an actor on the head that outlives the driver, so as to withdraw what that has asked for: nodes that nobody
     needs would cost money."""
 
     def __init__(self, job: str) -> None:
