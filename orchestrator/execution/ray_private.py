@@ -312,23 +312,23 @@ def _has_dead_creator(group: PlacementGroupTableData) -> bool:
 
 
 class LaneTrainer(TorchTrainer):
-    """Starts none of the processes that Train has beside a group of ranks and that lanes can do without. Each imports Ray, at the same
-    time and on the same cores as the ranks, which Train lets begin only once the last two of the three have answered.
+    """Leaves out three processes that Train starts beside a group of ranks. Each imports Ray, on the cores on which the ranks start at
+    that time; for the second and the third Train even waits before it lets the ranks begin.
 
-    One is for Ray Data, of which lanes read nothing. One removes the placement group of a controller that has died, as
-    `free_placement_groups` does. One asks the autoscaler for what a placement group asks for by itself, in a request that
-    replaces every other one of the cluster, and that stands for minutes after its driver was killed."""
+    One is for Ray Data: lanes read no data sets of Ray's. One removes the placement group of a controller that has died:
+    `free_placement_groups` does that. One repeats to the autoscaler what the placement group asks of it already, in a
+    request that replaces the study's own, and that stands for minutes after a driver was killed."""
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
         return [one for one in super()._create_default_callbacks() if not isinstance(one, left_out)]
 
     def _initialize_and_run_controller(self, **told: Any) -> Result:
-        return super()._initialize_and_run_controller(**told | {"scaling_policy": AsksNobody(self.scaling_config)})
+        return super()._initialize_and_run_controller(**told | {"scaling_policy": WithoutRequests(self.scaling_config)})
 
 
-class AsksNobody(FixedScalingPolicy):
-    """A group of as many ranks as its lane has, of which nobody is told beside its placement group."""
+class WithoutRequests(FixedScalingPolicy):
+    """As many ranks as the lane has, and no request to the autoscaler beside their placement group."""
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         pass
