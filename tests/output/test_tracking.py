@@ -37,7 +37,7 @@ def tracker(tmp_path: Path) -> Iterator[Observer]:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a .wandb file: protobufs in a LevelDB log."""
+    """The whole records of a .wandb file that may still be written: protobufs in a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
     record_type: Any = vars(wandb_internal_pb2)["Record"]  # made at import, so no checker finds it
@@ -47,6 +47,8 @@ def records(file: Path) -> Iterator[Any]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", content, at)
+        if at + 7 + length > len(content):
+            return
         whole += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or its last part
@@ -56,7 +58,7 @@ def records(file: Path) -> Iterator[Any]:
 
 def finished_records(file: Path) -> list[Any]:
     """All records, the exit among them: finish() returns shortly before W&B's own process has written the file out."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = list(records(file))
         if any(record.WhichOneof("record_type") == "exit" for record in found):
