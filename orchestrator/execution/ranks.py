@@ -97,8 +97,6 @@ class Place:
     rank: int
     marker: RunMarker | None = None
     """What it sees if it sees the run directory; None where nobody is asked."""
-    is_first_on_its_machine: bool = True
-    """Of the lane's ranks there. Rank 0 is."""
 
     def introduce(self) -> None:
         host = _host(sees_run_directory=self.marker is None or self.marker.is_seen())
@@ -125,8 +123,7 @@ class Place:
 
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
-    ours = train.get_context()
-    place = Place(told["dispatcher"], told["lane"], ours.get_world_rank(), told["marker"], ours.get_local_rank() == 0)
+    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"])
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
     _exit_with_the_study(place)
@@ -296,18 +293,12 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
             return Message(outcome="no_storage", reason=reason), config.world_size == 1
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
-        _free_room(assignment, place)
         return Message(outcome="failed", reason=failure_reason(error) + where_paths_begin(error)), False
-    _free_room(assignment, place)
     if place.rank != 0:
         return None, True
-    return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
-
-
-def _free_room(assignment: Assignment, place: Place) -> None:
-    """Remove what this machine of a cluster has of a trial that goes on here no more, once for all of the ranks that have read it."""
-    if assignment.stored is not None and place.is_first_on_its_machine:
+    if assignment.stored is not None:
         assignment.stored.leave(assignment.trial_id)
+    return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
 
 
 @contextlib.contextmanager

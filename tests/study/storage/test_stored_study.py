@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -373,10 +372,10 @@ def test_a_rank_has_there_what_it_saved_and_neither_an_open_log_nor_what_it_repl
 
 
 def last_word_of_a_run(
-    store: ObjectStore, patch: pytest.MonkeyPatch, saved: str, ends: Callable[[], str], **place: Any
+    store: ObjectStore, patch: pytest.MonkeyPatch, saved: str, ends: Callable[[], str]
 ) -> tuple[str | None, list[str], list[str]]:
     """(outcome, what the store has of the trial, what its folder on this machine of a cluster has) after a run that writes a file and
-    ends so. place: that of the rank; rank 0 unless it says another."""
+    ends so."""
 
     def run(_config: object, _report: object, directory: Path, *_: object) -> str:
         (directory / saved).parent.mkdir(parents=True, exist_ok=True)
@@ -387,9 +386,10 @@ def last_word_of_a_run(
     stored = StoredTrials(store, generation=3)
     config = base_trial(study_of(), None).model_dump_json()
     assignment = Assignment("a", config, "/the/drivers/trials/a", "token", stored=stored)
-    word, _ = last_word_of(assignment, Place(**{"dispatcher": None, "lane": "lane", "rank": 0} | place))
+    word, _ = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    assert word is not None
     there = sorted(name.removeprefix("trials/a/") for name in store.stored("trials/a"))
-    return word and word.outcome, there, names_below(stored.directory("a", "/the/drivers/trials/a"))
+    return word.outcome, there, names_below(stored.directory("a", "/the/drivers/trials/a"))
 
 
 def test_what_a_trial_saves_in_order_to_stop_is_there_before_its_node_is_freed(
@@ -408,23 +408,6 @@ def test_what_a_trial_that_failed_has_told_is_there(
 
     outcome, there, _ = last_word_of_a_run(store, monkeypatch, "steps.jsonl", fails)
     assert (outcome, there) == ("failed", ["error-rank0.log", "steps.jsonl"])
-
-
-def test_a_machine_keeps_no_checkpoint_of_a_trial_that_has_ended_there_whichever_ranks_it_has(
-    store: ObjectStore, data_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other ranks than rank 0 read what rank 0 has saved, and a trial that fails goes on nowhere. One of several ranks of a machine
-    removes nothing: the first may not have read it yet."""
-
-    def fails() -> str:
-        raise ArithmeticError("my own mistake")
-
-    saved = "checkpoints/000000000150-token.pt"
-    assert last_word_of_a_run(store, monkeypatch, saved, lambda: "go on", rank=1) == (None, [], [])
-    _, _, kept = last_word_of_a_run(store, monkeypatch, saved, lambda: "go on", rank=1, is_first_on_its_machine=False)
-    assert kept == [saved]
-    _, _, kept = last_word_of_a_run(store, monkeypatch, saved, fails)
-    assert kept == ["error-rank0.log"]
 
 
 @pytest.mark.parametrize("runs_trials_here", [True, False])
