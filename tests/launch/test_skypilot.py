@@ -31,7 +31,7 @@ def task() -> dict[str, Any]:
 
 
 def test_skypilot_reads_the_file_and_asks_for_what_has_no_default() -> None:
-    sky = pytest.importorskip("sky", reason="pip install skypilot")
+    sky = pytest.importorskip("sky", reason="pip install 'skypilot>=0.14.1'")
     given = {"RUN_DIR": "s3://bucket/runs/x"}
     read = sky.Task.from_yaml_config(
         task(), env_overrides=list(given.items()), secrets_overrides=[("RAY_AUTH_TOKEN", "0")]
@@ -39,8 +39,9 @@ def test_skypilot_reads_the_file_and_asks_for_what_has_no_default() -> None:
     assert (read.num_nodes, read.envs["RUN_DIR"]) == (1, given["RUN_DIR"])
     with pytest.raises(ValueError, match="RUN_DIR"):
         sky.Task.from_yaml_config(task(), secrets_overrides=[("RAY_AUTH_TOKEN", "0")])
-    with pytest.raises(ValueError, match="RAY_AUTH_TOKEN"):
-        sky.Task.from_yaml_config(task(), env_overrides=list(given.items()))
+    assert not read.managed_secret_refs
+    without = sky.Task.from_yaml_config(task(), env_overrides=list(given.items()))
+    assert [secret.name for secret in without.managed_secret_refs] == ["RAY_AUTH_TOKEN"], "`sky` asks for it at launch"
 
 
 def test_the_files_defaults_are_a_study_of_the_clone() -> None:
