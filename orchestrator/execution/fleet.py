@@ -23,7 +23,7 @@ from orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
 from orchestrator.execution.nodes.node_kinds import Choice, nodes_of
 from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.execution.nodes.room import bundles_of, bundles_of_whole, lanes_held
-from orchestrator.execution.ray_private import nodes_that_stay
+from orchestrator.execution.ray_private.cluster import nodes_that_stay
 from orchestrator.study.events import LanesChanged
 from orchestrator.study.state import Halted
 from orchestrator.units import counted

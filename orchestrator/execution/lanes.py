@@ -30,21 +30,17 @@ from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.fleet import Fleet, Ground
 from orchestrator.execution.nodes.placement import LaneShape
 from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
-from orchestrator.execution.ray_private import (
-    CONTROLLER_ENVIRONMENT,
-    LANE_ENVIRONMENT,
+from orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
+from orchestrator.execution.ray_private.environment import CONTROLLER_ENVIRONMENT, LANE_ENVIRONMENT
+from orchestrator.execution.ray_private.errors import (
     LOW_MEMORY,
     NO_ROOM,
     NODE_GONE,
-    ON_THE_HEAD,
-    LaneTrainer,
     cause_of,
-    end_train_runs,
-    free_placement_groups,
     is_lost_process,
-    meet_in,
     raylet_of_unavailable,
 )
+from orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs, meet_in
 from orchestrator.study.messages import Blame, Device, FirstLane
 from orchestrator.study.storage.marker import RunMarker
 

@@ -28,7 +28,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
-from orchestrator.execution.ray_private import is_draining
+from orchestrator.execution.ray_private.cluster import is_draining
 from orchestrator.study.messages import Assignment, Device, Host, Message
 from orchestrator.study.storage.marker import RunMarker
 from orchestrator.study.storage.stored_trials import Publication

@@ -15,7 +15,6 @@ from typing import Any
 import ray
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.execution import ray_private
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from orchestrator.execution.local_cluster import (
@@ -28,16 +27,19 @@ from orchestrator.execution.local_cluster import (
 from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, Unreadable
 from orchestrator.execution.nodes.node_kinds import Choice
 from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.ray_private import (
-    DRIVER_ENVIRONMENT,
-    RANK_ENVIRONMENT,
+from orchestrator.execution.ray_private.connection import (
     SECONDS_TO_ANSWER,
     files_in,
-    forward_no_keys,
     loopback_only,
+    raylet_socket,
     refuses_us,
+    servers,
+    shut_down,
     sigterm_left_alone,
+    without_its_errors,
 )
+from orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
+from orchestrator.execution.ray_private.tune import forward_no_keys
 from orchestrator.signals import interrupts_afterwards, left_if_stuck
 from orchestrator.study.messages import Device
 from orchestrator.units import counted
@@ -79,14 +81,14 @@ def ray_cluster(
         with _watched_cluster(all_lost) if address else _watched_local_cluster(all_lost):
             yield
     finally:
-        ray_private.shut_down()
+        shut_down()
         if address is None:
             end_what_ray_started()
 
 
 @contextlib.contextmanager
 def _watched_local_cluster(lost: Callable[[str], None]) -> Iterator[None]:
-    with ray_private.without_its_errors(), watched(functools.partial(ended, ray_private.servers()), lost):
+    with without_its_errors(), watched(functools.partial(ended, servers()), lost):
         yield
 
 
@@ -100,7 +102,7 @@ def _watched_while_it_connects(
 
 
 def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    gcs, raylet = Gcs(ray.get_runtime_context().gcs_address), Raylet(ray_private.raylet_socket())
+    gcs, raylet = Gcs(ray.get_runtime_context().gcs_address), Raylet(raylet_socket())
     return watched(functools.partial(loss_of, gcs, raylet), lost)
 
 

@@ -19,8 +19,10 @@ from ray.tune.search import Searcher
 
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.director import Director
-from orchestrator.execution import ray_private
 from orchestrator.execution.fleet import Fleet
+from orchestrator.execution.ray_private.cluster import ON_THE_HEAD
+from orchestrator.execution.ray_private.environment import relay_environment
+from orchestrator.execution.ray_private.tune import NoProgress, forget_ended_trials, keep_relays, quiet_tune
 from orchestrator.execution.relay import LaneTrainable
 from orchestrator.execution.session import environment_with
 from orchestrator.study.messages import Assignment, Message
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
 # A Tune trial only relays and takes no CPU. The lanes take the CPUs and GPUs.
-RELAY_RESOURCES = {"CPU": 0, **ray_private.ON_THE_HEAD}
+RELAY_RESOURCES = {"CPU": 0, **ON_THE_HEAD}
 
 _ACTIONS = {
     Action.GO_ON: TrialScheduler.CONTINUE,
@@ -120,7 +122,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
 
     def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
         if not self._keeps_relays:
-            ray_private.keep_relays(tune_controller, trial, self._director.num_lanes)
+            keep_relays(tune_controller, trial, self._director.num_lanes)
             self._keeps_relays = True
         self._known[_id(trial)] = trial
 
@@ -131,7 +133,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
     def on_trial_complete(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> None:
         """Pass on the trial's last result, on which Tune asks for no decision."""
         self._known.pop(_id(trial), None)
-        ray_private.forget_ended_trials(tune_controller)
+        forget_ended_trials(tune_controller)
         message: Message = result["message"]
         if message.outcome is not None:
             self._director.on_message(_id(trial), message)
@@ -142,7 +144,7 @@ class StageScheduler(_NotRestored, TrialScheduler):
 
     def on_trial_remove(self, tune_controller: TuneController, trial: TuneTrial) -> None:
         self._known.pop(_id(trial), None)
-        ray_private.forget_ended_trials(tune_controller)
+        forget_ended_trials(tune_controller)
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> TuneTrial | None:
         self._drop_ended(tune_controller)
@@ -176,7 +178,7 @@ def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str, fl
     dispatcher: the actor's name. token: marks the checkpoints that this run of the study writes. fleet: opens and releases
     lanes; None where they are all open.
     """
-    ray_private.quiet_tune()
+    quiet_tune()
     scheduler = StageScheduler(director, fleet)
     tuner = tune.Tuner(
         tune.with_resources(LaneTrainable, RELAY_RESOURCES),
@@ -191,10 +193,10 @@ def run_stage(director: Director, dispatcher: str, run_dir: Path, token: str, fl
             name=f"{director.context.stage.type}-{token}",
             storage_path=str(run_dir / ".ray"),
             verbose=0,
-            callbacks=[ray_private.NoProgress()],
+            callbacks=[NoProgress()],
         ),
     )
-    with environment_with(ray_private.relay_environment(director.num_lanes)):
+    with environment_with(relay_environment(director.num_lanes)):
         try:
             tuner.fit()
         except TuneError:  # as which Tune raises what the scheduler raised

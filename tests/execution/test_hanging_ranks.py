@@ -12,7 +12,8 @@ from ray import train
 from ray.train import RunConfig, ScalingConfig
 
 from orchestrator.execution.lanes import LaneTorch
-from orchestrator.execution.ray_private import CONTROLLER_ENVIRONMENT, LaneTrainer
+from orchestrator.execution.ray_private.environment import CONTROLLER_ENVIRONMENT
+from orchestrator.execution.ray_private.train import LaneTrainer
 
 pytestmark = pytest.mark.ray
 

@@ -1,4 +1,4 @@
-"""Ray stays in its room, and what is private of it in one file: with a new Ray that file is read first."""
+"""Ray stays in its room, and what is private of it in one within: with a new Ray that is read first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from orchestrator.execution.ray_private import LaneTrainer
+from orchestrator.execution.ray_private.train import LaneTrainer
 
 ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
 
@@ -46,9 +46,9 @@ def test_only_execution_imports_ray() -> None:
     assert {file: names for file, names in found.items() if names} == {}
 
 
-def test_only_one_file_touches_what_is_private_of_ray() -> None:
-    assert list(private_attributes(Path("execution/ray_private.py"))), "the test sees what it looks for"
-    for file in files("execution", "ray_private.py"):
+def test_only_one_room_touches_what_is_private_of_ray() -> None:
+    assert list(private_attributes(Path("execution/ray_private/train.py"))), "the test sees what it looks for"
+    for file in files("execution", "ray_private"):
         private = [name for name in imported(file) if name.split(".")[0] == "ray" and "._" in name]
         if file.parts[0] == "execution":
             private += private_attributes(file)
@@ -74,7 +74,7 @@ def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> No
 CAUGHT = """\
 import os, signal
 import ray
-from orchestrator.execution.ray_private import shut_down, sigterm_left_alone
+from orchestrator.execution.ray_private.connection import shut_down, sigterm_left_alone
 from orchestrator.signals import all_are_ctrl_c
 with all_are_ctrl_c():
     with sigterm_left_alone():
@@ -97,7 +97,7 @@ def test_a_driver_hears_sigterm_when_ray_is_shut_down() -> None:
 MET = """\
 import os, signal, time
 import ray
-from orchestrator.execution.ray_private import sigterm_left_alone
+from orchestrator.execution.ray_private.connection import sigterm_left_alone
 from orchestrator.signals import all_are_ctrl_c
 with all_are_ctrl_c(), sigterm_left_alone():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

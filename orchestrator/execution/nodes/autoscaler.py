@@ -22,7 +22,13 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
 from orchestrator.execution.nodes.node_kinds import Node, kind_in
-from orchestrator.execution.ray_private import IN_KUBERAY, ON_THE_HEAD, file_of_autoscaler, has_ended, runs_a_monitor
+from orchestrator.execution.ray_private.cluster import (
+    IN_KUBERAY,
+    ON_THE_HEAD,
+    file_of_autoscaler,
+    has_ended,
+    runs_a_monitor,
+)
 
 # How long a request of a driver that is gone may stand, and how long nothing may be asked for after another has asked.
 SECONDS_BETWEEN_LOOKS = 2.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.execution.ray_private import ACCELERATOR, HEAD
+from orchestrator.execution.ray_private.cluster import ACCELERATOR, HEAD
 from orchestrator.units import counted
 
 # So many nodes are named where some are left idle.

@@ -11,7 +11,7 @@ import ray
 
 from orchestrator.config.keys import PlacementStrategy, StudyConfig
 from orchestrator.execution.nodes.node_kinds import Choice, Node, nodes_of
-from orchestrator.execution.ray_private import ACCELERATOR
+from orchestrator.execution.ray_private.cluster import ACCELERATOR
 from orchestrator.units import counted
 
 MOST_CPUS_OF_A_GPU = 8

@@ -1,0 +1,104 @@
+"""How a connection to Ray begins and ends, and what it is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import ray
+import ray._private.utils as ray_utils
+import ray._private.worker as ray_worker
+from ray._private import ray_constants
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.state import state
+from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.exceptions import AuthenticationError
+
+from orchestrator import signals
+
+SECONDS_TO_ANSWER = 5
+"""How long --address has to accept a connection, and to answer."""
+
+
+def refuses_us(address: str) -> bool:
+    """True if the cluster at host:port does not accept the token that this process has, or that it has none.
+
+    ray.init asks again for 20 s, prints a line each time, and then says that it found no cluster.
+    """
+    try:
+        with contextlib.closing(init_grpc_channel(address)) as channel:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=SECONDS_TO_ANSWER)
+    except AuthenticationError:  # a token is to be shown, and there is none
+        return True
+    except grpc.RpcError as error:
+        return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False
+
+
+def sigterm_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Keep ray.init from taking SIGTERM for itself: it would end this process at once, with exit code 15."""
+    return _replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
+
+
+def shut_down() -> None:
+    """Call ray.shutdown, and go on hearing SIGTERM.
+
+    Ray's part in C++ has a handler of its own for it, and when it ends, half a second into the call, it leaves the signal's
+    default action behind, whatever was there before: to end this process at once.
+    """
+    disconnect = state.disconnect  # the first thing that Ray does after that
+
+    def hear_and_disconnect() -> None:
+        signals.hear_again()
+        disconnect()
+
+    with _replaced(state, "disconnect", hear_and_disconnect):
+        ray.shutdown()
+
+
+def loopback_only() -> contextlib.AbstractContextManager[None]:
+    """Have ray.init start a cluster that listens on loopback alone.
+
+    Ray does so on systems where it supports no cluster of several machines; an address of loopback that it is given, it
+    replaces by one that others reach.
+    """
+    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+
+@contextlib.contextmanager
+def _replaced(module: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """Return the argument of ray.init for a cluster that keeps its files in this folder."""
+    return {"_temp_dir": str(folder)}
+
+
+def servers() -> dict[str, subprocess.Popen[bytes]]:
+    """Return the two processes that the cluster which this one has started cannot do without, by their names."""
+    node = ray_worker._global_node
+    assert node is not None
+    return {name: node.all_processes[name][0].process for name in ("gcs_server", "raylet")}
+
+
+def raylet_socket() -> str:
+    """Return where the raylet listens by which this process reaches its cluster."""
+    node = ray_worker._global_node
+    assert node is not None
+    return node.raylet_socket_name
+
+
+def without_its_errors() -> contextlib.AbstractContextManager[None]:
+    """Keep Ray from printing the errors of a local cluster: of a raylet that has died, twenty lines of its log. The study
+    says itself what has died of what."""
+    return _replaced(ray_worker, "_worker_logs_enabled", False)
