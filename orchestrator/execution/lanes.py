@@ -1,4 +1,5 @@
-"""Lanes: warm Ray Train worker groups that run trial after trial. The driver's side; `ranks.py` is what runs in them.
+"""Lanes: warm Ray Train worker groups that run trial after trial. The driver's side; `controller.py` and
+`group.py` make their processes a group, and `ranks.py` is what runs in them.
 
 A trial that starts a Train run of its own spends 10 to 20 seconds around its training. A lane is one long-lived Train
 run; its ranks take assignments from the `Dispatcher`, an actor that knows every lane and every trial in flight.
@@ -17,31 +18,21 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray import train
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig
 
-from orchestrator.execution.cluster_servers import refuses
+from orchestrator.execution.controller import Ranks, TellCause
 from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
 from orchestrator.execution.fleet import Fleet, Ground
+from orchestrator.execution.group import serve
 from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.ranks import hear_sigterm, open_store, require_cuda, serve
 from orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
-from orchestrator.execution.ray_private.environment import CONTROLLER_ENVIRONMENT, LANE_ENVIRONMENT
-from orchestrator.execution.ray_private.errors import (
-    LOW_MEMORY,
-    NO_ROOM,
-    NODE_GONE,
-    cause_of,
-    is_lost_process,
-    raylet_of_unavailable,
-)
-from orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs, meet_in
-from orchestrator.study.messages import Blame, Device, FirstLane
+from orchestrator.execution.ray_private.environment import LANE_ENVIRONMENT
+from orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM
+from orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs
+from orchestrator.study.messages import Device, FirstLane
 from orchestrator.study.storage.marker import RunMarker
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
@@ -239,7 +230,7 @@ class _LaneKeeper:
                 "working_directory": workplace.working_directory,
                 "marker": workplace.marker,
             },
-            torch_config=LaneTorch(backend="nccl" if shape.use_gpu else "gloo"),
+            backend_config=Ranks("nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=shape.world_size,
                 use_gpu=shape.use_gpu,
@@ -252,7 +243,7 @@ class _LaneKeeper:
                 name=f"{self.lane}-{attempt}",
                 storage_path=str(workplace.storage),
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=3),
-                callbacks=[_TellCause(self.dispatcher, self.lane)],
+                callbacks=[TellCause(self.dispatcher, self.lane)],
                 worker_runtime_env={"env_vars": dict(workplace.environment)} if workplace.environment else None,
             ),
         )
@@ -261,57 +252,3 @@ class _LaneKeeper:
 def has_no_room(loss: str | None) -> bool:
     """True if a Train run was lost because the cluster has no room for it: then nothing is wrong with its lane."""
     return loss is not None and NO_ROOM in loss
-
-
-class _TellCause(train.UserCallback):
-    """Tells the Dispatcher what a group of the lane's processes died of."""
-
-    def __init__(self, dispatcher: DispatcherHandle, lane: str) -> None:
-        self._dispatcher, self._lane = dispatcher, lane
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        lost = [rank for rank, error in sorted(worker_exceptions.items()) if is_lost_process(error)]
-        causes = [f"rank {rank}: {cause_of(error)}" for rank, error in sorted(worker_exceptions.items())]
-        blame = blame_for("\n".join(map(str, worker_exceptions.values())))
-        if blame == "trial" and any(map(_went_with_its_node, worker_exceptions.values())):
-            blame = "machine"
-        try:
-            ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame, lost))
-        except (
-            RayActorError
-        ):  # without a Dispatcher no group has anything to do: end this Train run with its controller
-            os._exit(1)
-
-
-def _went_with_its_node(error: Exception) -> bool:
-    """True if a rank does not answer, and neither does its node's raylet: Ray itself takes half a minute to call a node dead that went
-    without a word."""
-    raylet = raylet_of_unavailable(error)
-    return raylet is not None and refuses(raylet)
-
-
-def blame_for(said: str) -> Blame:
-    """Return what is to blame, judged by what Ray says about the processes of a group that died."""
-    return "memory" if LOW_MEMORY in said else "machine" if NODE_GONE in said else "trial"
-
-
-class _Backend(TorchConfig().backend_cls):
-    """Torch's backend in processes that note SIGTERM, and that meet where no stranger of the machine's network can be.
-
-    Only the main thread can set the former up, and `serve` runs in another.
-    """
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        for name, value in CONTROLLER_ENVIRONMENT.items():  # this is the controller's process
-            os.environ.setdefault(name, value)
-        worker_group.execute(hear_sigterm)
-        worker_group.execute(meet_in, open_store)
-        if backend_config.backend == "nccl":
-            worker_group.execute(require_cuda)
-        super().on_start(worker_group, backend_config)
-
-
-class LaneTorch(TorchConfig):
-    @property
-    def backend_cls(self) -> type[_Backend]:
-        return _Backend

@@ -9,7 +9,6 @@ import importlib
 import itertools
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from orchestrator.execution import process_endings
 from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
+from orchestrator.execution.group import is_told_to_end
 from orchestrator.execution.ray_private.cluster import is_draining
 from orchestrator.study.messages import Assignment, Device, Host, Message
 from orchestrator.study.storage.marker import RunMarker
@@ -55,37 +55,6 @@ MOST_OF_A_TRACEBACK = 100_000
 
 class LaneRecycled(Exception):
     """Raised by a rank so that Ray Train replaces the processes of its group."""
-
-
-_told_to_end = threading.Event()
-"""SIGTERM sets it in a rank's process; it comes before a machine is taken away."""
-
-
-def hear_sigterm() -> None:
-    """Note SIGTERM instead of ending at once: the trial is to save a checkpoint first."""
-    signal.signal(signal.SIGTERM, lambda *_: _told_to_end.set())
-
-
-_store: Any = None
-"""Where the ranks of a group meet, if this process has opened it: it lives as long as the process."""
-
-
-def open_store() -> tuple[str, int]:
-    """Open the store in which the ranks of a group meet, on the address that this node has in its cluster alone.
-
-    Returns address and port.
-    """
-    from torch._C._distributed_c10d import TCPStore  # as the type checker wants it
-
-    global _store
-    address = ray.util.get_node_ip_address()
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family)
-    port = listener.getsockname()[1]
-    _store = TCPStore(
-        address, port, is_master=True, wait_for_workers=False, use_libuv=True, master_listen_fd=listener.detach()
-    )
-    return address, port
 
 
 @dataclass(frozen=True)
@@ -122,7 +91,7 @@ class Place:
 
 
 def serve(told: dict[str, Any]) -> None:
-    """Run assignments until there are no more. Ray Train calls this on every rank of a lane."""
+    """Run assignments until there are no more, on one rank of a lane."""
     place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"])
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
@@ -171,17 +140,6 @@ def _read_capacity() -> None:
         capacity_bytes(pick_device())
 
 
-def require_cuda() -> None:
-    """Raise ValueError where torch cannot use the GPU that Ray has given this process: NCCL would say it in riddles."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError(
-            f"Ray has a GPU for this rank on {socket.gethostname()}, and torch {torch.__version__} can use none there: install "
-            "torch's build for its CUDA or ROCm, see whether its driver is recent enough, or start Ray there with --num-gpus 0"
-        )
-
-
 def _host(*, sees_run_directory: bool) -> Host:
     from trainers.device.device import describe, device_name, memory_bytes, pick_device
 
@@ -193,7 +151,7 @@ def _host(*, sees_run_directory: bool) -> Host:
 
 def _is_leaving() -> bool:
     """True if this process is to end soon: its trial is to save a checkpoint, and no other may begin."""
-    return _told_to_end.is_set() or is_draining(ray.get_runtime_context().get_node_id())
+    return is_told_to_end() or is_draining(ray.get_runtime_context().get_node_id())
 
 
 def _exit_with_the_study(place: Place) -> None:
@@ -244,8 +202,10 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
         clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
     if last_word is not None:
         ray.get(place.dispatcher.say.remote(assignment.key, last_word))
-    if place.rank == 0 or not clean:
         ray.get(place.dispatcher.freed.remote(place.lane))
+    elif not clean:  # the group ends with this process: no other trial begins here, and rank 0 may still save and say what came of this one
+        place.outlook(leaving=True)
+        place.wait_until_freed(assignment)
     return clean
 
 

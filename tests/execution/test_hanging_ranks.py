@@ -11,11 +11,13 @@ import torch.distributed as dist
 from ray import train
 from ray.train import RunConfig, ScalingConfig
 
-from orchestrator.execution.lanes import LaneTorch
-from orchestrator.execution.ray_private.environment import CONTROLLER_ENVIRONMENT
+from orchestrator.execution.controller import Ranks
 from orchestrator.execution.ray_private.train import LaneTrainer
 
 pytestmark = pytest.mark.ray
+
+SECONDS_TO_END = 15
+"""What Ray may take to see that a rank has failed, and to end the processes of the others, on a busy machine."""
 
 
 def fail_while_another_hangs(told: dict[str, Any]) -> None:
@@ -29,6 +31,7 @@ def fail_while_another_hangs(told: dict[str, Any]) -> None:
     if train.get_context().get_world_rank() == 0:
         Path(told["failed_at"]).write_text(str(time.time()))
         raise MemoryError
+    hang()
 
 
 def test_what_hangs_where_another_failed_is_left_after_seconds(tmp_path: Path, ray_cluster: None) -> None:
@@ -37,12 +40,11 @@ def test_what_hangs_where_another_failed_is_left_after_seconds(tmp_path: Path, r
     trainer = LaneTrainer(
         fail_while_another_hangs,
         train_loop_config={"failed_at": str(failed_at)},
-        torch_config=LaneTorch(backend="gloo"),
+        backend_config=Ranks("gloo"),
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(name="hangs", storage_path=str(tmp_path)),
     )
     with pytest.raises(train.WorkerGroupError, match="MemoryError"):
         trainer.fit()
     waited = time.time() - float(failed_at.read_text())
-    allowed = float(CONTROLLER_ENVIRONMENT["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"])
-    assert allowed <= waited < allowed + 15, "what it is told to wait, and what Ray takes to end the processes"
+    assert waited < SECONDS_TO_END

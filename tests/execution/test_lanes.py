@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.execution import dispatcher as dispatcher_module
+from orchestrator.execution.controller import blame_for
 from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
-from orchestrator.execution.lanes import blame_for
 from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 

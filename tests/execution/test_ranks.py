@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import re
 import socket
 import sys
@@ -16,6 +17,7 @@ import torch
 
 from orchestrator.config.trial import base_trial
 from orchestrator.execution import ranks
+from orchestrator.execution.group import require_cuda, use_its_gpu
 from orchestrator.execution.ranks import (
     GPU_TOLERANCE_BYTES,
     MEMORY_TOLERANCE_BYTES,
@@ -25,7 +27,6 @@ from orchestrator.execution.ranks import (
     is_fit,
     last_word_of,
     memory_reason,
-    require_cuda,
     trials_read_by,
     where_paths_begin,
     write_traceback,
@@ -170,7 +171,7 @@ class NotedCalls:
         self.noted: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *said: self.noted.append((name, said)))
+        return SimpleNamespace(remote=lambda *said, **more: self.noted.append((name, (*said, *more.items()))))
 
 
 @pytest.mark.parametrize(("kept_bytes", "goes_on"), [(0, True), (None, False)])
@@ -185,6 +186,29 @@ def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_n
     (last, (_, said)), freed = dispatcher.noted[-2:]
     assert (last, said.outcome) == ("say", "complete")
     assert freed == ("freed", ("lane",))
+
+
+@pytest.mark.parametrize(("kept_bytes", "calls"), [(0, []), (None, ["outlook", "until_freed"])])
+def test_a_rank_that_is_not_fit_for_another_trial_lets_rank_0_say_what_came_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int | None, calls: list[str]
+) -> None:
+    """Its own end is that of the whole group, and rank 0 may still be saving."""
+    dispatcher = NotedCalls()
+    monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
+    monkeypatch.setattr(ranks, "last_word_of", lambda *_: (None, True))
+    place = Place(dispatcher=dispatcher, lane="lane", rank=1)
+    assert ranks.run_and_say(Assignment("a", "{}", str(tmp_path), token="t"), place) == (kept_bytes == 0)
+    assert [name for name, _ in dispatcher.noted] == calls
+
+
+def test_a_rank_that_ray_has_given_no_gpu_uses_none_and_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch could use one: Ray hides none from a process that has asked for none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:0")
+    monkeypatch.setattr("ray.get_gpu_ids", list)
+    use_its_gpu()
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["ACCELERATE_TORCH_DEVICE"]) == ("", "cpu")
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

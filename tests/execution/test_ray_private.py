@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.train import ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator.execution.ray_private.train import LaneTrainer
 
@@ -56,15 +58,28 @@ def test_only_one_room_touches_what_is_private_of_ray() -> None:
 
 
 def test_a_lane_does_without_the_processes_for_ray_data_and_of_a_cleaner_and_nothing_else() -> None:
-    def callbacks(trainer: type[TorchTrainer]) -> set[str]:
+    def callbacks(trainer: type[DataParallelTrainer]) -> set[str]:
         made = trainer(print, scaling_config=ScalingConfig(num_workers=1))._create_default_callbacks()
         return {type(one).__name__ for one in made}
 
-    assert callbacks(TorchTrainer) - callbacks(LaneTrainer) == {"DatasetsCallback", "PlacementGroupCleanerCallback"}
+    left_out = {"DatasetsCallback", "PlacementGroupCleanerCallback"}
+    assert callbacks(DataParallelTrainer) - callbacks(LaneTrainer) == left_out
 
 
-def test_the_process_of_the_dispatcher_and_that_of_a_relay_load_no_torch() -> None:
-    for module, heavy in (("dispatcher", {"ray", "torch", "pydantic"}), ("relay", {"torch"})):
+def test_what_a_rank_is_to_run_is_in_no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it may be asked of a node that was lost, for 10 s. Here is no object store at all."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(DataParallelTrainer, "_initialize_and_run_controller", lambda _, **more: told.update(more))
+    trainer = LaneTrainer(sorted, train_loop_config={"b": 1, "a": 2}, scaling_config=ScalingConfig(num_workers=1))
+    trainer._initialize_and_run_controller(train_fn_ref=None, scaling_policy=None)
+    sent = cloudpickle.dumps(told["train_fn_ref"])  # pyright: ignore[reportPrivateImportUsage]
+    assert cloudpickle.loads(sent).get()() == ["a", "b"]
+
+
+def test_of_the_processes_of_a_study_those_that_compute_nothing_load_no_torch() -> None:
+    """Each is waited for, or starts beside one that is waited for."""
+    heavy_for = {"dispatcher": {"ray", "torch", "pydantic"}, "relay": {"torch"}, "controller": {"torch", "ray.tune"}}
+    for module, heavy in (heavy_for | {"group": {"torch", "ray.tune"}, "lanes": {"torch"}}).items():
         code = f"import sys, orchestrator.execution.{module}; print(*sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ORCHESTRATOR.parent)
         assert done.returncode == 0, done.stderr

@@ -27,13 +27,6 @@ LANE_ENVIRONMENT = {
 """For the driver whose lanes are opened."""
 
 
-CONTROLLER_ENVIRONMENT = {
-    # Where one rank has run out of memory, the others hang in a collective, and Train waits this long for them to leave it.
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
-}
-"""For the controllers of lanes, which Train starts without this part of the driver's environment."""
-
-
 def relay_environment(num_lanes: int) -> dict[str, str]:
     """Return the variable that lets a relay for every lane start at once: by itself Tune starts them one by one."""
     return {"TUNE_MAX_PENDING_TRIALS_PG": str(num_lanes)}

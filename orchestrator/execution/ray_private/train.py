@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import ray
 import ray._private.worker as ray_worker
 from ray._private.state import state
 from ray.train import Result
-from ray.train._internal import utils as train_utils
-from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.context import TrainRunContext
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.callback import RayTrainCallback
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 
-class LaneTrainer(TorchTrainer):
+class LaneTrainer(DataParallelTrainer):
     """Leaves out three processes that Train starts beside a group of ranks. Each imports Ray, on the cores on which the ranks start at
     that time; for the second and the third Train even waits before it lets the ranks begin.
 
@@ -32,7 +31,19 @@ class LaneTrainer(TorchTrainer):
         return [one for one in super()._create_default_callbacks() if not isinstance(one, left_out)]
 
     def _initialize_and_run_controller(self, **told: Any) -> Result:
-        return super()._initialize_and_run_controller(**told | {"scaling_policy": WithoutRequests(self.scaling_config)})
+        mine = {"scaling_policy": WithoutRequests(self.scaling_config), "train_fn_ref": _Told(self._get_train_func())}
+        return super()._initialize_and_run_controller(**told | mine)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank is to run, in the message that starts it. Train puts it into the object store, of which every node that reads it has a copy: a
+    rank that is started after such a node was lost may ask that node for it, and asks another after 10 s."""
+
+    function: Callable[[], None]
+
+    def get(self) -> Callable[[], None]:
+        return self.function
 
 
 class WithoutRequests(FixedScalingPolicy):
@@ -55,12 +66,3 @@ def end_train_runs() -> None:
     for actor in state.actor_table(None, job_id=ray.JobID.from_hex(job)).values():
         if actor["ActorClassName"] == "TrainController" and actor["State"] != "DEAD":
             driver.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
-
-
-def meet_in(open_store: Callable[[], tuple[str, int]]) -> None:
-    """Have this process, one of a Train group, meet the others in a store that rank 0 opens with this function.
-
-    Train's own lets torch listen on every address of the machine, with nothing to keep strangers out.
-    """
-    train_utils.get_address_and_port = open_store
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # torch's word for a store that somebody else has opened
