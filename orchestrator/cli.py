@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from orchestrator.command_line import CommandLine
 from orchestrator.signals import (
+    SECONDS_TO_SAVE,
     all_are_ctrl_c,
     all_are_ctrl_c_until_the_end,
     leave_dead_terminal,
@@ -122,6 +123,13 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
     )
+    command.add_argument(
+        "--seconds-to-save",
+        type=_count,
+        default=SECONDS_TO_SAVE,
+        metavar="N",
+        help=f"how long running trials have to save where the study is stopped; default {SECONDS_TO_SAVE}",
+    )
 
 
 def _add_launch(verbs: Any) -> None:
@@ -163,6 +171,9 @@ def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each")
     command.add_argument("--cpus-per-node", type=_count, default=4, metavar="N", help="CPUs of each")
     command.add_argument("--memory-per-node", default="16Gi", metavar="SIZE", help="memory of each")
+    command.add_argument(
+        "--head-memory", default="16Gi", metavar="SIZE", help="memory of the head's, where the model is built once, too"
+    )
 
 
 def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:

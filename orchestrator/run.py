@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
 from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
-from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
+from orchestrator.execution.nodes.node_kinds import Choice, chosen_nodes
 from orchestrator.execution.nodes.placement import LaneShape, lane_shape, nodes_now
 from orchestrator.execution.nodes.room import at_most
 from orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
@@ -36,6 +36,7 @@ from orchestrator.execution.session import (
     ray_cluster,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
+    refuse_too_many_of_its_kind,
     refuse_unreachable_address,
     wait_for_nodes,
 )
@@ -47,7 +48,7 @@ from orchestrator.output.results import Ending, finish
 from orchestrator.output.tracking import open_trackers, require_libraries
 from orchestrator.output.tracking.runs import TrialRuns
 from orchestrator.output.tracking.tables import found_by
-from orchestrator.signals import all_are_ctrl_c, interrupt_has_come, interrupts_between_events
+from orchestrator.signals import SECONDS_TO_SAVE, all_are_ctrl_c, interrupt_has_come, interrupts_between_events
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
@@ -74,8 +75,6 @@ from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
 from trainers.notices import Notice, NoticeKind, heard_by
 
-# How long Ctrl-C waits for the running trials to save a checkpoint.
-SECONDS_TO_SAVE = 30
 # Clocks count a second somewhat differently.
 SECONDS_AFTER_A_LEASE = 1.0
 Held = TypeVar("Held")
@@ -96,6 +95,8 @@ class Driver:
     """True if the frontier is to be measured though another study has done so on this machine."""
     min_nodes: int
     """How many nodes the cluster is to have before the study counts what it holds."""
+    seconds_to_save: int
+    """How long the running trials have to save a checkpoint where the study is stopped."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class _Wishes:
     min_nodes: int
     remeasure: bool
     retry_failed: bool
+    seconds_to_save: int
     quiet: bool
 
 
@@ -117,14 +119,16 @@ def run_study(
     min_nodes: int = 1,
     remeasure: bool = False,
     retry_failed: bool = False,
+    seconds_to_save: int = SECONDS_TO_SAVE,
     quiet: bool = False,
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
 
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
+    seconds_to_save: how long the running trials have to save a checkpoint where the study is stopped.
     """
     require_libraries(config.tracking)
-    wishes = _Wishes(address, min_nodes, remeasure, retry_failed, quiet)
+    wishes = _Wishes(address, min_nodes, remeasure, retry_failed, seconds_to_save, quiet)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -157,7 +161,16 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
-                driver = Driver(config, run_dir, journal, progress, token, wishes.remeasure, wishes.min_nodes)
+                driver = Driver(
+                    config,
+                    run_dir,
+                    journal,
+                    progress,
+                    token,
+                    wishes.remeasure,
+                    wishes.min_nodes,
+                    wishes.seconds_to_save,
+                )
                 trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
@@ -258,7 +271,7 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
         ground = _look_at_cluster(driver, is_local=address is None)
         shape = ground.shape
-        marker = None if address is None else _marker(driver, ground.choice.nodes_there)
+        marker = None if address is None else _marker(driver, ground)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
@@ -297,8 +310,8 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
             with naming_the_disk(driver.run_dir):  # Tune writes there, too
                 run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token, lanes.fleet)
     except KeyboardInterrupt:
-        driver.progress.say(f"stopping: the running trials save a checkpoint (at most {SECONDS_TO_SAVE} s)")
-        if not lanes.let_trials_save(SECONDS_TO_SAVE):
+        driver.progress.say(f"stopping: the running trials save a checkpoint (at most {driver.seconds_to_save} s)")
+        if not lanes.let_trials_save(driver.seconds_to_save):
             driver.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
@@ -315,6 +328,7 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
+    refuse_too_many_of_its_kind(choice, len(nodes_now()), driver.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
@@ -325,12 +339,12 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     return ground
 
 
-def _marker(driver: Driver, nodes: Sequence[Node]) -> RunMarker | None:
+def _marker(driver: Driver, ground: Ground) -> RunMarker | None:
     """Return what a node sees that may run trials of this study; None where nobody is asked. See `shared_marker`."""
-    published, say = driver.journal.published, driver.progress.say
+    published, say, nodes = driver.journal.published, driver.progress.say, ground.choice.nodes_there
     if published is not None:
         return store_marker(published.store, nodes, say)
-    return shared_marker(driver.run_dir / ".ray", nodes, say)
+    return shared_marker(driver.run_dir / ".ray", nodes, say, others_may_come=ground.asker is not None)
 
 
 def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:

@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+SECONDS_TO_SAVE = 30
+"""How long Ctrl-C waits for the running trials to save a checkpoint, unless the study is told otherwise."""
+
 _NUMBERS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 Handler = Callable[[int, FrameType | None], object]
 

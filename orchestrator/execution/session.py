@@ -45,7 +45,7 @@ from orchestrator.study.messages import Device
 from orchestrator.units import counted
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
-SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 300
+SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 900
 # How long Ray's start may go on after it was told to stop: a signal to all processes of a study ends Ray's first.
 SECONDS_TO_START = 10
 
@@ -147,9 +147,15 @@ def _connect(address: str, environment: dict[str, Any], options: dict[str, Any])
         ray.init(address, runtime_env=environment | {"env_vars": RANK_ENVIRONMENT}, **options)
     except ConnectionError as error:
         raise ValueError(
-            f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; run on a node of the cluster "
-            "with --address auto, check the address, or leave --address out to use this machine alone"
+            f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; {_remedy(address)}, or leave --address out to use "
+            "this machine alone"
         ) from error
+
+
+def _remedy(address: str) -> str:
+    if address == "auto":
+        return "start Ray on this node (ray up CLUSTER.yaml, where the cluster was started from, or ray start)"
+    return "check the address, or run on a node of the cluster with --address auto"
 
 
 @contextlib.contextmanager
@@ -204,7 +210,7 @@ def allocator_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | None = None) -> None:
     """Wait until so many nodes have joined the cluster and it has a CPU: it has none while its only worker is being started or
-    replaced."""
+    replaced. Raises ValueError where fewer nodes have joined in time than the study was told to wait for."""
     seconds = seconds if seconds is not None else (SECONDS_FOR_ALL_NODES if num_nodes > 1 else SECONDS_FOR_A_NODE)
     deadline, lacks = time.monotonic() + seconds, _lacking(num_nodes)
     if lacks:
@@ -213,7 +219,10 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
         time.sleep(0.5)
         lacks = _lacking(num_nodes)
     if lacks and num_nodes > 1:
-        say(f"the cluster has {lacks}: the study begins without the others")
+        raise ValueError(
+            f"the cluster has {lacks} after {seconds:g} s, and --min-nodes is {num_nodes}: see why the others have not joined (ray status, and what "
+            "`ray start` said on them), or lower --min-nodes"
+        )
 
 
 def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) -> None:
@@ -222,6 +231,17 @@ def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) ->
         raise ValueError(
             f"--min-nodes is {min_nodes}, and the cluster has at most {counted(most, 'node')}: the head, and max_workers ({scaler.most}) of "
             "the autoscaler's file; lower --min-nodes, or raise max_workers"
+        )
+
+
+def refuse_too_many_of_its_kind(choice: Choice, num_nodes: int, min_nodes: int) -> None:
+    """Raise ValueError where a study would wait for ever: for more nodes than there are, with those of its kind that may yet be started."""
+    may_come = sum(not node.is_there for node in choice.nodes)
+    if may_come and min_nodes > num_nodes + may_come:
+        raise ValueError(
+            f"--min-nodes is {min_nodes}, and the cluster can have {num_nodes + may_come}: {counted(num_nodes, 'node')} that "
+            f"{'is' if num_nodes == 1 else 'are'} there, and {may_come} that the autoscaler may start for this study; lower --min-nodes, "
+            "or raise the max_workers of that type of node"
         )
 
 

@@ -42,13 +42,16 @@ class KubeRayJob:
     gpus_per_node: int | None = None
     cpus_per_node: int = 4
     memory_per_node: str = "16Gi"
+    head_memory: str = "16Gi"
+    """The driver is there, and builds the model once, on the CPU."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what Kubernetes would refuse without a word of help."""
-        if not re.fullmatch(r"[0-9]+([KMGT]i?)?", self.memory_per_node):
-            raise ValueError(
-                f"--memory-per-node is '{self.memory_per_node}', which Kubernetes does not read; write 16Gi for 16 x 2^30 bytes"
-            )
+        for option, size in {"--memory-per-node": self.memory_per_node, "--head-memory": self.head_memory}.items():
+            if not re.fullmatch(r"[0-9]+([KMGT]i?)?", size):
+                raise ValueError(
+                    f"{option} is '{size}', which Kubernetes does not read; write 16Gi for 16 x 2^30 bytes"
+                )
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", self.claim):
             raise ValueError(
                 f"--claim is '{self.claim}', which is no name of a PersistentVolumeClaim; kubectl get pvc lists them"
@@ -99,7 +102,7 @@ def _cluster(job: KubeRayJob, name: str) -> dict[str, Any]:
         },  # KubeRay makes the token, keeps it in a Secret, and gives it to these pods alone
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
-            "template": _pod("ray-head", job, name, {"cpu": 2, "memory": "8Gi"}),
+            "template": _pod("ray-head", job, name, {"cpu": 2, "memory": job.head_memory}),
         },
         "workerGroupSpecs": [workers | {"rayStartParams": {}, "template": _pod("ray-worker", job, name, worker)}],
     }

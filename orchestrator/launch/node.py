@@ -17,14 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.execution.cluster_servers import refuses
 from orchestrator.execution.local_cluster import private_folder
+from orchestrator.units import ending_text
 
 SECONDS_TO_MEET = 300
 """How long the first node's Ray may take to start."""
 SECONDS_TO_END = 20
 """How long a node's Ray may take to end its processes."""
-SECONDS_WITHOUT_HEAD = 5
-"""When the first node's Ray has answered nothing for so long, the job is over. A node's own Ray would notice after a minute."""
+SECONDS_REFUSED, SECONDS_UNANSWERED = 5, 60
+"""When the first node has refused connections for so long, its Ray has ended, and so has the job. Silence may be the network's: it is waited for as
+long as Ray waits itself."""
 RAY_ENVIRONMENT = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_worker_niceness": "0"}
 """At its end Ray would wait 30 s for work to move to other nodes, and the whole job is over. At its own niceness of 15 anything else on
 the node would slow down what is being timed."""
@@ -102,12 +105,30 @@ def main() -> int:
         _until_answered(node, ray)
         if node.number == 0:
             print(node.address, flush=True)
-        last = time.monotonic()
-        while ray.poll() is None and time.monotonic() - last < SECONDS_WITHOUT_HEAD:
-            if _answers(node):
-                last = time.monotonic()
-            time.sleep(1)
+        _until_over(node, ray)
     return 0
+
+
+def _until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
+    """Wait until the first node's Ray has ended, or end with a word where this node's own has before."""
+    answered, refused = time.monotonic(), None
+    while True:
+        if answers := _answers(node):
+            answered, refused = time.monotonic(), None
+        elif refuses((node.head, node.port)):
+            refused = refused or time.monotonic()
+        else:
+            refused = None
+        if ray.poll() is not None and answers:
+            sys.exit(
+                f"batchscout: Ray on {socket.gethostname()}, node {node.number} of this job, {ending_text(ray.returncode)}, and the job goes on "
+                "without it; its logs are in Ray's session directory there"
+            )
+        now = time.monotonic()
+        is_refused = refused is not None and now - refused >= SECONDS_REFUSED
+        if is_refused or now - answered >= SECONDS_UNANSWERED or ray.poll() is not None:
+            return
+        time.sleep(1)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,11 @@ from pathlib import Path
 
 from trainers.files import own_file, quoted, written_whole
 
-SECONDS_TO_SAVE = 180
-"""How long before the end of its time a job is told to save. A step may be long, and so may writing a checkpoint."""
+SECONDS_TO_SAVE, SECONDS_TO_END = 180, 60
+"""How long before the end of its time a job is told to save: a step may be long, and so may writing a checkpoint. How much of that is left for its
+end, once its trials have saved."""
+LEAST_SECONDS = SECONDS_TO_SAVE + 120
+"""A job of less time is told to save before it has trained anything, and goes back into the queue for ever."""
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}")
 
@@ -48,6 +51,11 @@ class SlurmJob:
             raise ValueError(
                 f"--time is '{self.time}', which SLURM does not read; write minutes (90), hours (8:00:00) or days (2-00)"
             )
+        if self.time is not None and (seconds := _seconds(self.time)) and seconds < LEAST_SECONDS:
+            raise ValueError(
+                f"--time is '{self.time}', which is {seconds} s, and a job is told to save {SECONDS_TO_SAVE} s before its end: give it at least "
+                f"{LEAST_SECONDS // 60} minutes"
+            )
         words = {"--partition": self.partition, "--account": self.account, "the study's name": self.name}
         odd = next((key for key, value in words.items() if value is not None and not value.isprintable()), None)
         if odd is not None:
@@ -55,6 +63,15 @@ class SlurmJob:
         for option in self.options:
             if not option.startswith("-") or not option.isprintable():
                 raise ValueError(f"--sbatch is '{option}', which is no option of sbatch; write --sbatch=--qos=high")
+
+
+def _seconds(time: str) -> int:
+    """Return how long this is, as SLURM reads it: minutes, minutes:seconds or hours:minutes:seconds, and with days-, hours:minutes:seconds of
+    which the last may be left out. 0 is no limit."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    hours = [*parts, 0, 0][:3] if dash else [0, *parts, 0][:3] if len(parts) < 3 else parts
+    return int(days or 0) * 86_400 + sum(part * size for part, size in zip(hours, (3600, 60, 1), strict=True))
 
 
 def script(job: SlurmJob) -> str:

@@ -12,13 +12,14 @@ from trainers.files import quoted
 
 def slurm(arguments: argparse.Namespace) -> int:
     """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
-    from orchestrator.launch.slurm import SlurmJob, submit, write_script
+    from orchestrator.launch.slurm import SECONDS_TO_END, SECONDS_TO_SAVE, SlurmJob, submit, write_script
 
     config = config_of(arguments)
     run_dir = run_dir_of(arguments, config, "batchscout launch slurm")
     changes = [word for change in arguments.set for word in ("--set", change)]
     study = str(arguments.study.absolute())
-    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *changes)
+    saves = ("--seconds-to-save", str(SECONDS_TO_SAVE - SECONDS_TO_END))
+    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *saves, *changes)
     job = SlurmJob(
         name=config.name,
         command=command,
@@ -78,6 +79,7 @@ def kuberay(arguments: argparse.Namespace) -> int:
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_node=arguments.cpus_per_node,
         memory_per_node=arguments.memory_per_node,
+        head_memory=arguments.head_memory,
     )
     run_dir = run_dir_of(arguments, config, "batchscout launch kuberay")
     path = run_dir.with_name(f"{run_dir.name}.rayjob.yaml")

@@ -19,6 +19,7 @@ from orchestrator.execution.session import (
     lane_environment,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
+    refuse_too_many_of_its_kind,
     start_ray,
     worker_environment,
 )
@@ -85,6 +86,35 @@ def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
     refuse_too_many_nodes(scaler, 1, 3)
     refuse_too_many_nodes(scaler, 4, 4)
     refuse_too_many_nodes(NoAutoscaler(), 1, 4)
+
+
+def test_nor_for_more_than_there_may_be_of_its_kind() -> None:
+    """Of other kinds the autoscaler may start as many as it likes: the study asks for its own."""
+    choice = Choice((Node("worker", 8, is_there=False),) * 4)
+    said = (
+        "--min-nodes is 6, and the cluster can have 5: 1 node that is there, and 4 that the autoscaler may start for this study; lower "
+        "--min-nodes, or raise the max_workers of that type of node"
+    )
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_too_many_of_its_kind(choice, 1, 6)
+    refuse_too_many_of_its_kind(choice, 1, 5)
+    refuse_too_many_of_its_kind(Choice((Node("a", 8),)), 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [("auto", "start Ray on this node (ray up CLUSTER.yaml,"), ("10.0.0.1:6379", "check the address, or run on")],
+)
+def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, remedy: str
+) -> None:
+    def none_there(*_: object, **__: object) -> NoReturn:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", none_there)
+    said = f"no Ray cluster answers at --address {address}: Could not find any running Ray instance.; {remedy}"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        start_ray(parse_study(ON_TEXT, "it"), address, tmp_path)
 
 
 # Where CPUs would stand in for GPUs

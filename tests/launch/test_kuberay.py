@@ -80,7 +80,9 @@ def test_a_key_that_kuberay_does_not_know_would_be_found(kuberay: Draft202012Val
 
 
 def test_what_is_asked_of_kubernetes_is_what_was_given() -> None:
-    _, rayjob = manifest(job(nodes=2, gpus_per_node=4, cpus_per_node=32, memory_per_node="200Gi"))
+    _, rayjob = manifest(job(nodes=2, gpus_per_node=4, cpus_per_node=32, memory_per_node="200Gi", head_memory="64Gi"))
+    (head,) = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["resources"]["limits"]["memory"] == "64Gi"
     (lanes,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = lanes["template"]["spec"]["containers"]
     assert (lanes["replicas"], lanes["minReplicas"], lanes["maxReplicas"]) == (2, 2, 2)
@@ -113,6 +115,7 @@ def test_studies_of_other_names_are_other_jobs() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"head_memory": "16 GB"}, "--head-memory is '16 GB', which Kubernetes does not read; write 16Gi for"),
         ({"memory_per_node": "16 GB"}, "--memory-per-node is '16 GB', which Kubernetes does not read; write 16Gi for"),
         ({"claim": "My Disk"}, "--claim is 'My Disk', which is no name of a PersistentVolumeClaim; kubectl get pvc"),
     ],

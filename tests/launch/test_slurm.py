@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 from orchestrator.cli import main
-from orchestrator.launch import job
+from orchestrator.launch import job, node
 from orchestrator.launch.node import start_command, this_node
 from orchestrator.launch.slurm import SlurmJob, script
 from tests.support.ports import free_ports
@@ -59,6 +60,12 @@ def test_no_word_of_the_users_is_read_by_the_shell(tmp_path: Path) -> None:
     ("fields", "said"),
     [
         ({"time": "8h"}, r"--time is '8h', which SLURM does not read; write minutes \(90\), hours \(8:00:00\) or days"),
+        (
+            {"time": "4"},
+            "--time is '4', which is 240 s, and a job is told to save 180 s before its end: give it at least 5 minutes",
+        ),
+        ({"time": "4:59"}, "--time is '4:59', which is 299 s"),
+        ({"time": "0:04:59"}, "--time is '0:04:59', which is 299 s"),
         ({"options": ("qos=high",)}, "--sbatch is 'qos=high', which is no option of sbatch; write --sbatch=--qos=high"),
         ({"options": ("--a\n#SBATCH -x",)}, "which is no option of sbatch"),
         ({"partition": "a\nb"}, r"--partition is 'a\\nb', which has a character that cannot be printed; leave it out"),
@@ -86,6 +93,52 @@ def test_the_first_node_is_the_head_and_jobs_that_share_a_node_have_ports_of_the
     assert max(ports) + 1 < 32_768, "from there on Linux gives ports to whoever asks"
 
 
+@pytest.fixture
+def ray_of_this_node() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """One whose listener takes no more connections: the kernel leaves further ones without an answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        port = full.getsockname()[1]
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+def test_a_node_ends_soon_after_the_first_ones_ray_and_bears_a_longer_silence(
+    monkeypatch: pytest.MonkeyPatch, ray_of_this_node: subprocess.Popen[bytes]
+) -> None:
+    """A silence may be the network's. Who refuses connections says that nobody listens any more."""
+    monkeypatch.setattr(node, "SECONDS_REFUSED", 0.5)
+    monkeypatch.setattr(node, "SECONDS_UNANSWERED", 6.0)
+
+    def seconds_until_over(port: int) -> float:
+        began = time.monotonic()
+        node._until_over(node.Node(1, "127.0.0.1", port, 1, 0), ray_of_this_node)
+        return time.monotonic() - began
+
+    assert seconds_until_over(free_ports(1)[0]) < 6.0
+    with silent_port() as port:
+        assert seconds_until_over(port) >= 6.0
+
+
+def test_a_node_whose_ray_has_ended_before_the_job_says_so(ray_of_this_node: subprocess.Popen[bytes]) -> None:
+    ray_of_this_node.kill()
+    ray_of_this_node.wait()
+    with socket.create_server(("127.0.0.1", 0)) as first, pytest.raises(SystemExit) as ended:
+        node._until_over(node.Node(1, "127.0.0.1", first.getsockname()[1], 1, 0), ray_of_this_node)
+    assert f"Ray on {socket.gethostname()}, node 1 of this job, was killed by SIGKILL, and the job goes on" in str(
+        ended.value
+    )
+
+
 def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(
@@ -105,6 +158,9 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
     assert ended.value.code == 2
     written = tmp_path / "runs" / "tiny.sbatch"
     assert f"there is no sbatch on this machine, so {written} was written and not submitted" in capsys.readouterr().err
+    (seconds,) = re.findall(r"--signal=B:USR1@(\d+)", written.read_text())
+    (to_save,) = re.findall(r"--seconds-to-save (\d+)", written.read_text())
+    assert int(to_save) + 60 == int(seconds), "what the job has is the trials', but for a minute to end in"
     assert "--nodes=2" in written.read_text()
 
 

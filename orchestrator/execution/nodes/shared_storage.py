@@ -20,16 +20,18 @@ from trainers.files import own_file, quoted
 SECONDS_TO_ANSWER = 60.0
 
 
-def shared_marker(folder: Path, nodes: Sequence[Node], say: Callable[[str], None]) -> Marker | None:
-    """Return a marker that all these nodes see, by which those that join later are told apart; None where the only node is
-    another than the driver's and does not see it. nodes: those that are there; an autoscaler may start others. Raises ValueError where some of
-    several nodes do not."""
+def shared_marker(
+    folder: Path, nodes: Sequence[Node], say: Callable[[str], None], *, others_may_come: bool
+) -> Marker | None:
+    """Return a marker that all these nodes see, by which those that join later are told apart; None where there is one node alone, which is
+    another than the driver's and does not see it. nodes: those that are there. others_may_come: an autoscaler may start others, or replace this
+    one. Raises ValueError where some of several nodes do not see it."""
     marker = mark(folder)
     here = ray.get_runtime_context().get_node_id()
     if not nodes or [node.id for node in nodes] == [here]:
         return marker
     blind = _blind(marker, nodes, say)
-    if blind and len(nodes) > 1:
+    if blind and (len(nodes) > 1 or others_may_come):
         with own_file(folder, "removed"):
             Path(marker.path).unlink(missing_ok=True)
         raise ValueError(unshared(folder.parent, blind, len(nodes)))

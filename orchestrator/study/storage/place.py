@@ -172,11 +172,12 @@ def run_place_of(text: str) -> RunPlace:
         raise ValueError(
             f"'{text}' is in no storage that batchscout knows: a run directory is a folder, or begins with s3:// or gs://"
         )
-    bucket, _, path = rest.partition("?")[0].rstrip("/").partition("/")
-    if "@" in bucket:
+    named = rest.partition("?")[0].rstrip("/")
+    bucket, _, path = named.partition("/")
+    if "@" in named or ":" in bucket:  # a secret may have a / in it
         raise ValueError(
             f"a run directory has no credentials in its name, which stands in messages and reports; set AWS_ACCESS_KEY_ID and "
-            f"AWS_SECRET_ACCESS_KEY instead, and write {scheme}://{bucket.rpartition('@')[2]}/{path}"
+            f"AWS_SECRET_ACCESS_KEY instead, and write {scheme}://{named.rpartition('@')[2] if '@' in named else 'BUCKET/NAME'}"
         )
     if not bucket or not path:
         raise ValueError(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.execution.dispatcher import Dispatcher
+from orchestrator.execution.nodes import shared_storage
 from orchestrator.execution.nodes.node_kinds import Node
-from orchestrator.execution.nodes.shared_storage import unshared
+from orchestrator.execution.nodes.shared_storage import shared_marker, unshared
 from orchestrator.study.messages import Assignment, Host
 from orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
@@ -42,6 +45,22 @@ def test_a_marker_is_seen_by_its_word_alone(tmp_path: Path) -> None:
     assert not Marker(str(tmp_path / "absent" / "seen_by_all"), marker.word).is_seen(seconds=0)
     assert mark(tmp_path / "runs" / ".ray") != marker
     assert not marker.is_seen(seconds=0), "each driver has its own"
+
+
+@pytest.mark.parametrize("others_may_come", [True, False])
+def test_a_lone_node_without_the_run_directory_runs_a_study_only_where_no_other_can_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_may_come: bool
+) -> None:
+    """Those that an autoscaler starts later would see it no more than this one."""
+    monkeypatch.setattr(shared_storage, "_blind", lambda _, nodes, __: list(nodes))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the driver's"))
+    with contextlib.ExitStack() as stack:
+        if others_may_come:
+            said = "1 of 1 node that trials may run on does not see the run directory"
+            stack.enter_context(pytest.raises(ValueError, match=said))
+        marker = shared_marker(tmp_path / ".ray", NODES[:1], print, others_may_come=others_may_come)
+        assert marker is None
+    assert list((tmp_path / ".ray").glob("*")) == [] or not others_may_come
 
 
 def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and_says_why() -> None:

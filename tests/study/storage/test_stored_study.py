@@ -76,6 +76,8 @@ def test_a_place_is_a_folder_or_a_uri_of_a_store() -> None:
         ("hdfs://host/x", "'hdfs://host/x' is in no storage that batchscout knows: a run directory is a folder, or begins with s3:// or"),
         ("s3://bucket", "'s3://bucket' names no run directory; write s3://BUCKET/NAME, such as s3://my-bucket/runs/one"),
         ("s3://key:secret@bucket/x", "has no credentials in its name, .* write s3://bucket/x$"),
+        ("s3://key:sec/ret@bucket/x", "^a run directory has no credentials in its name, which stands in .* write s3://bucket/x$"),
+        ("s3://key:sec/ret", "^a run directory has no credentials in its name, which stands in .* write s3://BUCKET/NAME$"),
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_refused_with_what_to_write(typed: str, said: str) -> None:
