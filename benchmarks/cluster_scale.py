@@ -33,7 +33,7 @@ from orchestrator.study.events import Interrupted
 from orchestrator.study.trial import Hold
 from tests.faults.driver import Driver, has
 from tests.support.growing_cluster import growing_cluster
-from tests.support.processes import descendants
+from tests.support.processes import descendants, kill_node_of
 
 NODES = {"waiting": (1, 2, 4, 8), "training": (1, 2, 4)}
 TRIALS_A_NODE = 5
@@ -190,16 +190,6 @@ def recovery(num_lanes: int) -> tuple[float, float]:
     how = LANES_TO_RECOVER[num_lanes]
     print(f"recovery {how}: {again - struck:.1f} s, of these {known - struck:.1f} s until it was known", flush=True)
     return again - struck, known - struck
-
-
-def kill_node_of(rank: int) -> float:
-    """End the raylet that has started this process, and whatever else it has; return when."""
-    raylet = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
-    struck = time.time()
-    for pid in [raylet, *descendants(raylet)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return struck
 
 
 def _last_line(found: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,9 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # A rank on a GPU is replaced when it holds more than this above what it held before its first trial, whatever the trial's
 # end. What it may hold are the workspaces of cuBLAS: up to 32 MiB for each of its handles, and a thread has one of its own.
 GPU_TOLERANCE_BYTES = 256 * 2**20
+# How long a rank whose peer is gone waits before it ends the group: what the peer died of is then known. Ray itself waits for a
+# second until it says that a process went with its node, which is no fault of the trial's.
+SECONDS_TO_TELL_OF_A_PEER = 3.0
 # How long a rank may outlive its driver. A rank asks again and again, since one long call would outlive a recycled
 # group.
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -252,6 +255,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
             reason = f"the storage failed under {assignment.trial_id}: {refused}"
             return Message(outcome="no_storage", reason=reason), config.world_size == 1
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
+            time.sleep(SECONDS_TO_TELL_OF_A_PEER)
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
         return Message(outcome="failed", reason=failure_reason(error) + where_paths_begin(error)), False
     if place.rank != 0:

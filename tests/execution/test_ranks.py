@@ -134,6 +134,7 @@ def test_a_collective_without_room_is_out_of_memory_and_one_without_a_peer_is_no
 ) -> None:
     """NCCL says both in an error of its own."""
     assignment = Assignment("a", tiny.config(world_size=2).model_dump_json(), str(tmp_path), token="t")
+    monkeypatch.setattr(ranks, "SECONDS_TO_TELL_OF_A_PEER", 0)
 
     def last_word_after(text: str) -> Any:
         def fails(*_: Any, **__: Any) -> Any:

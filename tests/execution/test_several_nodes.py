@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.study.events import Interrupted
 from orchestrator.study.journal import replay
 from orchestrator.study.state import Study
-from tests.faults.driver import Driver
+from tests.faults.driver import Driver, has
 from tests.support.nodes import cluster_of
+from tests.support.processes import kill_node_of
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,6 +73,26 @@ def test_two_ranks_on_two_nodes_train_to_the_losses_of_two_on_one(address: str, 
         assert hold.lane.devices == (study.facts.measured_on,), "each result says what it was measured on"
     assert losses(studies["spread"]) == pytest.approx(losses(studies["strict_pack"]), rel=1e-6)
     assert len(losses(studies["spread"])) == TINY["evaluations"]
+
+
+def test_a_node_that_goes_with_one_rank_of_a_lane_is_no_fault_of_its_trial(tmp_path: Path) -> None:
+    """The other rank fails in a collective at once, and Ray tells of the lost one a second later."""
+    model = {"target": "tests.support.studies:LogsItsBatches", "kwargs": {"log": str(tmp_path / "batches")}}
+    long = {"name": "lost", "model": model, "sample_budget": 20_000, "evaluations": 100, "world_size": 2}
+    placement = {"strategy": "spread", "cpus_per_rank": 1}
+    with cluster_of([{"num_cpus": 1}] * 3) as address:
+        study = TINY | long | {"placement": placement, "stages": grid(learning_rate=[1e-3])}
+        driver = Driver(tmp_path, study, address)
+        driver.start()
+        try:
+            driver.wait_until(has("evaluated"))
+            lines = [json.loads(line) for line in (tmp_path / "batches").read_text().splitlines()]
+            kill_node_of(next(line["pid"] for line in reversed(lines) if line.get("rank") == 1))
+            driver.wait_until(lambda events: events[-1].kind == "evaluated" and has("interrupted")(events))
+            lost = [event for event in driver.events() if isinstance(event, Interrupted)]
+            assert [event.reason for event in lost] == ["rank 1 was killed by SIGKILL"]
+        finally:
+            driver.send(signal.SIGKILL)
 
 
 def test_what_no_node_holds_is_bad_input_before_anything_starts(address: str, tmp_path: Path) -> None:

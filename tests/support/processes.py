@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import platform
 import re
+import signal
+import time
 from pathlib import Path
 
 LISTENING = "0A"
@@ -16,6 +20,16 @@ def descendants(pid: int) -> list[int]:
     """The processes that a process has started, those that these have started, and so on."""
     children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in read(task).split()]
     return [*children, *(below for child in children for below in descendants(child))]
+
+
+def kill_node_of(rank: int) -> float:
+    """End the raylet that has started this process, and whatever else it has; return when."""
+    raylet = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    struck = time.time()
+    for pid in [raylet, *descendants(raylet)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return struck
 
 
 def read(file: Path) -> str:

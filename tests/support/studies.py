@@ -66,7 +66,7 @@ class LogsItsBatches(GPT):
     def __init__(self, *, vocab_size: int, seq_len: int, log: str) -> None:
         super().__init__(vocab_size=vocab_size, seq_len=seq_len, num_layers=1, hidden_dim=32)
         self.log = Path(log)
-        self._append(time=time.time())
+        self._append(time=time.time(), rank=int(os.environ.get("RANK", "-1")))
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.training:
