@@ -105,11 +105,11 @@ def main() -> int:
         _until_answered(node, ray)
         if node.number == 0:
             print(node.address, flush=True)
-        _until_over(node, ray)
+        until_over(node, ray)
     return 0
 
 
-def _until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
+def until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
     """Wait until the first node's Ray has ended, or end with a word where this node's own has before."""
     answered, refused = time.monotonic(), None
     while True:

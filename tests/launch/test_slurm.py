@@ -121,7 +121,7 @@ def test_a_node_ends_soon_after_the_first_ones_ray_and_bears_a_longer_silence(
 
     def seconds_until_over(port: int) -> float:
         began = time.monotonic()
-        node._until_over(node.Node(1, "127.0.0.1", port, 1, 0), ray_of_this_node)
+        node.until_over(node.Node(1, "127.0.0.1", port, 1, 0), ray_of_this_node)
         return time.monotonic() - began
 
     assert seconds_until_over(free_ports(1)[0]) < 6.0
@@ -133,7 +133,7 @@ def test_a_node_whose_ray_has_ended_before_the_job_says_so(ray_of_this_node: sub
     ray_of_this_node.kill()
     ray_of_this_node.wait()
     with socket.create_server(("127.0.0.1", 0)) as first, pytest.raises(SystemExit) as ended:
-        node._until_over(node.Node(1, "127.0.0.1", first.getsockname()[1], 1, 0), ray_of_this_node)
+        node.until_over(node.Node(1, "127.0.0.1", first.getsockname()[1], 1, 0), ray_of_this_node)
     assert f"Ray on {socket.gethostname()}, node 1 of this job, was killed by SIGKILL, and the job goes on" in str(
         ended.value
     )
