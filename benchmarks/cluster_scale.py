@@ -37,6 +37,7 @@ from tests.support.processes import descendants, kill_node_of
 
 NODES = {"waiting": (1, 2, 4, 8), "training": (1, 2, 4)}
 TRIALS_A_NODE = 5
+"""And one more for every node that there is: lanes come up one after another, and count from when the last one has."""
 ROUNDS = 3
 """Of arrivals and recoveries."""
 LANES_TO_RECOVER = {1: "by_a_new_lane", 2: "by_an_idle_lane"}
@@ -107,7 +108,9 @@ def periods(holds: list[Hold], num_lanes: int) -> list[float]:
 @contextlib.contextmanager
 def ended(study: dict[str, Any], address: str, num_lanes: int) -> Iterator[Driver]:
     with tempfile.TemporaryDirectory() as folder:
-        driver = driver_of(study, Path(folder), address, num_trials=TRIALS_A_NODE * num_lanes, num_lanes=num_lanes)
+        driver = driver_of(
+            study, Path(folder), address, num_trials=(TRIALS_A_NODE + num_lanes) * num_lanes, num_lanes=num_lanes
+        )
         driver.start()
         code, said = driver.end(SECONDS_TO_END)
         assert code == 0, said
