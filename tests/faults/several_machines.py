@@ -81,6 +81,16 @@ class SeveralMachines(Scene):
         driver.command = self.head.command([*self._settings, *driver.command], CLONE)
         return driver
 
+    def start(self) -> None:
+        self.num_begun_before = len(_beginnings(self.driver.events()))
+        super().start()
+
+    def of_this_driver(self) -> list[Event]:
+        """What this driver has journaled; nothing until it has begun."""
+        events = self.driver.events()
+        begun = _beginnings(events)[self.num_begun_before :]
+        return events[begun[0] :] if begun else []
+
     def end_driver(self, server: str) -> str:
         """Wait for the driver's end after one of the head's servers was killed, and start everything anew."""
         struck = time.monotonic()
@@ -133,12 +143,11 @@ def _mounted(folder: Path, on_leaving: contextlib.ExitStack) -> int:
 
 def once_it_trains(strike: Callable[[SeveralMachines], str]) -> Callable[[SeveralMachines], str | None]:
     """A trial of this driver's, which has connected by then: the journal has those of earlier drivers, too."""
-    return lambda scene: strike(scene) if has("started")(of_this_driver(scene.driver.events())) else None
+    return lambda scene: strike(scene) if has("started")(scene.of_this_driver()) else None
 
 
-def of_this_driver(events: list[Event]) -> list[Event]:
-    begun = [number for number, event in enumerate(events) if isinstance(event, RunBegan)]
-    return events[begun[-1] :] if begun else []
+def _beginnings(events: list[Event]) -> list[int]:
+    return [number for number, event in enumerate(events) if isinstance(event, RunBegan)]
 
 
 def cut_the_network(scene: SeveralMachines) -> str:
