@@ -82,6 +82,21 @@ STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run th
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """What was typed beside the study; see `run_study`."""
+
+    address: str | None
+    min_nodes: int
+    """How many nodes the cluster is to have before the study counts what it holds."""
+    remeasure: bool
+    """True if the frontier is to be measured though another study has done so on this machine."""
+    retry_failed: bool
+    seconds_to_save: int
+    """How long the running trials have to save a checkpoint where the study is stopped."""
+    quiet: bool
+
+
+@dataclass(frozen=True)
 class Driver:
     """The process that runs a study: what all its stages share."""
 
@@ -91,24 +106,7 @@ class Driver:
     progress: Progress
     token: str
     """Names this process in every checkpoint of its trials: ranks of an earlier one may still be writing theirs."""
-    remeasure: bool
-    """True if the frontier is to be measured though another study has done so on this machine."""
-    min_nodes: int
-    """How many nodes the cluster is to have before the study counts what it holds."""
-    seconds_to_save: int
-    """How long the running trials have to save a checkpoint where the study is stopped."""
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """What was typed beside the study; see `run_study`."""
-
-    address: str | None
-    min_nodes: int
-    remeasure: bool
-    retry_failed: bool
-    seconds_to_save: int
-    quiet: bool
+    wishes: Wishes
 
 
 def run_study(
@@ -128,7 +126,7 @@ def run_study(
     seconds_to_save: how long the running trials have to save a checkpoint where the study is stopped.
     """
     require_libraries(config.tracking)
-    wishes = _Wishes(address, min_nodes, remeasure, retry_failed, seconds_to_save, quiet)
+    wishes = Wishes(address, min_nodes, remeasure, retry_failed, seconds_to_save, quiet)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -140,7 +138,7 @@ def run_study(
     return Ending(ending.exit_code, stored.told(ending.message))
 
 
-def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes: _Wishes) -> Ending:
+def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes: Wishes) -> Ending:
     """See `run_study`. stored: what the run directory is a copy of."""
     address = wishes.address
     config = as_it_began(config, run_dir)
@@ -161,16 +159,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
                 token, notices = _begin(config, journal, progress.say, is_local=address is None)
                 for notice in notices:
                     progress.noticed(None, notice)
-                driver = Driver(
-                    config,
-                    run_dir,
-                    journal,
-                    progress,
-                    token,
-                    wishes.remeasure,
-                    wishes.min_nodes,
-                    wishes.seconds_to_save,
-                )
+                driver = Driver(config, run_dir, journal, progress, token, wishes)
                 trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
@@ -310,8 +299,10 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
             with naming_the_disk(driver.run_dir):  # Tune writes there, too
                 run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token, lanes.fleet)
     except KeyboardInterrupt:
-        driver.progress.say(f"stopping: the running trials save a checkpoint (at most {driver.seconds_to_save} s)")
-        if not lanes.let_trials_save(driver.seconds_to_save):
+        driver.progress.say(
+            f"stopping: the running trials save a checkpoint (at most {driver.wishes.seconds_to_save} s)"
+        )
+        if not lanes.let_trials_save(driver.wishes.seconds_to_save):
             driver.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
@@ -324,18 +315,18 @@ def _conclude(director: Director, driver: Driver) -> None:
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
-    refuse_too_many_nodes(scaler, len(nodes_now()), driver.min_nodes)
+    refuse_too_many_nodes(scaler, len(nodes_now()), driver.wishes.min_nodes)
     if not isinstance(scaler, MayStart):
-        wait_for_nodes(driver.min_nodes, driver.progress.say)
+        wait_for_nodes(driver.wishes.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_too_many_of_its_kind(choice, len(nodes_now()), driver.min_nodes)
+    refuse_too_many_of_its_kind(choice, len(nodes_now()), driver.wishes.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
-    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.min_nodes, measured_on)
+    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.wishes.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
     asker = start_asker() if isinstance(scaler, MayStart) else None
     ground = Ground(shape, choice, placement.idle_release_seconds, asker)
     if asker is not None:
-        wait_for_room(ground, driver.min_nodes, driver.progress.say)
+        wait_for_room(ground, driver.wishes.min_nodes, driver.progress.say)
     return ground
 
 
@@ -402,7 +393,7 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
     first = lanes.first()
     shared = identity(driver.config, driver.journal.study.facts, first)
-    file, take_none = cache_directory() / "measurements.jsonl", driver.remeasure or not first.device
+    file, take_none = cache_directory() / "measurements.jsonl", driver.wishes.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):
         published = driver.journal.published
         where = str(published.store) if published is not None else str(driver.run_dir)
