@@ -92,10 +92,14 @@ class _Process:
 
     async def exit_code(self) -> int | None:
         """Return how it ended, as `subprocess` does; None if that is not known."""
+        if self._pidfd is None:
+            return None
         deadline = time.monotonic() + SECONDS_TO_END
-        while self._pidfd is not None and not process_endings.has_ended(self._pidfd) and time.monotonic() < deadline:
+        while (code := process_endings.exit_code(self._pidfd)) is None and time.monotonic() < deadline:
+            if process_endings.was_waited_for(self._pidfd):
+                return process_endings.exit_code(self._pidfd)
             await asyncio.sleep(0.01)
-        return None if self._pidfd is None else process_endings.exit_code(self._pidfd)
+        return code
 
     def forget(self) -> None:
         if self._pidfd is not None:

@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from orchestrator.execution import dispatcher as dispatcher_module
 from orchestrator.execution.controller import blame_for
 from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
+from orchestrator.execution.ray_private.errors import cause_of
 from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 
@@ -538,6 +541,14 @@ class TestDyingUnderATrial:
     )
     def test_who_is_to_blame_is_read_from_what_ray_says(self, said: str, blame: str) -> None:
         assert blame_for(said) == blame
+
+    def test_of_a_process_that_does_not_answer_is_said_what_that_means(self) -> None:
+        nowhere = ActorUnavailableError("RpcError: Connection reset by peer rpc_code: 14", actor_id=None)
+        assert (
+            cause_of(WorkerHealthCheckFailedError("a health check failed", nowhere))
+            == "its process could not be reached"
+        )
+        assert cause_of(ValueError("\nmy own mistake\nand more")) == "my own mistake"
 
 
 class TestLeaving:

@@ -61,6 +61,22 @@ def test_the_end_of_a_process_that_somebody_else_has_waited_for_is_known(does: s
     assert ending_text(code) == text
 
 
+def test_the_end_of_a_process_is_known_before_anybody_has_waited_for_it() -> None:
+    """As that of a rank whose raylet is gone: who waits for it then may be slow."""
+    with child_that("import os; os.kill(os.getpid(), 9)") as child:
+        pidfd = process_endings.open_process(child.pid)
+        assert pidfd is not None
+        assert child.stdin is not None
+        child.stdin.close()
+        assert process_endings.wait_for_end(pidfd, seconds=10.0)
+        assert not process_endings.was_waited_for(pidfd)
+        assert process_endings.exit_code(pidfd) == -9
+        child.stdin = None
+        child.communicate()
+        assert process_endings.was_waited_for(pidfd)
+        os.close(pidfd)
+
+
 def test_a_process_that_is_gone_cannot_be_watched() -> None:
     with child_that("pass") as child:
         child.communicate()

@@ -40,7 +40,10 @@ def raylet_of_unavailable(error: Exception) -> tuple[str, int] | None:
 def cause_of(error: Exception) -> str:
     """Return the line of a rank's error that says most: of a process that is gone Train says only that it did not
     answer."""
-    said = str(error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error)
+    failure = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
+    if isinstance(failure, ActorUnavailableError):
+        return "its process could not be reached"
+    said = str(failure)
     if NO_CAUSE in said:
         return "its process died without a message"
     return next((line for line in said.splitlines() if line.strip()), type(error).__name__)[:300]
