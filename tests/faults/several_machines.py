@@ -141,7 +141,7 @@ def _mounted(folder: Path, on_leaving: contextlib.ExitStack) -> int:
 # Faults: each answers what it struck, None where there was nothing to strike
 
 
-def once_it_trains(strike: Callable[[SeveralMachines], str]) -> Callable[[SeveralMachines], str | None]:
+def once_it_trains(strike: Callable[[SeveralMachines], str | None]) -> Callable[[SeveralMachines], str | None]:
     """A trial of this driver's, which has connected by then: the journal has those of earlier drivers, too."""
     return lambda scene: strike(scene) if has("started")(scene.of_this_driver()) else None
 
@@ -150,8 +150,14 @@ def _beginnings(events: list[Event]) -> list[int]:
     return [number for number, event in enumerate(events) if isinstance(event, RunBegan)]
 
 
-def cut_the_network(scene: SeveralMachines) -> str:
-    """For longer than Ray waits for a node: the trial goes on as soon as there is one again."""
+def cut_the_network(scene: SeveralMachines) -> str | None:
+    """For longer than Ray waits for a node: the trial goes on as soon as there is one again.
+
+    Not while a clock is off. Ray's timers follow the time of day (2.60, Boost's deadline_timer): once that was set back they stand still
+    until it has caught up, so the head gives no node up, or the worker never asks whether it was given up.
+    """
+    if not scene.clocks_are_right:
+        return None
     scene.worker.set_link(up=False)
     time.sleep(PARTITION_SECONDS)
     scene.worker.set_link(up=True)
