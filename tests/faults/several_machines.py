@@ -72,9 +72,16 @@ class SeveralMachines(Scene):
         machine.run(*self._settings, "ray", "start", *options, "--disable-usage-stats")
 
     def new_study(self) -> None:
+        if not self.clocks_are_right:
+            self._put_clocks_right()
+        super().new_study()
+
+    def _put_clocks_right(self) -> None:
+        """That, too, may set a clock back: Ray begins anew with it."""
+        self.end_cluster()
         for machine in (self.head, self.worker):
             machine.write(CLOCK, "0\n")
-        super().new_study()
+        self.start_cluster()
 
     def driver_of(self, study: dict[str, Any], place: Path) -> Driver:
         driver = Driver(place, study, f"{self.head.address}:6379")
@@ -153,7 +160,7 @@ def _beginnings(events: list[Event]) -> list[int]:
 def cut_the_network(scene: SeveralMachines) -> str | None:
     """For longer than Ray waits for a node: the trial goes on as soon as there is one again.
 
-    Not while a clock is off. Ray's timers follow the time of day (2.60, Boost's deadline_timer): once that was set back they stand still
+    Not after a clock was set. Ray's timers follow the time of day (2.60, Boost's deadline_timer): once that was set back they stand still
     until it has caught up, so the head gives no node up, or the worker never asks whether it was given up.
     """
     if not scene.clocks_are_right:
