@@ -92,18 +92,19 @@ class _Process:
 
     async def exit_code(self) -> int | None:
         """Return how it ended, as `subprocess` does; None if that is not known."""
-        if self._pidfd is None:
-            return None
         deadline = time.monotonic() + SECONDS_TO_END
-        while (code := process_endings.exit_code(self._pidfd)) is None and time.monotonic() < deadline:
-            if process_endings.was_waited_for(self._pidfd):
-                return process_endings.exit_code(self._pidfd)
+        while self._pidfd is not None:
+            is_over = process_endings.was_waited_for(self._pidfd)
+            code = process_endings.exit_code(self._pidfd)
+            if code is not None or is_over or time.monotonic() > deadline:
+                return code
             await asyncio.sleep(0.01)
-        return code
+        return None
 
     def forget(self) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
+        self._pidfd = None
 
 
 class _Handover:
