@@ -110,7 +110,8 @@ def main() -> int:
 
 
 def until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
-    """Wait until the first node's Ray has ended, or end with a word where this node's own has before."""
+    """Wait until the first node's Ray has ended, and say so where this node's own has before. That is no failure of the job's: SkyPilot would
+    end all its nodes."""
     answered, refused = time.monotonic(), None
     while True:
         if answers := _answers(node):
@@ -120,10 +121,12 @@ def until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
         else:
             refused = None
         if ray.poll() is not None and answers:
-            sys.exit(
+            print(
                 f"batchscout: Ray on {socket.gethostname()}, node {node.number} of this job, {ending_text(ray.returncode)}, and the job goes on "
-                "without it; its logs are in Ray's session directory there"
+                f"without it; its logs, on that node: {private_folder()}",
+                file=sys.stderr,
             )
+            return
         now = time.monotonic()
         is_refused = refused is not None and now - refused >= SECONDS_REFUSED
         if is_refused or now - answered >= SECONDS_UNANSWERED or ray.poll() is not None:
