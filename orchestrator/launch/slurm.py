@@ -16,10 +16,10 @@ from pathlib import Path
 
 from trainers.files import own_file, quoted, written_whole
 
-SECONDS_TO_SAVE, SECONDS_TO_END = 180, 60
+SECONDS_TO_SAVE, SECONDS_TO_END = 210, 90
 """How long before the end of its time a job is told to save: a step may be long, and so may writing a checkpoint. How much of that is left for its
-end, once its trials have saved."""
-LEAST_SECONDS = SECONDS_TO_SAVE + 120
+end, once its trials have saved: where one has not, its lane is waited for, too (40 s), and Ray has 20 s to end."""
+LEAST_SECONDS = SECONDS_TO_SAVE + 90
 """A job of less time is told to save before it has trained anything, and goes back into the queue for ever."""
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}")
