@@ -319,7 +319,7 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.wishes.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_too_many_of_its_kind(choice, len(nodes_now()), driver.wishes.min_nodes)
+    refuse_too_many_of_its_kind(scaler, choice, len(nodes_now()), driver.wishes.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.wishes.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement

@@ -221,7 +221,7 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
     if lacks and num_nodes > 1:
         raise ValueError(
             f"the cluster has {lacks} after {seconds:g} s, and --min-nodes is {num_nodes}: see why the others have not joined (ray status, and what "
-            "`ray start` said on them), or lower --min-nodes"
+            "`ray start` said on them), or lower --min-nodes (in a job it is the number of its nodes)"
         )
 
 
@@ -234,10 +234,10 @@ def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) ->
         )
 
 
-def refuse_too_many_of_its_kind(choice: Choice, num_nodes: int, min_nodes: int) -> None:
+def refuse_too_many_of_its_kind(scaler: Autoscaler, choice: Choice, num_nodes: int, min_nodes: int) -> None:
     """Raise ValueError where a study would wait for ever: for more nodes than there are, with those of its kind that may yet be started."""
     may_come = sum(not node.is_there for node in choice.nodes)
-    if may_come and min_nodes > num_nodes + may_come:
+    if isinstance(scaler, MayStart) and min_nodes > num_nodes + may_come:
         raise ValueError(
             f"--min-nodes is {min_nodes}, and the cluster can have {num_nodes + may_come}: {counted(num_nodes, 'node')} that "
             f"{'is' if num_nodes == 1 else 'are'} there, and {may_come} that the autoscaler may start for this study; lower --min-nodes, "

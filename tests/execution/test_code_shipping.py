@@ -372,4 +372,4 @@ def test_a_cluster_whose_node_is_on_its_way_is_waited_for_and_not_for_ever(monke
         ValueError, match="the cluster has 1 of 3 nodes after 0 s, and --min-nodes is 3: see why the others"
     ) as refused:
         wait_for_nodes(3, said.append, seconds=0.0)
-    assert str(refused.value).endswith("or lower --min-nodes")
+    assert str(refused.value).endswith("or lower --min-nodes (in a job it is the number of its nodes)")

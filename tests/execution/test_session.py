@@ -91,14 +91,20 @@ def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
 def test_nor_for_more_than_there_may_be_of_its_kind() -> None:
     """Of other kinds the autoscaler may start as many as it likes: the study asks for its own."""
     choice = Choice((Node("worker", 8, is_there=False),) * 4)
+    scaler = MayStart((*choice.nodes, Node("other", 8, is_there=False)), most=10)
     said = (
         "--min-nodes is 6, and the cluster can have 5: 1 node that is there, and 4 that the autoscaler may start for this study; lower "
         "--min-nodes, or raise the max_workers of that type of node"
     )
     with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_too_many_of_its_kind(choice, 1, 6)
-    refuse_too_many_of_its_kind(choice, 1, 5)
-    refuse_too_many_of_its_kind(Choice((Node("a", 8),)), 1, 6)
+        refuse_too_many_of_its_kind(scaler, choice, 1, 6)
+    refuse_too_many_of_its_kind(scaler, choice, 1, 5)
+    all_there = Choice((Node("worker", 8),) * 4)
+    with pytest.raises(
+        ValueError, match="--min-nodes is 6, and the cluster can have 5: 5 nodes that are there, and 0 that the"
+    ):
+        refuse_too_many_of_its_kind(scaler, all_there, 5, 6)
+    refuse_too_many_of_its_kind(NoAutoscaler(), all_there, 5, 6)
 
 
 @pytest.mark.parametrize(
