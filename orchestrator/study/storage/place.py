@@ -170,14 +170,14 @@ def run_place_of(text: str) -> RunPlace:
         return Path(text)
     if scheme not in SCHEMES:
         raise ValueError(
-            f"'{text}' is in no storage that batchscout knows: a run directory is a folder, or begins with s3:// or gs://"
+            f"{scheme}:// is no storage that batchscout knows: a run directory is a folder, or begins with s3:// or gs://"
         )
     named = rest.partition("?")[0].rstrip("/")
     bucket, _, path = named.partition("/")
-    if "@" in named or ":" in bucket:  # a secret may have a / in it
+    if "@" in bucket or ":" in bucket:  # nothing of it is repeated: a secret may have a / in it
         raise ValueError(
-            f"a run directory has no credentials in its name, which stands in messages and reports; set AWS_ACCESS_KEY_ID and "
-            f"AWS_SECRET_ACCESS_KEY instead, and write {scheme}://{named.rpartition('@')[2] if '@' in named else 'BUCKET/NAME'}"
+            f"a run directory has no credentials in its name, which stands in messages and reports, and so no @ or : in its bucket's; set "
+            f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead, and write {scheme}://BUCKET/NAME"
         )
     if not bucket or not path:
         raise ValueError(
