@@ -34,7 +34,7 @@ def shared_marker(
     if blind and (len(nodes) > 1 or others_may_come):
         with own_file(folder, "removed"):
             Path(marker.path).unlink(missing_ok=True)
-        raise ValueError(unshared(folder.parent, blind, len(nodes)))
+        raise ValueError(unshared(folder.parent, blind, len(nodes), others_may_come=others_may_come))
     return None if blind else marker
 
 
@@ -80,12 +80,12 @@ def _answer(answer: ray.ObjectRef) -> bool | None:
         return None
 
 
-def unshared(run_dir: Path, blind: Sequence[Node], num_nodes: int) -> str:
+def unshared(run_dir: Path, blind: Sequence[Node], num_nodes: int, *, others_may_come: bool) -> str:
     """Return for people that some of the nodes do not see the run directory, and what to do."""
     do = "does" if len(blind) == 1 else "do"
+    alone = "" if others_may_come else ", name with placement.device a kind that one node alone has"
     return (
         f"{len(blind)} of {counted(num_nodes, 'node')} that trials may run on {do} not see the run directory {quoted(run_dir)} "
         f"({names_of(blind)}): a trial that is paused on one could not go on on another. Give with --dir a directory on storage that all "
-        "nodes see (NFS, EFS, Lustre), name with placement.device a kind that one node alone has, or leave --address out to use "
-        "this machine alone"
+        f"nodes see (NFS, EFS, Lustre){alone}, or leave --address out to use this machine alone"
     )

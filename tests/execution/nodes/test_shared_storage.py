@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -28,13 +27,16 @@ NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
 
 
 def test_the_refusal_names_the_nodes_their_number_the_path_and_what_to_do() -> None:
-    assert unshared(Path("/home/me/runs/one two"), NODES[1:2], 3) == (
+    assert unshared(Path("/home/me/runs/one two"), NODES[1:2], 3, others_may_come=False) == (
         "1 of 3 nodes that trials may run on does not see the run directory '/home/me/runs/one two' (node-b): a trial that is paused on "
         "one could not go on on another. Give with --dir a directory on storage that all nodes see (NFS, EFS, Lustre), name with "
         "placement.device a kind that one node alone has, or leave --address out to use this machine alone"
     )
-    assert "6 of 7 nodes that trials may run on do not see" in unshared(Path("/r"), NODES[1:], 7)
-    assert "(node-b, node-c, node-d, node-e and 2 more)" in unshared(Path("/r"), NODES[1:], 7)
+    assert "6 of 7 nodes that trials may run on do not see" in unshared(Path("/r"), NODES[1:], 7, others_may_come=False)
+    assert "(node-b, node-c, node-d, node-e and 2 more)" in unshared(Path("/r"), NODES[1:], 7, others_may_come=False)
+    assert "(NFS, EFS, Lustre), or leave" in unshared(Path("/r"), NODES[:1], 1, others_may_come=True), (
+        "of a kind no node stays alone"
+    )
 
 
 def test_a_marker_is_seen_by_its_word_alone(tmp_path: Path) -> None:
@@ -47,20 +49,24 @@ def test_a_marker_is_seen_by_its_word_alone(tmp_path: Path) -> None:
     assert not marker.is_seen(seconds=0), "each driver has its own"
 
 
-@pytest.mark.parametrize("others_may_come", [True, False])
-def test_a_lone_node_without_the_run_directory_runs_a_study_only_where_no_other_can_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_may_come: bool
-) -> None:
-    """Those that an autoscaler starts later would see it no more than this one."""
+@pytest.fixture
+def far_and_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node is the driver's, and none sees its run directory."""
     monkeypatch.setattr(shared_storage, "_blind", lambda _, nodes, __: list(nodes))
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the driver's"))
-    with contextlib.ExitStack() as stack:
-        if others_may_come:
-            said = "1 of 1 node that trials may run on does not see the run directory"
-            stack.enter_context(pytest.raises(ValueError, match=said))
-        marker = shared_marker(tmp_path / ".ray", NODES[:1], print, others_may_come=others_may_come)
-        assert marker is None
-    assert list((tmp_path / ".ray").glob("*")) == [] or not others_may_come
+
+
+@pytest.mark.usefixtures("far_and_blind")
+def test_a_lone_node_without_the_run_directory_runs_a_study_where_no_other_can_come(tmp_path: Path) -> None:
+    assert shared_marker(tmp_path / ".ray", NODES[:1], print, others_may_come=False) is None
+
+
+@pytest.mark.usefixtures("far_and_blind")
+def test_where_another_can_come_it_is_refused_and_nothing_is_left_of_the_question(tmp_path: Path) -> None:
+    """Those that an autoscaler starts later would see it no more than this one."""
+    with pytest.raises(ValueError, match="1 of 1 node that trials may run on does not see the run directory"):
+        shared_marker(tmp_path / ".ray", NODES[:1], print, others_may_come=True)
+    assert list((tmp_path / ".ray").glob("*")) == []
 
 
 def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and_says_why() -> None:
