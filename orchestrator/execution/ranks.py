@@ -44,9 +44,9 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 # A rank on a GPU is replaced when it holds more than this above what it held before its first trial, whatever the trial's
 # end. What it may hold are the workspaces of cuBLAS: up to 32 MiB for each of its handles, and a thread has one of its own.
 GPU_TOLERANCE_BYTES = 256 * 2**20
-# How long a rank whose peer is gone waits before it ends the group: what the peer died of is then known. Ray itself waits for a
-# second until it says that a process went with its node, which is no fault of the trial's.
-SECONDS_TO_TELL_OF_A_PEER = 3.0
+# How long a rank whose peer is gone waits before it ends the group: what the peer died of is then known, and has ended the group. Ray waits
+# for a second or two until it says that a process went with its node, which is no fault of the trial's; on a busy machine longer.
+SECONDS_TO_TELL_OF_A_PEER = 10.0
 # How long a rank may outlive its driver. A rank asks again and again, since one long call would outlive a recycled
 # group.
 SECONDS_BETWEEN_LOOKS = 2.0
