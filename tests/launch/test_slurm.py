@@ -280,7 +280,7 @@ def wait_for(holds: Callable[[], bool], seconds: float) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_its_study(slurm: Slurm) -> None:
     study = TINY | {"name": "a study", "sample_budget": 4096, "stages": grid(learning_rate=[1e-3, 2e-3])}
     (slurm.folder / "study.yaml").write_text(yaml.safe_dump(study))
@@ -293,7 +293,7 @@ def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_
         lines = journal.read_text().splitlines() if journal.exists() else []
         return [event for line in lines if (event := json.loads(line))["kind"] == kind]
 
-    wait_for(lambda: bool(journaled("evaluated")), 150)
+    wait_for(lambda: bool(journaled("evaluated")), 300)
     slurm.ask("scancel", "--batch", "--signal=USR1", number)  # as SLURM itself does before a job's time is up
     wait_for(lambda: slurm.state(number) == "PENDING", 60)
     before = journal.read_text()
