@@ -86,10 +86,8 @@ def ray_cluster(
             end_what_ray_started()
 
 
-@contextlib.contextmanager
-def _watched_local_cluster(lost: Callable[[str], None]) -> Iterator[None]:
-    with without_its_errors(), watched(functools.partial(ended, servers()), lost):
-        yield
+def _watched_local_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    return watched(functools.partial(ended, servers()), lost)
 
 
 def _watched_while_it_connects(
@@ -124,7 +122,7 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
     protect_local_cluster()
     options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
-    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only(), _start_told():
+    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only(), without_its_errors(), _start_told():
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
 
 

@@ -130,3 +130,33 @@ def test_a_driver_that_rays_own_handler_heard_sigterm_in_is_not_aborted_three_se
     done = subprocess.run([sys.executable, "-c", MET], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "in order\n"), done.stderr
     assert "SIGTERM received" in done.stderr, "it was Ray's handler that heard it"
+
+
+SUBSCRIBED = """\
+import os, signal, sys, threading
+from pathlib import Path
+import ray
+from orchestrator.config.load import parse_study
+from orchestrator.execution.ray_private.connection import servers, shut_down
+from orchestrator.execution.session import start_ray
+from tests.support.studies import ON_TEXT
+
+class Subscriber(ray._raylet.GcsErrorSubscriber):
+    def subscribe(self):
+        os.kill(servers()["gcs_server"].pid, signal.SIGKILL)
+        super().subscribe()
+
+ray._raylet.GcsErrorSubscriber = Subscriber
+start_ray(parse_study(ON_TEXT, "it"), None, Path(sys.argv[1]), num_cpus=1)
+shut_down()
+"""
+
+
+@pytest.mark.ray
+def test_no_thread_of_rays_dies_with_a_traceback_where_a_study_is_stopped_while_ray_starts(tmp_path: Path) -> None:
+    """One subscribes to the cluster's errors then, and finds the gcs ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", SUBSCRIBED, str(tmp_path)], capture_output=True, text=True, cwd=ORCHESTRATOR.parent
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
