@@ -36,7 +36,6 @@ from orchestrator.execution.session import (
     ray_cluster,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
-    refuse_too_many_of_its_kind,
     refuse_unreachable_address,
     wait_for_nodes,
 )
@@ -315,11 +314,10 @@ def _conclude(director: Director, driver: Driver) -> None:
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
-    refuse_too_many_nodes(scaler, len(nodes_now()), driver.wishes.min_nodes)
     if not isinstance(scaler, MayStart):
         wait_for_nodes(driver.wishes.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_too_many_of_its_kind(scaler, choice, len(nodes_now()), driver.wishes.min_nodes)
+    refuse_too_many_nodes(scaler, choice, len(nodes_now()), driver.wishes.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.wishes.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement

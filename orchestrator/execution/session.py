@@ -122,7 +122,12 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
     protect_local_cluster()
     options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
-    with environment_with(LOOPBACK_ENVIRONMENT | worker_environment()), loopback_only(), without_its_errors(), _start_told():
+    with (
+        environment_with(LOOPBACK_ENVIRONMENT | worker_environment()),
+        loopback_only(),
+        without_its_errors(),
+        _start_told(),
+    ):
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
 
 
@@ -223,23 +228,14 @@ def wait_for_nodes(num_nodes: int, say: Callable[[str], None], seconds: float | 
         )
 
 
-def refuse_too_many_nodes(scaler: Autoscaler, num_nodes: int, min_nodes: int) -> None:
-    """Raise ValueError where a study would wait for ever: for more nodes than its cluster's autoscaler may start."""
-    if isinstance(scaler, MayStart) and min_nodes > (most := max(num_nodes, 1 + scaler.most)):
-        raise ValueError(
-            f"--min-nodes is {min_nodes}, and the cluster has at most {counted(most, 'node')}: the head, and max_workers ({scaler.most}) of "
-            "the autoscaler's file; lower --min-nodes, or raise max_workers"
-        )
-
-
-def refuse_too_many_of_its_kind(scaler: Autoscaler, choice: Choice, num_nodes: int, min_nodes: int) -> None:
+def refuse_too_many_nodes(scaler: Autoscaler, choice: Choice, num_nodes: int, min_nodes: int) -> None:
     """Raise ValueError where a study would wait for ever: for more nodes than there are, with those of its kind that may yet be started."""
     may_come = sum(not node.is_there for node in choice.nodes)
     if isinstance(scaler, MayStart) and min_nodes > num_nodes + may_come:
         raise ValueError(
             f"--min-nodes is {min_nodes}, and the cluster can have {num_nodes + may_come}: {counted(num_nodes, 'node')} that "
             f"{'is' if num_nodes == 1 else 'are'} there, and {may_come} that the autoscaler may start for this study; lower --min-nodes, "
-            "or raise the max_workers of that type of node"
+            "or raise max_workers in the autoscaler's file, that of the cluster and that of this type of node"
         )
 
 

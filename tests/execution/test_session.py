@@ -12,14 +12,14 @@ import torch
 
 from orchestrator.config.load import parse_study
 from orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, Unreadable
-from orchestrator.execution.nodes.node_kinds import Choice, Node
+from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
 from orchestrator.execution.nodes.placement import LaneShape
+from orchestrator.execution.nodes.room import at_most
 from orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
-    refuse_too_many_of_its_kind,
     start_ray,
     worker_environment,
 )
@@ -76,35 +76,37 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
 
 
 def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
-    said = (
-        "--min-nodes is 4, and the cluster has at most 3 nodes: the head, and max_workers (2) of the autoscaler's file; lower --min-nodes, or "
-        "raise max_workers"
-    )
-    scaler = MayStart((Node("worker", 8, is_there=False),) * 2, most=2)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_too_many_nodes(scaler, 1, 4)
-    refuse_too_many_nodes(scaler, 1, 3)
-    refuse_too_many_nodes(scaler, 4, 4)
-    refuse_too_many_nodes(NoAutoscaler(), 1, 4)
-
-
-def test_nor_for_more_than_there_may_be_of_its_kind() -> None:
     """Of other kinds the autoscaler may start as many as it likes: the study asks for its own."""
     choice = Choice((Node("worker", 8, is_there=False),) * 4)
     scaler = MayStart((*choice.nodes, Node("other", 8, is_there=False)), most=10)
     said = (
         "--min-nodes is 6, and the cluster can have 5: 1 node that is there, and 4 that the autoscaler may start for this study; lower "
-        "--min-nodes, or raise the max_workers of that type of node"
+        "--min-nodes, or raise max_workers in the autoscaler's file, that of the cluster and that of this type of node"
     )
     with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_too_many_of_its_kind(scaler, choice, 1, 6)
-    refuse_too_many_of_its_kind(scaler, choice, 1, 5)
-    all_there = Choice((Node("worker", 8),) * 4)
+        refuse_too_many_nodes(scaler, choice, 1, 6)
+    refuse_too_many_nodes(scaler, choice, 1, 5)
+
+
+def test_nor_for_more_than_the_cluster_may_have_of_all_kinds() -> None:
+    head, worker = Node("head", 2, is_head=True), Node("worker", 8, is_there=False)
+    scaler = MayStart((worker,) * 4, most=2)
+    choice = chosen_nodes(at_most([head], scaler))
     with pytest.raises(
-        ValueError, match="--min-nodes is 6, and the cluster can have 5: 5 nodes that are there, and 0 that the"
+        ValueError, match="--min-nodes is 4, and the cluster can have 3: 1 node that is there, and 2 that"
     ):
-        refuse_too_many_of_its_kind(scaler, all_there, 5, 6)
-    refuse_too_many_of_its_kind(NoAutoscaler(), all_there, 5, 6)
+        refuse_too_many_nodes(scaler, choice, 1, 4)
+    refuse_too_many_nodes(scaler, choice, 1, 3)
+
+
+def test_a_study_may_wait_for_as_many_nodes_as_are_there_or_as_nobody_knows_of() -> None:
+    all_there = Choice((Node("worker", 8),) * 4)
+    scaler = MayStart(all_there.nodes, most=4)
+    said = "--min-nodes is 6, and the cluster can have 5: 5 nodes that are there, and 0 that the autoscaler"
+    with pytest.raises(ValueError, match=said):
+        refuse_too_many_nodes(scaler, all_there, 5, 6)
+    refuse_too_many_nodes(scaler, all_there, 5, 5)
+    refuse_too_many_nodes(NoAutoscaler(), all_there, 5, 6)
 
 
 @pytest.mark.parametrize(
