@@ -136,16 +136,18 @@ def until_over(node: Node, ray: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _ray_of(node: Node) -> Iterator[subprocess.Popen[bytes]]:
-    """Start this node's Ray, and end it on leaving, as SIGTERM does."""
+    """Start this node's Ray, and end it on leaving, as SIGTERM does. What `ray start` says is in a file beside Ray's own logs: where no
+    session comes about it is all that there is to read."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    command = start_command(node, private_folder())
-    process = subprocess.Popen(
-        command,
-        env=os.environ | RAY_ENVIRONMENT,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    folder = private_folder()
+    with (folder / f"ray_start_{node.port}_{node.number}.log").open("wb") as said:
+        process = subprocess.Popen(
+            start_command(node, folder),
+            env=os.environ | RAY_ENVIRONMENT,
+            start_new_session=True,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
     try:
         yield process
     finally:

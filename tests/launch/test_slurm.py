@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -139,6 +140,27 @@ def test_a_node_whose_ray_has_ended_before_the_job_says_so_and_ends_well(
         node.until_over(node.Node(1, "127.0.0.1", first.getsockname()[1], 1, 0), ray_of_this_node)
     said = capsys.readouterr().err
     assert f"Ray on {socket.gethostname()}, node 1 of this job, was killed by SIGKILL, and the job goes on" in said
+
+
+def test_what_ray_said_on_a_node_that_never_joined_is_beside_the_logs_that_the_job_names() -> None:
+    """Ray itself has no session then, and no log. Here it is to show a token, and there is none."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as folder:  # a short name, for the sake of Ray's sockets
+        told = {
+            "SLURM_NODEID": "1",
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_CPUS_ON_NODE": "1",
+        }
+        rest = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        without_token = {"RAY_AUTH_MODE": "token", "HOME": folder, "RAY_TMPDIR": folder}
+        with socket.create_server(("127.0.0.1", this_node(told).port)):
+            command = [sys.executable, "-m", "orchestrator.launch.node"]
+            done = subprocess.run(command, env=rest | told | without_token, capture_output=True, text=True)
+        said = re.search("node 1 of this job, exited with status 1, .*; its logs, on that node: (.*)", done.stderr)
+        assert said, done.stderr
+        assert done.returncode == 0
+        (log,) = Path(said[1]).glob("*.log")
+        assert "Token authentication is enabled but no authentication token was found" in log.read_text()
 
 
 def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
