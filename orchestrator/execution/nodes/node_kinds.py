@@ -33,6 +33,11 @@ class Node:
     """False: an autoscaler may start it, and its name is that of its type."""
     is_head: bool = False
 
+    @property
+    def is_of_any_kind(self) -> bool:
+        """True if an autoscaler may start it and its file does not say of which kind it will be: Ray fills that in on AWS alone."""
+        return self.kind is None and not self.is_there
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -56,9 +61,13 @@ class Choice:
 
     @property
     def demanded(self) -> str | None:
-        """The kind that lanes must ask Ray for. Where there is no choice they ask for none: an autoscaler may not know what
-        the nodes that it could start will announce."""
-        return self.kind if self.idle or self.is_named else None
+        """The kind that lanes must ask Ray for. Where there is no choice they ask for none, and neither do they where an autoscaler
+        does not know what the nodes that it could start will announce: it would start none."""
+        return self.kind if (self.idle or self.is_named) and not self._takes_any_kind else None
+
+    @property
+    def _takes_any_kind(self) -> bool:
+        return any(node.is_of_any_kind for node in self.nodes)
 
     def said(self) -> str:
         """Return for people which nodes are left idle and why; empty if none are."""
@@ -76,7 +85,8 @@ class Choice:
     def takes(self, node: Node) -> bool:
         """True if lanes may run on a node that has joined since."""
         has_devices = _devices(node, on_gpus=self.on_gpus) > 0
-        return has_devices and (self.kind is None or node.kind == self.kind)
+        has_kind = node.kind == self.kind or (node.is_of_any_kind and self._takes_any_kind)
+        return has_devices and (self.kind is None or has_kind)
 
     def _of_idle(self) -> str:
         kinds = sorted({node.kind or "" for node in self._idle_now})
@@ -107,22 +117,27 @@ def kind_in(resources: Iterable[str]) -> str | None:
 
 def chosen_nodes(nodes: Sequence[Node], named: str | None = None, measured_on: str | None = None) -> Choice:
     """Return the nodes of one kind: that which the study file names, or on which the study has measured, or else the one of
-    which there is the most. Raises ValueError where no node has it."""
+    which there is the most. Raises ValueError where no node has it.
+
+    Nodes that may yet be started, of a kind that their file does not say, count as of that kind where it is the only one there, and
+    the file says of no type which it has.
+    """
     on_gpus = any(node.num_gpus for node in nodes)
     with_room = [node for node in nodes if _devices(node, on_gpus=on_gpus)]
     there = Counter[str]()
     for node in with_room:
         if node.kind is not None:
             there[node.kind] += _devices(node, on_gpus=on_gpus)
-    if named is not None and named not in there:
-        raise ValueError(_not_there(named, there))
-    if named is None and measured_on is not None and measured_on not in there:
-        raise ValueError(_other_than_measured(measured_on, there))
-    if not there:
+    wanted = named or measured_on
+    may_be_any = bool(with_room) and all(node.is_of_any_kind for node in with_room)
+    if wanted is not None and wanted not in there and not may_be_any:
+        raise ValueError(_not_there(wanted, there) if named else _other_than_measured(wanted, there))
+    kind = wanted or min(there, key=lambda one: (-there[one], one), default=None)
+    if kind is None:
         return Choice(tuple(with_room))
-    kind = named or measured_on or min(there, key=lambda one: (-there[one], one))
-    ours = tuple(node for node in with_room if node.kind == kind)
-    return Choice(ours, tuple(node for node in with_room if node.kind != kind), kind, is_named=named is not None)
+    is_the_only_one = all(node.is_of_any_kind or (node.kind == kind and node.is_there) for node in with_room)
+    ours = tuple(node for node in with_room if node.kind == kind or (node.is_of_any_kind and is_the_only_one))
+    return Choice(ours, tuple(node for node in with_room if node not in ours), kind, is_named=named is not None)
 
 
 def _devices(node: Node, *, on_gpus: bool) -> int:

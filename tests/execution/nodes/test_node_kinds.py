@@ -60,6 +60,44 @@ def test_a_study_goes_on_with_the_kind_that_it_has_measured_on() -> None:
     assert chosen_nodes([BIG, SMALL], measured_on="T4").nodes == (SMALL,)
 
 
+# An autoscaler's types, whose file names a kind on AWS alone
+
+TO_COME = Node("gpu_worker", 8, 1, is_there=False)
+STARTED = Node("node-d", 8, 1, "T4")
+
+
+def test_a_node_to_come_of_a_kind_that_nobody_knows_counts_with_those_of_the_only_one_there_is() -> None:
+    choice = chosen_nodes([HEAD, STARTED, TO_COME, TO_COME])
+    assert (choice.nodes, choice.idle, choice.kind) == ((STARTED, TO_COME, TO_COME), (), "T4")
+    assert choice.takes(TO_COME)
+    assert choice.takes(STARTED)
+    assert not choice.takes(BIG)
+    assert choice.demanded is None, "the autoscaler would start nothing for a kind that its file does not name"
+
+
+@pytest.mark.parametrize(("named", "measured_on"), [("T4", None), (None, "T4")])
+def test_a_study_of_one_kind_goes_on_where_all_of_its_nodes_are_yet_to_be_started(
+    named: str | None, measured_on: str | None
+) -> None:
+    choice = chosen_nodes([HEAD, TO_COME, TO_COME], named, measured_on)
+    assert (choice.nodes, choice.kind, choice.demanded) == ((TO_COME, TO_COME), "T4", None)
+    assert choice.takes(STARTED)
+
+
+def test_where_other_kinds_are_there_nobody_counts_on_nodes_to_come_of_which_nothing_is_known() -> None:
+    choice = chosen_nodes([BIG, STARTED, TO_COME])
+    assert (choice.nodes, choice.idle, choice.demanded) == ((BIG,), (STARTED, TO_COME), "H100")
+    assert not choice.takes(TO_COME)
+    with pytest.raises(ValueError, match="has measured on devices of type T4, and the cluster has 8 of type H100"):
+        chosen_nodes([BIG, TO_COME], measured_on="T4")
+
+
+def test_a_type_that_does_say_its_kind_is_used_for_that_alone() -> None:
+    other = Node("l4_worker", 8, 1, "L4", is_there=False)
+    assert chosen_nodes([STARTED, other], measured_on="T4").nodes == (STARTED,)
+    assert chosen_nodes([other, TO_COME], named="L4").demanded == "L4"
+
+
 @pytest.mark.parametrize(
     ("nodes", "named", "measured_on", "said"),
     [
