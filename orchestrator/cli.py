@@ -169,7 +169,7 @@ def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
     command.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim for run directories")
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="pods that run lanes, beside the head's")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each")
-    command.add_argument("--cpus-per-node", type=_count, default=4, metavar="N", help="CPUs of each")
+    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each; default 4, or 4 for each GPU")
     command.add_argument("--memory-per-node", default="16Gi", metavar="SIZE", help="memory of each")
     command.add_argument(
         "--head-memory", default="16Gi", metavar="SIZE", help="memory of the head's, where the model is built once, too"
@@ -182,7 +182,7 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")
-    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each node")
+    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each node; default 4 for each GPU")
     command.add_argument(
         "--time", metavar="TIME", help="as SLURM has it, 8:00:00; the job goes on in another when it is up"
     )

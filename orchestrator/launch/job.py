@@ -24,6 +24,9 @@ OUT_OF_TIME = signal.SIGUSR1
 SECONDS_TO_END = 60
 """How long the nodes' Ray may take to end."""
 _NODE = (sys.executable, "-m", "orchestrator.launch.node")
+_WHOLE_NODE = ("--export=ALL", "--cpu-bind=none")
+"""A job that was submitted with --export=NONE has srun pass on nothing of its environment, and so not the token either. A site may have each
+task, which here is a node's Ray with all its ranks, bound to one core."""
 
 
 def main(command: Sequence[str]) -> int:
@@ -42,7 +45,7 @@ def main(command: Sequence[str]) -> int:
 def _in_a_slurm_job(command: Sequence[str], number: str) -> int:
     # Whoever reaches Ray's ports may run code there, so its nodes demand a token of each other that only this job has.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    srun = ["srun", "--overlap", "--kill-on-bad-exit=0", *_NODE]
+    srun = ["srun", "--overlap", "--kill-on-bad-exit=0", *_WHOLE_NODE, *_NODE]
     told = _told()
     code = _study_on(srun, command, os.environ["SLURM_NNODES"], told)
     if OUT_OF_TIME in told:

@@ -115,6 +115,6 @@ def submit(path: Path) -> str:
     if done.returncode:
         said = done.stderr.strip().removeprefix("sbatch: ")
         raise ValueError(
-            f"SLURM refused the job: {said}; give what it asks for, for instance --partition or --sbatch=..."
+            f"SLURM refused the job: {said}; give what it asks for, for instance --partition, --cpus-per-node or --sbatch=..."
         )
     return done.stdout.strip().partition(";")[0]

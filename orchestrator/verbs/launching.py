@@ -9,6 +9,17 @@ import sys
 from orchestrator.verbs.study_file import config_of, run_dir_of
 from trainers.files import quoted
 
+CPUS_OF_A_GPU, CPUS_OF_A_POD = 4, 4
+"""What is asked for where nobody says more. SLURM gives a node's task one CPU, and every rank on a GPU takes one at least: to compile, and to
+fetch its batches. Few nodes have less than four for each GPU."""
+
+
+def _cpus_per_node(arguments: argparse.Namespace, cpus_per_rank: int | None) -> int | None:
+    """Return how many CPUs to ask of each node; None where nothing says how many it takes."""
+    if arguments.cpus_per_node or not arguments.gpus_per_node:
+        return arguments.cpus_per_node
+    return arguments.gpus_per_node * (cpus_per_rank or CPUS_OF_A_GPU)
+
 
 def slurm(arguments: argparse.Namespace) -> int:
     """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
@@ -20,13 +31,14 @@ def slurm(arguments: argparse.Namespace) -> int:
     study = str(arguments.study.absolute())
     saves = ("--seconds-to-save", str(SECONDS_TO_SAVE - SECONDS_TO_END))
     command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *saves, *changes)
+    asks_itself = any(option.startswith(("--cpus-per-", "-c")) for option in arguments.sbatch)
     job = SlurmJob(
         name=config.name,
         command=command,
         log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=arguments.cpus_per_node,
+        cpus_per_node=None if asks_itself else _cpus_per_node(arguments, config.placement.cpus_per_rank),
         time=arguments.time,
         partition=arguments.partition,
         account=arguments.account,
@@ -77,7 +89,7 @@ def kuberay(arguments: argparse.Namespace) -> int:
         changes=tuple(arguments.set),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=arguments.cpus_per_node,
+        cpus_per_node=_cpus_per_node(arguments, config.placement.cpus_per_rank) or CPUS_OF_A_POD,
         memory_per_node=arguments.memory_per_node,
         head_memory=arguments.head_memory,
     )

@@ -188,6 +188,27 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
     assert "--nodes=2" in written.read_text()
 
 
+@pytest.mark.parametrize(
+    ("asked", "cpus"),
+    [
+        ([], ["--cpus-per-task=16"]),
+        (["--set", "placement.cpus_per_rank=6"], ["--cpus-per-task=24"]),
+        (["--cpus-per-node", "32"], ["--cpus-per-task=32"]),
+        (["--sbatch=--cpus-per-gpu=7"], ["--cpus-per-gpu=7"]),
+    ],
+)
+def test_every_rank_on_a_gpu_has_cpus_though_slurm_gives_a_task_one_that_asks_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], cpus: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(yaml.safe_dump(TINY))
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked])
+    assert ended.value.code == 0
+    options = directives((tmp_path / "runs" / "tiny.sbatch").read_text())
+    assert [option for option in options if option.startswith("--cpus")] == cpus
+
+
 @pytest.mark.parametrize("given", ["0", "-1", "two"])
 def test_a_job_has_at_least_one_node(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -233,6 +254,8 @@ class Slurm:
     @property
     def settings(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        # As in a job that was submitted with --export=NONE: its steps are given nothing of its environment.
+        own |= {"SLURM_EXPORT_ENV": "NONE"}
         return own | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(CLONE)}
 
     def ask(self, *command: str) -> str:
