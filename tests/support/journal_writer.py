@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 WRITER = """
@@ -48,12 +48,18 @@ with Journal(Path(sys.argv[1]), "s", *map(float, sys.argv[3:])) as journal:
 """
 
 
-def writer(path: Path, what: str, lease: str | None = None, **environment: str) -> subprocess.Popen[str]:
+IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
+"""Before a command: it has a number among processes of its own, as in a container with this machine's name."""
+
+
+def writer(
+    path: Path, what: str, lease: str | None = None, *, within: Sequence[str] = (), **environment: str
+) -> subprocess.Popen[str]:
     """A process that has the journal open: it writes without end ("write") or one line ("once"), or a line with the token that it is
     told, and answers with what came of it ("told"). Or it holds the journal until its input ends ("hold"), also with a fork of it that lives on until then ("fork"), or with one that a library's own
-    code made and that lives until it is killed ("library"). lease: how many seconds it may be silent, if not the usual."""
+    code made and that lives until it is killed ("library"). lease: how many seconds it may be silent, if not the usual. within: what the command is put after."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), what, *([] if lease is None else [lease])],
+        [*within, sys.executable, "-c", WRITER, str(path), what, *([] if lease is None else [lease])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -79,9 +85,9 @@ print(json.dumps([locked, said]))
 """
 
 
-def call_on(path: Path, **environment: str) -> tuple[bool, str]:
+def call_on(path: Path, *, within: Sequence[str] = (), **environment: str) -> tuple[bool, str]:
     """Whether another process finds the journal locked, and what it is told when it would write it."""
-    command = [sys.executable, "-c", CALLER, str(path)]
+    command = [*within, sys.executable, "-c", CALLER, str(path)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     locked, said = json.loads(done.stdout)

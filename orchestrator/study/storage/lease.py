@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from trainers.files import PARTIAL, own_file, quoted
 
@@ -40,6 +41,14 @@ def _boot() -> str:
     return ""
 
 
+@functools.cache
+def _numbered_in() -> str:
+    """Return a name for the namespace of this process's number; empty where the kernel has none."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
 @dataclass(frozen=True)
 class Holder:
     """The process that holds a study."""
@@ -50,6 +59,8 @@ class Holder:
     """In seconds since 1970."""
     boot: str = ""
     """Names the kernel that it runs on, since that was started; empty where nobody knows."""
+    numbered_in: str = ""
+    """Names the processes among which its number is its own, those of its container; empty where nobody knows."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -57,11 +68,19 @@ class Holder:
 
     @classmethod
     def here(cls) -> Holder:
-        return cls(socket.gethostname(), os.getpid(), time.time(), _boot())
+        return cls(socket.gethostname(), os.getpid(), time.time(), _boot(), _numbered_in())
+
+    @classmethod
+    def told(cls, fields: Mapping[str, Any]) -> Holder:
+        """Return the holder that a lease tells of. Raises KeyError."""
+        numbered_in = fields.get("numbered_in", "")
+        return cls(fields["host"], fields["pid"], fields["since"], fields["boot"], numbered_in)
 
     def is_gone(self) -> bool:
-        """True if it ran on this host and has ended. Of another host nobody can say."""
-        return self.host == socket.gethostname() and self.boot in ("", _boot()) and not _is_alive(self.pid)
+        """True if it ran on this host and has ended. Of another host nobody can say, nor of another container of this one, which may have
+        the same name."""
+        is_here = self.host == socket.gethostname() and self.boot in ("", _boot())
+        return is_here and self.numbered_in in ("", _numbered_in()) and not _is_alive(self.pid)
 
     def is_on_this_kernel(self) -> bool:
         return self.boot != "" and self.boot == _boot()
@@ -229,9 +248,9 @@ def is_gone(holder: Holder | None, me: Holder, *, others_here_are_gone: bool) ->
     """True if it is known that a holder has ended, and not only silent."""
     if holder is None:
         return False
-    # A container that is started again has the name and the numbers that it had before.
-    restarted = (holder.host, holder.pid) == (me.host, me.pid) and holder.boot in ("", me.boot)
-    return restarted or holder.is_gone() or (others_here_are_gone and holder.is_on_this_kernel())
+    is_numbered_as_we_are = holder.boot in ("", me.boot) and holder.numbered_in in ("", me.numbered_in)
+    had_our_number = is_numbered_as_we_are and (holder.host, holder.pid) == (me.host, me.pid)
+    return had_our_number or holder.is_gone() or (others_here_are_gone and holder.is_on_this_kernel())
 
 
 def last_term(folder: Path, now: float) -> Term:
@@ -246,8 +265,7 @@ def last_term(folder: Path, now: float) -> Term:
         return last_term(folder, now)
     try:
         told = json.loads(text)
-        holder = Holder(told["host"], told["pid"], told["since"], told["boot"])
-        return Term(number, holder, told["seconds"], silent, told["released"], told["silent"])
+        return Term(number, Holder.told(told), told["seconds"], silent, told["released"], told["silent"])
     except (ValueError, TypeError, KeyError):
         return Term(number, silent_seconds=silent)
 

@@ -93,7 +93,7 @@ class StoredTerm:
 
     def __init__(self, number: int, told: bytes, seen: float) -> None:
         fields = json.loads(told)
-        self.number, self.holder = number, Holder(fields["host"], fields["pid"], fields["since"], fields["boot"])
+        self.number, self.holder = number, Holder.told(fields)
         self._seconds, self._is_released, self._seen = fields["seconds"], fields["released"], seen
 
     def at(self, now: float) -> Term:

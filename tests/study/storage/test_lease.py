@@ -17,7 +17,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.storage.lease import RunsOut
 from orchestrator.study.storage.lock import is_locked
-from tests.support.journal_writer import call_on, writer
+from tests.support.journal_writer import IN_A_CONTAINER, call_on, writer
 from tests.support.storage import fault, interposed_library
 
 LEASE_SECONDS = "1"
@@ -91,6 +91,29 @@ def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_writ
             assert call_on(path)[1].startswith(f"another process (process {first.pid} on ")
         assert told(first, "one") == "written"
         first.communicate("")
+
+
+@pytest.fixture
+def in_a_container() -> tuple[str, ...]:
+    done = subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nobody may make a pid namespace here: {done.stderr.strip()}")
+    return IN_A_CONTAINER
+
+
+def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that_has_ended(
+    tmp_path: Path, in_a_container: tuple[str, ...], storage: dict[str, str]
+) -> None:
+    """Its number is no process's here, or, where both are the first of their containers, one's own."""
+    path = tmp_path / "journal.jsonl"
+    with writer(path, "told", within=in_a_container, **storage) as first:
+        for within in ((), in_a_container):
+            locked, said = call_on(path, within=within, **storage)
+            assert locked
+            assert "is running the study in" in said
+        assert told(first, "one") == "written"
+        first.communicate("")
+    assert call_on(path, **storage) == (False, "it was let in")
 
 
 def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:
