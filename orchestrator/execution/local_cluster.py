@@ -75,10 +75,23 @@ def _folder() -> Path:
 
 
 def _forget_old_sessions(folder: Path) -> None:
-    """Remove the sessions of drivers that have ended, except the latest ones, which somebody may want to look into."""
-    ended = sorted(session for session in _sessions(folder) if not _runs(_driver_of(session)))
+    """Remove the sessions that have ended, except the latest ones, which somebody may want to look into."""
+    commands = _commands()
+    ended = sorted(
+        session for session in _sessions(folder) if not _runs(_driver_of(session)) and session.name not in commands
+    )
     for session in ended[:-NUM_KEPT_SESSIONS]:
         shutil.rmtree(session, ignore_errors=True)  # another study may be at it, too
+
+
+def _commands() -> str:
+    """Return the commands of all processes. Ray's servers name their session, which on another node than its first has the number of a process
+    there."""
+    said = list[str]()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            said.append(process.read_text(errors="replace"))
+    return "\n".join(said)
 
 
 def _sessions(folder: Path) -> Iterator[Path]:

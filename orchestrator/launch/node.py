@@ -92,6 +92,16 @@ def start_command(node: Node, folder: Path) -> list[str]:
     return [*ray, "--head", *ports, f"--temp-dir={folder}", "--include-dashboard=false", *own]
 
 
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what this node's Ray is given of an environment.
+
+    SkyPilot runs a task in a process of a Ray of its own, which counts half a CPU for it and has set it to one thread. Ours gives each rank as
+    many as it has CPUs, unless somebody has set another number.
+    """
+    is_skypilots = SKYPILOT_RANK in environ and environ.get("OMP_NUM_THREADS") == "1"
+    return {name: value for name, value in environ.items() if not (is_skypilots and name == "OMP_NUM_THREADS")}
+
+
 def main() -> int:
     """Run this node's Ray. The first node prints the cluster's address once that answers."""
     node = this_node(os.environ)
@@ -143,7 +153,7 @@ def _ray_of(node: Node) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"ray_start_{node.port}_{node.number}.log").open("wb") as said:
         process = subprocess.Popen(
             start_command(node, folder),
-            env=os.environ | RAY_ENVIRONMENT,
+            env=inherited(os.environ) | RAY_ENVIRONMENT,
             start_new_session=True,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,24 @@ def test_the_latest_sessions_are_kept_and_those_of_drivers_that_run(sessions: Pa
         running,
         *ended[-NUM_KEPT_SESSIONS:],
     }
+
+
+def test_a_session_of_a_cluster_whose_first_node_is_another_machine_is_kept_while_its_servers_run(
+    sessions: Path,
+) -> None:
+    """Its name has the number of a process there, which here is nobody's."""
+    private_folder()
+    gone = ended_driver()
+    ours = session(sessions, 0, gone)
+    for minute in range(1, NUM_KEPT_SESSIONS + 1):
+        session(sessions, minute, gone)
+    command = [sys.executable, "-c", "input()", f"--store_socket_name={ours}/sockets/plasma_store"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as server:
+        private_folder()
+        assert ours.exists()
+        server.kill()
+    private_folder()
+    assert not ours.exists()
 
 
 def test_nobody_else_can_enter_the_folder(sessions: Path) -> None:

@@ -140,6 +140,8 @@ def cluster_file(head: Machine, worker: Machine) -> dict[str, Any]:
 
 
 def set_up(command: str) -> str:
+    if "cloud-init" in command:  # for a machine that is new
+        return "true"
     if "apt-get install" in command:
         return "which rsync tmux"
     if "-m venv" in command:

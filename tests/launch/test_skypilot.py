@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.launch import job
-from orchestrator.launch.node import start_command, this_node
+from orchestrator.launch.node import inherited, start_command, this_node
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -70,6 +70,12 @@ def test_the_first_node_is_the_head() -> None:
     assert f"--address={head.address}" in start_command(other, Path("/t"))
     another = this_node(TASK | {"SKYPILOT_TASK_ID": "sky-2026-11-25-10-00-01-000000_batchscout_2"})
     assert another.port != head.port, "two tasks of one cluster do not meet"
+
+
+def test_ranks_have_more_threads_than_skypilots_own_ray_gives_a_task() -> None:
+    assert inherited(TASK | {"OMP_NUM_THREADS": "1", "A": "b"}) == TASK | {"A": "b"}
+    assert inherited(TASK | {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4", "the user's"
+    assert inherited({"OMP_NUM_THREADS": "1"}) == {"OMP_NUM_THREADS": "1"}, "in a job of SLURM it is the user's"
 
 
 def test_without_a_token_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
