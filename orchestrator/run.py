@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import platform
 import shutil
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
@@ -252,11 +251,11 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
-    lost, leave = (
-        functools.partial(_end_without_cluster, driver, remedy),
-        functools.partial(_end_at_once, driver, 130, STOPPED),
+    lost, stopped = (
+        functools.partial(_say_that_the_cluster_is_gone, driver, remedy),
+        functools.partial(_say_at_once, driver, 130, STOPPED),
     )
-    with ray_cluster(config, address, run_dir, lost, leave), contextlib.closing(observer):
+    with ray_cluster(config, address, run_dir, lost, stopped), contextlib.closing(observer):
         ground = _look_at_cluster(driver, is_local=address is None)
         shape = ground.shape
         marker = None if address is None else _marker(driver, ground)
@@ -405,21 +404,21 @@ def _tell(driver: Driver, notice: Notice) -> None:
         driver.progress.noticed(None, notice)
 
 
-def _end_without_cluster(driver: Driver, remedy: str, loss: str) -> NoReturn:
-    """End this process, whose cluster is gone. Ray itself would, after a minute, with forty lines and no word of the
+def _say_that_the_cluster_is_gone(driver: Driver, remedy: str, loss: str) -> int:
+    """Say it, and return the exit code. Ray itself would end this process after a minute, with forty lines and no word of the
     study."""
     if interrupt_has_come():
-        _end_at_once(driver, 130, STOPPED)
-    _end_at_once(driver, 1, f"{loss}: the study's cluster is gone. Nothing is lost: {remedy}")
+        return _say_at_once(driver, 130, STOPPED)
+    return _say_at_once(driver, 1, f"{loss}: the study's cluster is gone. Nothing is lost: {remedy}")
 
 
-def _end_at_once(driver: Driver, exit_code: int, why: str) -> NoReturn:
-    """End this process from another thread than the main one, which waits where nothing can be raised."""
+def _say_at_once(driver: Driver, exit_code: int, why: str) -> int:
+    """Say the last words in another thread than the main one, which waits where nothing can be raised; return the exit code."""
     with contextlib.suppress(Exception):  # the main thread may change the study meanwhile
         why = _stopped(exit_code, why, driver.config, driver.run_dir, driver.journal).message
     driver.progress.__exit__()
     print(printable(f"\n{why}"), file=sys.stderr, flush=True)
-    os._exit(exit_code)
+    return exit_code
 
 
 def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:

@@ -139,17 +139,15 @@ def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) ->
     A thread that calls Ray after ray.shutdown() would end this process at once, with the study's last word unsaid. So a
     lane that does not end, as its processes still start or wait for room, is ended with its controller.
     """
-    try:
+    with contextlib.suppress(GetTimeoutError, RayActorError):  # it still starts, or it has died
         ray.get(dispatcher.close.remote(), timeout=SECONDS_TO_CLOSE)
-    except GetTimeoutError:  # the cluster is gone, as after a SIGTERM to the whole process group
-        return
-    except RayActorError:
-        pass
     if not _have_ended(threads, SECONDS_TO_GO_HOME):
-        end_train_runs()
+        with contextlib.suppress(RayError):
+            end_train_runs()
         _have_ended(threads, SECONDS_TO_END)
     with contextlib.suppress(RayError):
         ray.kill(dispatcher)
+    _have_ended(threads, SECONDS_TO_END)  # one that asked it has now heard that it is gone
 
 
 def _have_ended(threads: list[threading.Thread], seconds: float) -> bool:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
@@ -56,24 +56,28 @@ LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME
 
 @contextlib.contextmanager
 def ray_cluster(
-    config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], None], leave: Callable[[], None]
+    config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], int], stopped: Callable[[], int]
 ) -> Iterator[None]:
     """Connect to Ray, and disconnect on leaving; a connection that the caller has already is used and left open.
 
-    Both functions are called in another thread, while the main one may wait for what never comes: `lost` if the cluster
-    dies, with what it died of, and `leave` if Ray's start goes on after a signal has come.
+    The process is ended in another thread, while the main one may wait for what never comes, if the cluster dies, or if Ray's start
+    goes on after a signal has come. Each function says the last words of one of these, `lost` with what the cluster died
+    of, and returns the exit code.
     """
     if ray.is_initialized():
         yield
         return
 
-    def leave_stuck_start() -> None:
+    def leave(exit_code: int) -> NoReturn:
+        """When all is said: Ray's own code ends this process, with words of its own, where it finds its servers ended."""
         end_what_ray_started()
-        leave()
+        os._exit(exit_code)
 
-    def all_lost(what: str) -> None:
-        end_what_ray_started()
-        lost(what)
+    def leave_stuck_start() -> NoReturn:
+        leave(stopped())
+
+    def all_lost(what: str) -> NoReturn:
+        leave(lost(what))
 
     try:
         with left_if_stuck(SECONDS_TO_START, leave_stuck_start), _watched_while_it_connects(address, all_lost):

@@ -16,12 +16,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 NUM_CPUS_OF_NOBODY = 1000
 
 
-def test_a_lane_that_waits_for_room_outlives_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread would call Ray after the connection is closed, which ends the driver before its last word."""
+@pytest.mark.parametrize("seconds_to_close", [lanes.SECONDS_TO_CLOSE, 0])
+def test_a_lane_that_waits_for_room_outlives_no_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_to_close: float
+) -> None:
+    """Though the Dispatcher, which may still start, has not answered. Its thread would call Ray after the connection is closed, which ends the driver before its last word."""
     import ray
     from ray._private.state import state
 
     monkeypatch.setattr(lanes, "SECONDS_TO_GO_HOME", 1)
+    monkeypatch.setattr(lanes, "SECONDS_TO_CLOSE", seconds_to_close)
     before = {*threading.enumerate()}
     shape = LaneShape(num_lanes=2, world_size=1, cpus_per_rank=NUM_CPUS_OF_NOBODY, use_gpu=False)
 
