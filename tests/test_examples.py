@@ -75,7 +75,7 @@ def run(folder: Path, short: Path, *command: str) -> str:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None:
     pytest.importorskip(SCRIPTS[WHOLE])
     frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
@@ -93,7 +93,7 @@ COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COUNTED_IN)
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
@@ -107,7 +107,7 @@ def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: 
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     """What the script has defined itself has no import path."""
     script = EXAMPLES / "nanogpt" / "train.py"

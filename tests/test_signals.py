@@ -48,14 +48,14 @@ def test_each_of_them_is_ctrl_c(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", ALL)
 def test_what_cannot_be_left_half_done_is_done_first(number: signal.Signals) -> None:
     """Whatever takes SIGTERM for itself meanwhile must be kept from that by other means."""
-    work = "print('ready', flush=True); [time.sleep(0.01) for _ in range(50)]; print('done', flush=True)"
+    work = "print('ready', flush=True); [time.sleep(0.01) for _ in iter(interrupt_has_come, True)]; print('done', flush=True)"
     code = f"try:\n  with interrupts_afterwards(): {work}\nexcept KeyboardInterrupt: sys.exit(130)"
     assert stopped_by(number, code) == (130, "ready\ndone\n")
 
 
 def test_it_is_an_interrupt_though_the_work_failed_of_the_same_signal() -> None:
     """As where SIGTERM went to all processes of a study, and Ray's are gone first."""
-    work = "print('ready', flush=True); time.sleep(0.5); raise RuntimeError('Ray is gone')"
+    work = "print('ready', flush=True); [time.sleep(0.01) for _ in iter(interrupt_has_come, True)]; raise RuntimeError('Ray is gone')"
     code = f"try:\n  with interrupts_afterwards():\n    {work}\nexcept KeyboardInterrupt: sys.exit(130)"
     assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
 
@@ -95,7 +95,7 @@ def test_a_program_that_is_stuck_where_no_handler_runs_is_left_all_the_same() ->
 
 
 def test_what_ends_in_time_after_a_signal_is_not_left() -> None:
-    work = "print('ready', flush=True); [time.sleep(0.01) for _ in range(30)]"
+    work = "print('ready', flush=True); [time.sleep(0.01) for _ in iter(interrupt_has_come, True)]"
     code = (
         "import os\ntry:\n"
         f"  with left_if_stuck(30, lambda: os._exit(1)), interrupts_afterwards(): {work}\n"

@@ -25,7 +25,7 @@ from tests.support.processes import descendants, read
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
@@ -78,7 +78,7 @@ class Cluster:
         settings, began = settings_of(home) | environment, time.monotonic()
         while True:
             done = subprocess.run(
-                command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
+                command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
             )
             if "No available agent to submit job" not in done.stdout or time.monotonic() - began > SECONDS_TO_START:
                 return done
@@ -163,7 +163,7 @@ def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
     (work / "mine.py").write_text(OWN_DATA)
     secrets = {name: secret for name, secret in SECRETS.items() if name != "RAY_AUTH_TOKEN"}  # it would be the token
     driver = cluster.batchscout(cluster.user("owner"), STUDY | {"data": {"target": "mine:make"}}, **SHOWN, **secrets)
-    said, _ = driver.communicate(timeout=120)
+    said, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, said
     assert "Train with micro-batch" in said
     assert told_below(cluster.folder) == set()
@@ -174,7 +174,7 @@ def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
 )
 def test_a_stranger_is_refused_in_one_sentence(cluster: Cluster, token: str | None, shown: dict[str, str]) -> None:
     driver = cluster.batchscout(cluster.stranger(token), STUDY, **shown)
-    said, _ = driver.communicate(timeout=120)
+    said, _ = driver.communicate(timeout=300)
     assert driver.returncode == 2, said
     assert said.splitlines()[-1] == (
         f"batchscout: the Ray cluster at --address {cluster.address} demands a token, and this process has none or another "
@@ -235,7 +235,7 @@ def test_a_driver_whose_gcs_has_ended_says_so_within_seconds_in_one_sentence(clu
         (gcs,) = [pid for pid in descendants(cluster.head.pid) if "/gcs_server" in read(Path(f"/proc/{pid}/cmdline"))]
         os.kill(gcs, signal.SIGKILL)
         struck = time.monotonic()
-        output, _ = driver.communicate(timeout=120)
+        output, _ = driver.communicate(timeout=300)
     finally:
         driver.kill()
     assert driver.returncode == 1, output

@@ -14,10 +14,10 @@ from tests.support.studies import grid, tiny_study
 from tests.support.study_runs import Ran, run
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
 
 RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
-MAX_SILENT_SECONDS = 45
+MAX_SILENT_SECONDS = 90
 """Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two. On a machine that is
 busy with other tests it has taken 25."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import descendants, listens_beyond_loopback, read
+from tests.support.processes import descendants, listens_beyond_loopback, read, servers_among
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -139,7 +139,7 @@ def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folde
     try:
         wait_until("started", folder, driver)
         pids = descendants(driver.pid)
-        (struck,) = [pid for pid in pids if read(Path(f"/proc/{pid}/cmdline")).split("\0")[0].endswith(f"/{server}")]
+        (struck,) = servers_among(pids, server)
         os.kill(struck, signal.SIGKILL)
         killed_at = time.monotonic()
         output, _ = driver.communicate(timeout=120)

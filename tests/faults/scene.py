@@ -66,8 +66,9 @@ class Scene(ABC):
 
     def rank(self) -> int | None:
         """The process that trains now."""
-        assert self.driver.process is not None
-        pids = [line["pid"] for line in self.logged() if line["pid"] != self.driver.process.pid]
+        logged = self.logged()
+        ranks = {line["pid"] for line in logged if line.get("rank", -1) >= 0}  # and not who only looks at the model
+        pids = [line["pid"] for line in logged if line["pid"] in ranks]
         return pids[-1] if pids and alive(pids[-1]) else None
 
     @abstractmethod

@@ -19,7 +19,7 @@ from typing import Any
 from ray.autoscaler.v2.sdk import get_cluster_status, request_cluster_resources
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, read
+from tests.support.processes import descendants, read, servers_among
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
@@ -37,11 +37,7 @@ class GrowingCluster:
 
     def workers(self) -> list[int]:
         """The raylets of the workers that live, the oldest first."""
-        return [
-            pid
-            for pid in descendants(self.head.pid)
-            if "/raylet" in read(Path(f"/proc/{pid}/cmdline")).split("\0")[0] and not _is_the_heads(pid)
-        ]
+        return [pid for pid in servers_among(descendants(self.head.pid), "raylet") if not _is_the_heads(pid)]
 
     def num_asked_for(self) -> int:
         """For how many nodes a driver has asked."""

@@ -18,8 +18,23 @@ WAITS = "import sys; sys.stdin.read()"
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, those that these have started, and so on."""
-    children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in read(task).split()]
+    try:
+        tasks = [*Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:  # it has just ended
+        return []
+    children = [int(child) for task in tasks for child in read(task).split()]
     return [*children, *(below for child in children for below in descendants(child))]
+
+
+def servers_among(pids: list[int], name: str) -> list[int]:
+    """Those that are the server of Ray's with this name. A raylet forks, and for a moment its child has its words."""
+    named = [pid for pid in pids if read(Path(f"/proc/{pid}/cmdline")).split("\0")[0].endswith(f"/{name}")]
+    return [pid for pid in named if _parent(pid) not in named]
+
+
+def _parent(pid: int) -> int | None:
+    fields = read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return int(fields[1]) if fields else None
 
 
 def kill_node_of(rank: int) -> float:

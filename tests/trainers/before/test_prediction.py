@@ -145,7 +145,7 @@ def peaks_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", OF_TWO_RANKS)
 def test_each_of_two_ranks_takes_what_was_predicted(
     case: str, peaks_of_two_ranks: list[dict[str, list[float]]]
