@@ -9,10 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 
 from orchestrator.study.journal import Journal
+from orchestrator.study.storage.place import SECONDS_TO_COME_BACK
 from orchestrator.units import seconds_text
 from trainers.files import quoted
 
 SECONDS_UNTIL_TOLD = 10.0
+
+_IF_A_MOUNT_IS_GONE = (
+    "Should it never answer, end this process (kill -9), and run the same command again when it is back"
+)
+_IF_A_STORE_IS_GONE = f"After {SECONDS_TO_COME_BACK:g} s it stops; run the same command again when the store is back"
 
 
 @contextlib.contextmanager
@@ -20,7 +26,9 @@ def told_if_storage_hangs(
     journal: Journal, say: Callable[[str], object], seconds: float = SECONDS_UNTIL_TOLD
 ) -> Iterator[None]:
     """Say what the journal waits for, once it has waited so long, and again when that has answered."""
-    watch = _Watch(quoted(journal.path.parent), say, seconds)
+    store = None if journal.published is None else journal.published.store
+    where = f"the storage of {quoted(journal.path.parent)}" if store is None else str(store)
+    watch = _Watch(where, _IF_A_MOUNT_IS_GONE if store is None else _IF_A_STORE_IS_GONE, say, seconds)
     journal.at_the_disk = watch.waiting
     try:
         yield
@@ -32,8 +40,8 @@ def told_if_storage_hangs(
 class _Watch:
     """A thread of its own, since the one that waits can say nothing."""
 
-    def __init__(self, what: str, say: Callable[[str], object], seconds: float) -> None:
-        self._what, self._say, self._seconds = what, say, seconds
+    def __init__(self, what: str, or_else: str, say: Callable[[str], object], seconds: float) -> None:
+        self._what, self._or_else, self._say, self._seconds = what, or_else, say, seconds
         self._changing = threading.Lock()
         self._waits_since: float | None = None
         self._is_told = False
@@ -62,9 +70,8 @@ class _Watch:
                 if waits and not self._is_told:
                     self._is_told = True
                     self._say(
-                        f"the storage of {self._what} has not answered for {self._seconds:g} s: the study waits, and goes on when it "
-                        "does; nothing is lost. Should it never answer, end this process (kill -9), and run the same command again when it "
-                        "is back"
+                        f"{self._what} has not answered for {self._seconds:g} s: the study waits, and goes on when it "
+                        f"does; nothing is lost. {self._or_else}"
                     )
 
     def end(self) -> None:

@@ -41,7 +41,7 @@ def test_a_write_that_hangs_is_told_while_it_hangs_and_when_it_is_over(
         assert said[0].startswith(
             f"the storage of {tmp_path} has not answered for 0.05 s: the study waits, and goes on when it does"
         )
-        assert said[1].startswith(f"{tmp_path} answers again, after ")
+        assert said[1].startswith(f"the storage of {tmp_path} answers again, after ")
         assert len(said) == 2
 
 

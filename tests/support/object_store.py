@@ -10,9 +10,9 @@ import urllib.request
 from collections.abc import Iterator
 
 SERVER = """
-import sys
+import os, sys
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=int(os.environ.get("PORT", "0")), verbose=False)
 server.start()
 print("port", server.get_host_and_port()[1], flush=True)
 sys.stdin.read()

@@ -9,10 +9,11 @@ import contextlib
 import datetime
 import functools
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from trainers.files import PARTIAL, StorageLost, own_file, quoted, written_whole
 
@@ -24,6 +25,42 @@ SCHEMES = ("s3", "gs")
 BYTES_AT_ONCE = 8 << 20
 # Files up to this size may change and keep it, as a log does; larger ones are checkpoints, whose names tell them apart.
 SMALL_BYTES = 1 << 20
+# How long a store that has answered before is asked again where it does not: networks and stores have such moments.
+SECONDS_TO_COME_BACK, SECONDS_BETWEEN_TRIES = 60.0, 1.0
+
+Result = TypeVar("Result")
+Asks = ParamSpec("Asks")
+
+
+class NoAnswer(StorageLost):
+    """A store cannot be reached, or is overloaded: that may pass. A refusal does not."""
+
+
+_answering = set[str]()
+"""The stores that have answered this process, and have not been given up since."""
+
+
+def _asked_again(
+    ask: Callable[Concatenate[ObjectStore, Asks], Result],
+) -> Callable[Concatenate[ObjectStore, Asks], Result]:
+    """Ask a store that has answered before again until it answers, or has not for too long. Each request can be made twice: what is
+    written is whole or absent."""
+
+    @functools.wraps(ask)
+    def ask_again(store: ObjectStore, *given: Asks.args, **named: Asks.kwargs) -> Result:
+        deadline = time.monotonic() + SECONDS_TO_COME_BACK
+        while True:
+            try:
+                return ask(store, *given, **named)
+            except NoAnswer:
+                if store.uri not in _answering:
+                    raise
+                if time.monotonic() >= deadline:
+                    _answering.discard(store.uri)  # whoever asks next is not to wait for as long
+                    raise
+                time.sleep(SECONDS_BETWEEN_TRIES)
+
+    return ask_again
 
 
 @dataclass(frozen=True)
@@ -51,6 +88,7 @@ class ObjectStore:
         address, question, options = self.uri.partition("?")
         return f"{address.rstrip('/')}/{name}{question}{options}"
 
+    @_asked_again
     def stored(self, below: str = "") -> dict[str, Stored]:
         """Return the objects below a name by their names."""
         from pyarrow.fs import FileSelector, FileType
@@ -62,6 +100,7 @@ class ObjectStore:
         objects = [Stored(info.path[len(root) + 1 :], info.size, _seconds(info.mtime)) for info in files]
         return {one.name: one for one in objects}
 
+    @_asked_again
     def read(self, name: str) -> bytes | None:
         """Return what an object holds; None where there is none."""
         try:
@@ -70,20 +109,24 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
+    @_asked_again
     def write(self, name: str, content: bytes) -> None:
         with self._writing(name) as stream:
             stream.write(content)
 
+    @_asked_again
     def remove(self, name: str) -> None:
         with self._asked(name, "removed") as (system, root), contextlib.suppress(FileNotFoundError):
             system.delete_file(f"{root}/{name}")
 
+    @_asked_again
     def upload(self, path: Path, name: str) -> None:
         """Write a file of this machine. Raises StorageLost where either refuses."""
         with own_file(path, "read"), path.open("rb") as file, self._writing(name) as stream:
             while piece := file.read(BYTES_AT_ONCE):
                 stream.write(piece)
 
+    @_asked_again
     def download(self, name: str, path: Path) -> None:
         """Write an object to a file of this machine, which is whole or absent. Raises StorageLost where either refuses."""
         with self._reading(name) as stream, written_whole(path) as file:
@@ -157,7 +200,9 @@ class ObjectStore:
             raise
         except OSError as error:
             where = quoted(self.at(name) if name else self.uri)
-            raise StorageLost(f"{where} could not be {done}: {_in_plain_words(str(error))}") from error
+            said = f"{where} could not be {done}: {_in_plain_words(str(error))}"
+            raise (NoAnswer if re.search(_MAY_PASS, str(error)) else StorageLost)(said) from error
+        _answering.add(self.uri)
 
 
 RunPlace: TypeAlias = Path | ObjectStore
@@ -240,6 +285,10 @@ def _opened(uri: str) -> tuple[FileSystem, str]:
     return system, path
 
 
+_NO_NETWORK = r"NETWORK_CONNECTION|Could not connect|Couldn't resolve|Could not resolve|UNAVAILABLE|timed? ?out"
+_OVERLOADED = r"SLOW_DOWN|THROTTLING|INTERNAL_FAILURE|HTTP status 5\d\d"
+_MAY_PASS = f"{_NO_NETWORK}|{_OVERLOADED}"
+
 # What a store's error says, and what that means and what to do, in the order in which they are looked for.
 _SAYINGS = {
     r"NO_SUCH_BUCKET|bucket does not exist": "there is no such bucket; make it, or check the name and its region",
@@ -251,9 +300,10 @@ _SAYINGS = {
         "the store lets nobody in with these credentials, or with none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs:// run "
         "`gcloud auth application-default login`), and see that they may read, write, list and delete there"
     ),
-    r"NETWORK_CONNECTION|Could not connect|Couldn't resolve|Could not resolve|UNAVAILABLE|timed? ?out": (
+    _NO_NETWORK: (
         "the store does not answer; check the network, and AWS_ENDPOINT_URL or endpoint_override if it is not AWS's own"
     ),
+    _OVERLOADED: "the store is overloaded, or has a fault of its own; wait until it is well again",
 }  # fmt: skip
 
 

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,9 @@ from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Assignment
 from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
+from orchestrator.study.slow_storage import told_if_storage_hangs
 from orchestrator.study.state import Halted
+from orchestrator.study.storage import place
 from orchestrator.study.storage.object_lease import is_stored_study_run
 from orchestrator.study.storage.place import ObjectStore, beside, run_place_of
 from orchestrator.study.storage.stored_study import StoredStudy, read_copy, stored_journal
@@ -28,6 +32,7 @@ from orchestrator.study.storage.stored_trials import StoredTrials
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
+from tests.support.ports import free_ports
 from trainers import loop
 from trainers.files import StorageLost
 
@@ -313,7 +318,42 @@ def test_credentials_that_the_store_does_not_know_are_told() -> None:
     ), done.stderr
 
 
-def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(request: pytest.FixtureRequest) -> None:
+def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library gives up after six seconds."""
+    port = str(free_ports(1)[0])
+    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(f"s3://{BUCKET}/away?region=us-east-1")
+    with object_store(PORT=port):
+        store.write("one", b"1")
+    with ThreadPoolExecutor(1) as others:
+        written = others.submit(store.write, "two", b"2")
+        time.sleep(9)
+        assert not written.done()
+        with object_store(PORT=port):
+            written.result(60)
+            assert store.read("two") == b"2"
+
+
+def test_a_store_that_has_been_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 20.0)
+    port = str(free_ports(1)[0])
+    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(f"s3://{BUCKET}/given-up?region=us-east-1")
+    with object_store(PORT=port):
+        store.write("one", b"1")
+    seconds = list[float]()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(StorageLost, match="the store does not answer"):
+            store.write("two", b"2")
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] > 20 > seconds[1]
+
+
+def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 1.0)
     with object_store() as address:
         store = ObjectStore(
             f"s3://{BUCKET}/x?endpoint_override={address.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
@@ -323,8 +363,16 @@ def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(request: pytes
                 patch.setenv(name, value)
             journal = opened(store)
             journal.append(ready("one"))
-    with pytest.raises(Halted, match="could not be listed: the store does not answer"):
+    said = list[str]()
+    with (
+        pytest.raises(Halted, match="could not be listed: the store does not answer"),
+        told_if_storage_hangs(journal, said.append, seconds=0.05),
+    ):
         journal.append(ready("two"))
+    assert (
+        f"{store} has not answered for 0.05 s: the study waits, and goes on when it does; nothing is lost. " in said[0]
+    )
+    assert "After 60 s it stops; run the same command again when the store is back" in said[0]
     assert re.findall(r'"token":"(\w+)"', journal.path.read_text()) == ["one"], "nor does it count here"
     journal.close()
 
