@@ -31,14 +31,16 @@ def slurm(arguments: argparse.Namespace) -> int:
     study = str(arguments.study.absolute())
     saves = ("--seconds-to-save", str(SECONDS_TO_SAVE - SECONDS_TO_END))
     command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *saves, *changes)
-    asks_itself = any(option.startswith(("--cpus-per-", "-c")) for option in arguments.sbatch)
+    asks_otherwise = any(option.startswith(("--cpus-per-", "-c")) for option in arguments.sbatch)
     job = SlurmJob(
         name=config.name,
         command=command,
         log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=None if asks_itself else _cpus_per_node(arguments, config.placement.cpus_per_rank),
+        cpus_per_node=arguments.cpus_per_node
+        if asks_otherwise
+        else _cpus_per_node(arguments, config.placement.cpus_per_rank),
         time=arguments.time,
         partition=arguments.partition,
         account=arguments.account,
