@@ -52,7 +52,7 @@ class Ground:
 
     def needs(self) -> str:
         """Return in words what a lane takes."""
-        of_kind = f" of type {self.shape.kind}" if self.shape.kind else ""
+        of_kind = f" of type {self.choice.kind}" if self.choice.kind else ""
         what, each = ("GPU", 1) if self.shape.use_gpu else ("CPU", self.shape.cpus_per_rank)
         return f"room for a lane ({counted(each * self.shape.world_size, what)}{of_kind})"
 
@@ -78,7 +78,7 @@ class Ground:
 
 def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
-    Until there is a node nothing can be known of what the study runs on."""
+    Until there is a node nothing can be known of what the study runs on. Raises ValueError where it starts another kind than the study's."""
     asked = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head"
     said, lacks = "", _lacking(ground, num_nodes)
     if lacks:
@@ -87,6 +87,7 @@ def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) ->
         if lacks != said:
             say(f"the cluster has {lacks}: its autoscaler is asked for {asked}, and the study begins then")
         time.sleep(SECONDS_BETWEEN_LOOKS)
+        ground.choice.refuse_another_kind(nodes_of(nodes_that_stay()))
         said, lacks = lacks, _lacking(ground, num_nodes)
 
 

@@ -69,6 +69,17 @@ class Choice:
     def _takes_any_kind(self) -> bool:
         return any(node.is_of_any_kind for node in self.nodes)
 
+    def refuse_another_kind(self, there: Iterable[Node]) -> None:
+        """Raise ValueError where an autoscaler that did not say of which kind its nodes are has started none of this study's."""
+        with_room = [node for node in there if _devices(node, on_gpus=self.on_gpus)]
+        if self._takes_any_kind and self.kind and with_room and not any(map(self.takes, with_room)):
+            has = " and ".join(sorted({_type(node.kind or "") for node in with_room}))
+            raise ValueError(
+                f"the study runs on devices of type {self.kind}, and what the cluster has is {has}: what one kind measures holds for no other; "
+                f'say of which kind each type of the autoscaler\'s file is (resources: {{"{ACCELERATOR}{self.kind}": 1}}), have it start '
+                f"{self.kind}, or give another study what there is, with a --dir of its own"
+            )
+
     def said(self) -> str:
         """Return for people which nodes are left idle and why; empty if none are."""
         if not self._idle_now:

@@ -84,6 +84,20 @@ def test_a_study_of_one_kind_goes_on_where_all_of_its_nodes_are_yet_to_be_starte
     assert choice.takes(STARTED)
 
 
+def test_a_study_does_not_wait_beside_a_node_of_another_kind_that_was_started_for_it() -> None:
+    choice = chosen_nodes([HEAD, TO_COME, TO_COME], measured_on="T4")
+    choice.refuse_another_kind([HEAD])
+    choice.refuse_another_kind([HEAD, STARTED, BIG])
+    said = (
+        "the study runs on devices of type T4, and what the cluster has is of type H100: what one kind measures holds for no other; say of "
+        'which kind each type of the autoscaler\'s file is (resources: {"accelerator_type:T4": 1}), have it start T4, or give'
+    )
+    with pytest.raises(ValueError, match=re.escape(said)):
+        choice.refuse_another_kind([HEAD, BIG])
+    chosen_nodes([STARTED], named="T4").refuse_another_kind([BIG])
+    chosen_nodes([HEAD, TO_COME]).refuse_another_kind([BIG])
+
+
 def test_where_other_kinds_are_there_nobody_counts_on_nodes_to_come_of_which_nothing_is_known() -> None:
     choice = chosen_nodes([BIG, STARTED, TO_COME])
     assert (choice.nodes, choice.idle, choice.demanded) == ((BIG,), (STARTED, TO_COME), "H100")
