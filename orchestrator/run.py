@@ -46,7 +46,13 @@ from orchestrator.output.results import Ending, finish
 from orchestrator.output.tracking import open_trackers, require_libraries
 from orchestrator.output.tracking.runs import TrialRuns
 from orchestrator.output.tracking.tables import found_by
-from orchestrator.signals import SECONDS_TO_SAVE, all_are_ctrl_c, interrupt_has_come, interrupts_between_events
+from orchestrator.signals import (
+    SECONDS_TO_SAVE,
+    all_are_ctrl_c,
+    interrupt_has_come,
+    interrupts_between_events,
+    leave_dead_terminal,
+)
 from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
@@ -416,14 +422,18 @@ def _say_at_once(driver: Driver, exit_code: int, why: str) -> int:
     """Say the last words in another thread than the main one, which waits where nothing can be raised; return the exit code."""
     with contextlib.suppress(Exception):  # the main thread may change the study meanwhile
         why = _stopped(exit_code, why, driver.config, driver.run_dir, driver.journal).message
-    driver.progress.__exit__()
-    print(printable(f"\n{why}"), file=sys.stderr, flush=True)
+    leave_dead_terminal()
+    with contextlib.suppress(OSError):  # whoever read it is gone
+        driver.progress.__exit__()
+        print(printable(f"\n{why}"), file=sys.stderr, flush=True)
     return exit_code
 
 
 def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     """Write the results so far, if the directory is still there and has room for them, and say where the study
     stands."""
+    if journal.published is not None:
+        journal.published.store.expect_no_answers()
     try:
         if not journal.has_vanished():
             _finish(config, run_dir, journal)

@@ -346,6 +346,7 @@ def _on_this_machine(assignment: Assignment, config: TrialConfig, rank: int) -> 
     it has on this machine. Raises StorageLost where the store or the disk refuses."""
     if (stored := assignment.stored) is None:
         return assignment
+    stored.store.expect_answers()  # the driver has just written there of this trial
     stored.fetch(assignment.trial_id, checkpoints_alone=rank > 0)
     for other in trials_read_by(config):
         stored.fetch(other, checkpoints_alone=True)

@@ -51,15 +51,16 @@ class _Watch:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Within it this thread reads or writes."""
-        began = time.monotonic()
+        began, has_answered = time.monotonic(), False
         with self._changing:
             self._waits_since = began
         try:
             yield
+            has_answered = True
         finally:
             with self._changing:
                 self._waits_since = None
-                if self._is_told:
+                if self._is_told and has_answered:
                     self._say(f"{self._what} answers again, after {seconds_text(time.monotonic() - began)}")
                 self._is_told = False
 

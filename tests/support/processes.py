@@ -29,7 +29,7 @@ def descendants(pid: int) -> list[int]:
 def servers_among(pids: list[int], name: str) -> list[int]:
     """Those that are the server of Ray's with this name. A raylet forks, and for a moment its child has its words."""
     named = [pid for pid in pids if read(Path(f"/proc/{pid}/cmdline")).split("\0")[0].endswith(f"/{name}")]
-    return [pid for pid in named if _parent(pid) not in named]
+    return [pid for pid in named if _parent(pid) not in (None, *named)]
 
 
 def _parent(pid: int) -> int | None:

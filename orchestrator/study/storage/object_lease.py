@@ -30,7 +30,8 @@ class ObjectLease:
     def __init__(self, store: ObjectStore, me: Holder, seconds: float) -> None:
         """Take the next generation. Raises ValueError, naming the holder, where another process has the last one."""
         self._store, self._seconds = store, seconds
-        before, now = last_stored_term(store), _now_of(store)
+        now = _now_of(store)  # first: what is asked afterwards may take long, and its holder lives meanwhile
+        before = last_stored_term(store)
         if before is not None and not _is_free(term := before.at(now), me):
             raise refused(term, str(store))
         self.number = before.number + 1 if before is not None else 1

@@ -37,7 +37,7 @@ class NoAnswer(StorageLost):
 
 
 _answering = set[str]()
-"""The stores that have answered this process, and have not been given up since."""
+"""The stores that have answered, and have not been given up since."""
 
 
 def _asked_again(
@@ -87,6 +87,14 @@ class ObjectStore:
         """Return what people are told where an object is."""
         address, question, options = self.uri.partition("?")
         return f"{address.rstrip('/')}/{name}{question}{options}"
+
+    def expect_answers(self) -> None:
+        """Ask again where it does not answer: it has just answered another process of the study."""
+        _answering.add(self.uri)
+
+    def expect_no_answers(self) -> None:
+        """Ask once, until it answers: this process is about to end."""
+        _answering.discard(self.uri)
 
     @_asked_again
     def stored(self, below: str = "") -> dict[str, Stored]:

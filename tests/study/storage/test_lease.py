@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import read_lines
-from orchestrator.study.storage.lease import RunsOut
+from orchestrator.study.storage.lease import Holder, RunsOut
 from orchestrator.study.storage.lock import is_locked
 from tests.support.journal_writer import IN_A_CONTAINER, call_on, writer
 from tests.support.storage import fault, interposed_library
@@ -106,7 +107,7 @@ def in_a_container() -> tuple[str, ...]:
 def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that_has_ended(
     tmp_path: Path, in_a_container: tuple[str, ...], storage: dict[str, str]
 ) -> None:
-    """Its number is no process's here, or, where both are the first of their containers, one's own."""
+    """Both are the first of their containers, and so is another process here."""
     path = tmp_path / "journal.jsonl"
     with writer(path, "told", within=in_a_container, **storage) as first:
         for within in ((), in_a_container):
@@ -116,6 +117,16 @@ def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that
         assert told(first, "one") == "written"
         first.communicate("")
     assert call_on(path, **storage) == (False, "it was let in")
+
+
+def test_nobody_can_say_that_a_process_of_another_container_has_ended() -> None:
+    here = Holder.here()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    ended = replace(here, pid=process.pid)
+    assert ended.is_gone()
+    assert not replace(ended, numbered_in="pid:[1]").is_gone()
+    assert not replace(ended, boot="another").is_gone()
 
 
 def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:

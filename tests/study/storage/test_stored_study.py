@@ -335,6 +335,32 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytest.Monk
             assert store.read("two") == b"2"
 
 
+ASKED_BY_ANOTHER = """
+import sys
+from orchestrator.study.storage.place import ObjectStore
+store = ObjectStore(sys.argv[1])
+store.expect_answers()
+print("asks", flush=True)
+store.write("two", b"2")
+"""
+
+
+def test_a_process_waits_for_a_store_that_has_answered_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's first request of a local study is the upload of its first checkpoint."""
+    port = str(free_ports(1)[0])
+    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
+        monkeypatch.setenv(name, value)
+    uri = f"s3://{BUCKET}/another?region=us-east-1"
+    with subprocess.Popen([sys.executable, "-c", ASKED_BY_ANOTHER, uri], stdout=subprocess.PIPE, text=True) as another:
+        assert another.stdout is not None
+        assert another.stdout.readline() == "asks\n"
+        time.sleep(9)
+        assert another.poll() is None
+        with object_store(PORT=port):
+            assert another.wait(60) == 0
+            assert ObjectStore(uri).read("two") == b"2"
+
+
 def test_a_store_that_has_been_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 20.0)
     port = str(free_ports(1)[0])
@@ -373,6 +399,7 @@ def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(monkeypatch: p
         f"{store} has not answered for 0.05 s: the study waits, and goes on when it does; nothing is lost. " in said[0]
     )
     assert "After 60 s it stops; run the same command again when the store is back" in said[0]
+    assert len(said) == 1, "nor that it answers again"
     assert re.findall(r'"token":"(\w+)"', journal.path.read_text()) == ["one"], "nor does it count here"
     journal.close()
 
