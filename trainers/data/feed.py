@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,15 @@ from trainers.data.batches import collated, fetch, move_aside
 from trainers.data.draws import drawing_apart, drawing_from, seed_of
 from trainers.data.samples import Samples
 from trainers.data.streams import Place, Stream, StreamReader
-from trainers.data.workers import Failure, Workers, beginning, ended_early, failure_of, raised_in_a_worker
+from trainers.data.workers import (
+    Failure,
+    Workers,
+    beginning,
+    codes_of_ended,
+    ended_early,
+    failure_of,
+    raised_in_a_worker,
+)
 from trainers.device.cgroup import memory_kills
 from trainers.notices import NoticeKind, give_notice
 
@@ -223,8 +230,7 @@ def _by_workers(
         except (RuntimeError, EOFError, OSError) as error:  # the last two in the midst of a batch
             lost, found = error, None
         if lost is not None:
-            wait([worker.sentinel for worker in mine], timeout=SECONDS_TO_END)
-            codes = [code for worker in mine if (code := worker.exitcode)]
+            codes = codes_of_ended(mine, SECONDS_TO_END)
             del delivered
             if not codes:
                 raise lost

@@ -11,15 +11,18 @@ import functools
 import os
 import resource
 import signal
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from trainers.errors import raised_text, users_frame
 
 _PR_SET_PDEATHSIG = 1
 MOST_NAMED = 8
+SECONDS_BETWEEN_LOOKS = 0.005
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,18 @@ def named(indices: Sequence[int]) -> str:
         return f"sample {indices[0]}"
     more = "" if len(indices) <= MOST_NAMED else f" and {len(indices) - MOST_NAMED} more"
     return f"the batch of samples {', '.join(map(str, indices[:MOST_NAMED]))}{more}"
+
+
+def codes_of_ended(workers: Iterable[BaseProcess], seconds: float) -> list[int]:
+    """Return the exit codes of the workers that have ended, but for 0; wait at most so long for one.
+
+    Whoever talks to a process may see that its connections are closed a moment before it has an exit code, and so does who waits for its
+    sentinel, which is one of them.
+    """
+    deadline, workers = time.monotonic() + seconds, list(workers)
+    while not (codes := [code for worker in workers if (code := worker.exitcode)]) and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return codes
 
 
 def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFault:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.support import fed
 from tests.support.tiny import ROOT, assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
 from trainers.config import DataConfig, TrialConfig
 from trainers.data.draws import drawing_apart, drawing_from
-from trainers.data.workers import WorkerFault, ended_early
+from trainers.data.workers import WorkerFault, codes_of_ended, ended_early
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
 from trainers.report import Answer, Report
@@ -125,6 +127,21 @@ def test_a_worker_that_ends_early_is_told_as_such(how: str, said: str, tmp_path:
         train(trial("failing", 1, kwargs={"how": how}), lambda report: None, tmp_path)
     assert str(raised.value) == said
     assert data_workers() == []
+
+
+def closes_its_connections_and_then_ends() -> None:
+    os.closerange(3, 1024)
+    time.sleep(0.3)
+    os._exit(3)
+
+
+def test_a_worker_is_waited_for_that_is_about_to_end() -> None:
+    """The kernel closes what a process has open before it tells its parent how the process ended."""
+    worker = multiprocessing.get_context("fork").Process(target=closes_its_connections_and_then_ends)
+    worker.start()
+    assert wait([worker.sentinel], timeout=30)
+    assert codes_of_ended([worker], seconds=30) == [3]
+    assert codes_of_ended([], seconds=0.01) == []
 
 
 def test_a_worker_that_the_host_had_no_memory_for_is_told_with_the_number_of_workers() -> None:
