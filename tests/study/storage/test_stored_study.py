@@ -318,11 +318,17 @@ def test_credentials_that_the_store_does_not_know_are_told() -> None:
     ), done.stderr
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library gives up after six seconds."""
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where this process looks for its store, which a test starts there when it likes."""
     port = str(free_ports(1)[0])
     for name, value in reached_at(f"http://127.0.0.1:{port}").items():
         monkeypatch.setenv(name, value)
+    return port
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(port: str) -> None:
+    """The library gives up after six seconds."""
     store = ObjectStore(f"s3://{BUCKET}/away?region=us-east-1")
     with object_store(PORT=port):
         store.write("one", b"1")
@@ -345,11 +351,8 @@ store.write("two", b"2")
 """
 
 
-def test_a_process_waits_for_a_store_that_has_answered_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_waits_for_a_store_that_has_answered_another(port: str) -> None:
     """A rank's first request of a local study is the upload of its first checkpoint."""
-    port = str(free_ports(1)[0])
-    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
-        monkeypatch.setenv(name, value)
     uri = f"s3://{BUCKET}/another?region=us-east-1"
     with subprocess.Popen([sys.executable, "-c", ASKED_BY_ANOTHER, uri], stdout=subprocess.PIPE, text=True) as another:
         assert another.stdout is not None
@@ -361,11 +364,8 @@ def test_a_process_waits_for_a_store_that_has_answered_another(monkeypatch: pyte
             assert ObjectStore(uri).read("two") == b"2"
 
 
-def test_a_store_that_has_been_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_has_been_given_up_is_waited_for_once(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 20.0)
-    port = str(free_ports(1)[0])
-    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
-        monkeypatch.setenv(name, value)
     store = ObjectStore(f"s3://{BUCKET}/given-up?region=us-east-1")
     with object_store(PORT=port):
         store.write("one", b"1")
