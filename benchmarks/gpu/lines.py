@@ -1,83 +1,118 @@
-"""What the runs on a GPU share: options, checks that write a JSON line each, and a time limit that they end within."""
+"""What the lines of a GPU's run share: where they run, until when, and a process of its own for each."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 
 GPT2: dict[str, Any] = {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "vocab_size": 50_304}
 TINY: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 256}
 
-
-class NeedsCuda(Exception):
-    """What a CPU cannot show; the message says what."""
+Found = dict[str, Any]
 
 
 class Lines:
     """Writes every finding at once, so that a run which is cut off keeps what it has found."""
 
-    def __init__(self, path: Path | None, limit_seconds: float) -> None:
-        self._path, self._until = path, time.monotonic() + limit_seconds
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self.num_amiss = 0
 
-    def seconds_left(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
     def say(self, name: str, **figures: Any) -> None:
-        line = json.dumps({"check": name, **figures}, default=str)
+        line = json.dumps({"line": name, **figures}, default=str)
         print(line, flush=True)
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(line + "\n")
 
-    def take(self, name: str, seconds: float, function: Callable[[], dict[str, Any]]) -> None:
-        """Run a check that takes about so many seconds, and say what it found, or why it found nothing: a failure of one
-        costs no other."""
-        if self.seconds_left() < seconds:
-            return self.say(name, left_out=f"{self.seconds_left():.0f} s are left, and it takes about {seconds:.0f}")
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a line runs, and until when."""
+
+    device: Literal["cpu", "cuda"]
+    tiny: bool
+    folder: Path
+    """Studies and caches lie here."""
+    lines: Lines
+    until: float
+    """By time.monotonic(), when whatever still runs is ended."""
+
+    def seconds_left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    def in_fresh_process(
+        self, module: str, function: str, environment: dict[str, str] | None = None, **told: Any
+    ) -> Any:
+        """Return function(device, tiny, **told) of a module beside this one, called in a process of its own: what crashes or
+        hangs there costs no other line. Raises RuntimeError with its last words where it fails."""
+        code = f"import json, sys, {module}; print(json.dumps({module}.{function}(**json.loads(sys.argv[1]))))"
+        told = {"device": self.device, "tiny": self.tiny, **told}
+        done = self.command([sys.executable, "-c", code, json.dumps(told)], environment)
+        if done.returncode:
+            raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def command(
+        self, command: list[str], environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command until its end, or until this line's; then it is interrupted as by Ctrl-C, and killed 15 s later."""
+        process = subprocess.Popen(
+            command, cwd=HERE, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        out = err = ""
+        for seconds, then in ((self.seconds_left(), signal.SIGINT), (15.0, signal.SIGKILL), (5.0, None)):
+            try:
+                out, err = process.communicate(timeout=seconds)
+                break
+            except subprocess.TimeoutExpired:
+                if then is not None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, then)
+        code = process.poll()
+        return subprocess.CompletedProcess(command, -signal.SIGKILL if code is None else code, out, err)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing to find out. seconds: what it takes on a GPU, as far as is known."""
+
+    name: str
+    seconds: float
+    run: Callable[[Setting], Found]
+
+    def take(self, setting: Setting) -> None:
+        """Say what it found, or why it found nothing: a failure of one costs no other. One that takes twice as long as is known,
+        and half a minute more, is ended."""
+        left, say = setting.seconds_left(), setting.lines.say
+        if left < (1.0 if setting.tiny else self.seconds):
+            return say(self.name, left_out=f"{left:.0f} s are left, and it takes about {self.seconds:.0f}")
         started = time.monotonic()
+        if not setting.tiny:
+            setting = replace(setting, until=min(setting.until, started + 2 * self.seconds + 30))
         try:
-            found = function()
-        except NeedsCuda as error:
-            return self.say(name, skipped=f"needs CUDA: {error}")
-        except Exception as error:  # whatever it is, the checks that follow are to run
+            found = self.run(setting)
+        except Exception as error:  # whatever it is, the lines that follow are to run
             found = {"ok": False, "raised": f"{type(error).__name__}: {error}"[:2000]}
-        self.num_amiss += found.get("ok") is False
-        self.say(name, **found, seconds=round(time.monotonic() - started, 2))
+        setting.lines.num_amiss += found.get("ok") is False
+        say(self.name, **found, seconds=round(time.monotonic() - started, 2))
 
 
-def options(description: str | None, limit_seconds: int) -> argparse.Namespace:
-    """Return the options that all runs have. Unless --device is cuda, no GPU is visible."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="sizes that a CPU runs in a minute: to see that each line runs"
-    )
-    parser.add_argument("--out", type=Path, help="also append the lines to this file")
-    parser.add_argument("--limit-seconds", type=float, default=limit_seconds, help="start nothing that would end later")
-    chosen = parser.parse_args()
-    if chosen.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    path = [str(ROOT), str(HERE), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path)  # for the processes that it starts
-    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-    return chosen
-
-
-def ended(lines: Lines) -> None:
-    """Say that the run came to its end, and exit with 1 where a check was not as expected."""
-    lines.say("end", num_amiss=lines.num_amiss)
-    raise SystemExit(1 if lines.num_amiss else 0)
+def needs_cuda(what: str) -> Found:
+    """Return the finding of a line that a CPU cannot show."""
+    return {"skipped": f"needs CUDA: {what}"}
 
 
 def gpt(tiny: bool, seq_len: int = 1024, **kwargs: Any) -> dict[str, Any]:
@@ -90,36 +125,8 @@ def gpt(tiny: bool, seq_len: int = 1024, **kwargs: Any) -> dict[str, Any]:
     }
 
 
-def in_fresh_process(file: str, function: str, told: dict[str, Any], timeout: float, **environment: str) -> Any:
-    """Return function(**told) of a file beside this one, called in a process of its own. Raises RuntimeError with its last
-    words where it fails."""
-    code = f"import json, sys, {Path(file).stem} as m; print(json.dumps(m.{function}(**json.loads(sys.argv[1]))))"
-    command = [sys.executable, "-c", code, json.dumps(told)]
-    done = subprocess.run(
-        command, cwd=HERE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout
-    )
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def synchronize(device: Any) -> None:
     import torch
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextlib.contextmanager
-def no_waiting(device: Any) -> Iterator[None]:
-    """Make whatever waits for the GPU an error."""
-    import torch
-
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

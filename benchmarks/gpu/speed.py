@@ -1,10 +1,7 @@
-"""Is a step as fast as the best loop's? Ours and a loop written by hand, as nanoGPT's is, take turns at several micro-batches.
+"""Is a step as fast as the best loop's? Ours and a loop written by hand, as nanoGPT's is, take turns at a micro-batch size.
 
-    python benchmarks/gpu/speed.py [--device cpu|cuda] [--tiny] [--out FILE] [--limit-seconds 560]
-
-Each turn lasts some seconds; every one is a JSON line with tokens/s, MFU, clock, power, throttle reasons and peaks. After each size
-comes each side's best so far against that of the loop by hand, of which the goal is 1.0 or more; at the end the longest kernels of
-a step.
+Every turn is a line with tokens/s, MFU, clock, power, throttle reasons and peaks; then come the medians of each side against that
+of the loop by hand, of which the goal is 1.0 or more.
 """
 
 from __future__ import annotations
@@ -12,79 +9,69 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lines import Lines, ended, gpt, options, synchronize
+from lines import Found, Setting, gpt, synchronize
 
-SIZES, TINY_SIZES = (32, 64, 16, 8), (2,)
-"""Those that are probably the best come first."""
-ROUNDS, TURN_SECONDS = 3, 5.0
-# Of all sides of a size together, which start cold: four of them are graphs of all 12 layers.
-COMPILE_SECONDS = 180
+ROUNDS, TURN_SECONDS = 3, 3.0
+FIRST_TURN_SECONDS = 0.01
+"""Long enough for ten steps, after which all is compiled."""
 NUM_KERNELS = 15
 BY_HAND = "by hand"
 # What each side of ours compiles, how it takes its loss, and whether it measures statistics.
 OURS: dict[str, tuple[bool | str, str, bool]] = {
-    "ours, blocks": (True, "whole", False),
     "ours, whole": ("whole", "whole", False),
-    "ours, whole, chunked": ("whole", "chunked", False),
+    "ours, blocks": (True, "whole", False),
     "ours, whole, statistics": ("whole", "whole", True),
+    "ours, blocks, statistics": (True, "whole", True),
+    "ours, whole, chunked": ("whole", "chunked", False),
 }
 TOLD = (
     "mfu", "clock_hertz", "gpu_clock_ratio", "gpu_watts", "gpu_throttle_reasons", "peak_memory_bytes", "peak_allocated_bytes",
 )  # fmt: skip
+MOST_SAMPLES_TO_COMPILE_AT_ONCE = 64
+"""GPT-2's step of 1,024 tokens takes about 0.9 GiB a sample: as many fit into a card of 80 GB, however many sides compile."""
 
 
-def main() -> None:
-    chosen = options(__doc__, 560)
-    lines = Lines(chosen.out, chosen.limit_seconds)
-    found: dict[str, dict[int, list[float]]] = {}
-    sizes, seconds = (TINY_SIZES, 0.2) if chosen.tiny else (SIZES, TURN_SECONDS)
-    each = 1.0 if chosen.tiny else ROUNDS * seconds * (1 + len(OURS)) + COMPILE_SECONDS
-    for size in sizes:
-        turns = Turns(lines, chosen.device, chosen.tiny, size, seconds, found)
-        lines.take(f"m={size}", each, turns.take)
-    lines.take(
-        "longest kernels", 1 if chosen.tiny else 40, lambda: longest_kernels(chosen.device, chosen.tiny, min(sizes))
-    )
-    ended(lines)
+def turns(setting: Setting, size: int, names: Sequence[str]) -> Found:
+    """The sides in turns. One that does not fit is named, and costs the others nothing.
 
-
-class Turns:
-    """The sides in turns at one micro-batch size. One that does not fit is named, and costs the others nothing."""
-
-    def __init__(
-        self, lines: Lines, device: str, tiny: bool, size: int, seconds: float, found: dict[str, dict[int, list[float]]]
-    ) -> None:
-        self._lines, self._device, self._tiny, self._size = lines, device, tiny, size
-        self._seconds, self._found = seconds, found
-
-    def take(self) -> dict[str, Any]:
-        sides = {name: Side(name, self._device, self._tiny, self._size) for name in (BY_HAND, *OURS)}
-        fit = list(sides)
-        try:
-            for round_ in range(ROUNDS):
-                for name in list(fit):
-                    if not self._turn(sides[name], name, round_):
-                        fit.remove(name)
-        finally:
-            for side in sides.values():
-                side.finish()
-            # After every size, and where a side fails, too: a run that is cut short still tells how far it came.
-            self._lines.say("best of each side", **best(self._found))
-        return {"micro_batch_size": self._size, "sides_that_fit": fit, "ok": BY_HAND in fit}
-
-    def _turn(self, side: Side, name: str, round_: int) -> bool:
-        """Return whether it fitted."""
-        place = {"side": name, "micro_batch_size": self._size, "round": round_}
-        figures = side.take(self._seconds)
-        self._lines.say("turn", **place, **figures)
-        if "out_of_memory" in figures:
-            return False
-        self._found.setdefault(name, {}).setdefault(self._size, []).append(figures["tokens_per_second"])
-        return True
+    Each compiles first, as many at once as fit: what compiles is the CPU, and a side finds what those before it have compiled.
+    """
+    size, seconds = (2, 0.2) if setting.tiny else (size, TURN_SECONDS)
+    sides = {name: Side(name, setting.device, setting.tiny, size) for name in (BY_HAND, *names)}
+    found: dict[str, list[float]] = {}
+    say = setting.lines.say
+    try:
+        with ThreadPoolExecutor(max(1, MOST_SAMPLES_TO_COMPILE_AT_ONCE // size)) as threads:
+            first = dict(
+                zip(
+                    sides, threads.map(lambda side: side.take(FIRST_TURN_SECONDS, setting), sides.values()), strict=True
+                )
+            )
+        for name, figures in first.items():
+            say("compiled", side=name, micro_batch_size=size, **figures)
+        fit = [name for name, figures in first.items() if "tokens_per_second" in figures]
+        for round_ in range(ROUNDS):
+            for name in fit:
+                figures = sides[name].take(seconds, setting)
+                say("turn", side=name, micro_batch_size=size, round=round_, **figures)
+                if "tokens_per_second" in figures:
+                    found.setdefault(name, []).append(figures["tokens_per_second"])
+    finally:
+        for side in sides.values():
+            side.finish()
+    rates = {name: statistics.median(values) for name, values in found.items()}
+    hand = rates.get(BY_HAND)
+    against = {name: rate / hand for name, rate in rates.items()} if hand else {}
+    failed = {name: figures["raised"] for name, figures in first.items() if "raised" in figures}
+    return {
+        "micro_batch_size": size, "tokens_per_second": rates, "times_by_hand": against, "failed": failed,
+        "expected": "ours at 1.0 or more", "ok": bool(rates) and not failed,
+    }  # fmt: skip
 
 
 class Side:
@@ -96,14 +83,13 @@ class Side:
         self._process = spawn.Process(target=run_side, args=(theirs, name, device, tiny, size), daemon=True)
         self._process.start()
 
-    def take(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of a turn of so many seconds; {out_of_memory} where it does not fit. Raises RuntimeError where it
-        fails otherwise."""
+    def take(self, seconds: float, setting: Setting) -> dict[str, Any]:
+        """Return the figures of a turn of so many seconds; {out_of_memory} where it does not fit, {raised} where it fails
+        otherwise. Raises TimeoutError at the end of the line's time."""
         self._there.send(seconds)
-        figures = self._there.recv()
-        if "raised" in figures:
-            raise RuntimeError(figures["raised"])
-        return figures
+        if not self._there.poll(setting.seconds_left()):
+            raise TimeoutError("no answer from a side before the end of this line's time")
+        return self._there.recv()
 
     def finish(self) -> None:
         self._process.kill()
@@ -237,7 +223,7 @@ def random_batches(train_set: Any, size: int, device: Any) -> Iterator[Any]:
         yield batch
 
 
-def longest_kernels(device: str, tiny: bool, size: int) -> dict[str, Any]:
+def longest_kernels(device: str, tiny: bool, size: int) -> Found:
     """Return the operations of a step that take longest on the device, in microseconds a step."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -256,15 +242,3 @@ def longest_kernels(device: str, tiny: bool, size: int) -> dict[str, Any]:
     time_of = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = sorted(profiled.key_averages(), key=lambda row: getattr(row, time_of), reverse=True)[:NUM_KERNELS]
     return {"microseconds": {row.key[:120]: round(getattr(row, time_of) / num_steps, 1) for row in rows}}
-
-
-def best(found: dict[str, dict[int, list[float]]]) -> dict[str, Any]:
-    """Return each side's tokens/s at its best size, and how many times those of the loop by hand they are."""
-    rates = {name: max(map(statistics.median, sizes.values())) for name, sizes in found.items()}
-    hand = rates.get(BY_HAND)
-    against = {name: rate / hand for name, rate in rates.items()} if hand else {}
-    return {"tokens_per_second": rates, "times_by_hand": against, "expected": "ours at 1.0 or more"}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,98 +1,57 @@
-"""Is a GPU's path right? Each check writes what it found as a JSON line, with `ok: false` where that is not what is expected.
-
-    python benchmarks/gpu/check.py [--device cpu|cuda] [--tiny] [--out FILE] [--limit-seconds 540]
-
-On a CPU the same lines run, but for what CUDA alone can do, which is skipped by its name.
-"""
+"""Is a GPU's path right? What a line of all.py finds out in a process of its own, as a dict with `ok: false` where that is not
+what is expected. On a CPU the same code runs, but for what CUDA alone can do."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lines import ROOT, Lines, NeedsCuda, ended, gpt, in_fresh_process, no_waiting, options, synchronize
+from lines import ROOT, Found, Setting, gpt, needs_cuda, synchronize
 
 MIB, GIB = 2**20, 2**30
-PEERS = {"gradient_error": ("accelerate", "lightning", "transformers"), "communication": ()}
 SPLITS = ((1, 16), (4, 4), (16, 1))
 """(micro-batch size, accumulation steps) of one effective batch."""
 MODES = ("none", "selective", "full")
 
 
-def main() -> None:
-    chosen = options(__doc__, 540)
-    lines = Lines(chosen.out, chosen.limit_seconds)
-    for name, seconds, function in checks(chosen.device, chosen.tiny):
-        lines.take(name, 1 if chosen.tiny else seconds, partial(function, chosen.device, chosen.tiny))
-    ended(lines)
-
-
-Check = Callable[[str, bool], dict[str, Any]]
-
-
-def checks(device: str, tiny: bool) -> list[tuple[str, float, Check]]:
-    """Return (name, seconds that it may take on a GPU, function) of each. The longest come last."""
-    # With 0.05 GiB even the tiny model that is compiled runs out; with the most, what is left should do.
-    ballasts = (0.0,) if device == "cpu" else (0.05, 0.2, 0.5, 1.0, 2.0)
-    return [
-        ("versions", 5, versions),
-        ("product of 8192 x 8192 in bfloat16", 10, product),
-        ("copy within the device", 5, copy),
-        ("Ray sees the GPU", 40, ray_sees_it),
-        ("float32 gradient of every split", 40, gradient_of_splits),
-        ("bfloat16 gradient", 10, gradient_in_bfloat16),
-        ("first loss and peak of every mode", 60, modes),
-        ("float16 over 30 steps", 15, float16),
-        ("no wait in a step", 10, steps_do_not_wait),
-        ("sum of the timed steps against the clock", 20, clocks_agree),
-        ("bitwise resume under deterministic algorithms", 30, partial(resumed, True)),
-        ("resume", 20, partial(resumed, False)),
-        ("memory is back after running out of it", 40, memory_comes_back),
-        *((f"compiling with {gib:g} GiB left", 40, partial(little_is_left, gib)) for gib in ballasts),
-        ("gradient_error.py", 90, partial(benchmark, "gradient_error")),
-        ("communication.py", 90, partial(benchmark, "communication")),
-    ]
-
-
 # The device
 
 
-def versions(device: str, _: bool) -> dict[str, Any]:
+def versions(device: str, tiny: bool) -> Found:
+    import importlib.metadata
     import platform
 
     import torch
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    return found | {"device": torch.cuda.get_device_name() if device == "cuda" else platform.processor()}
+    found: Found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    found["ray"] = importlib.metadata.version("ray")
+    if device == "cpu":
+        return found | {"device": platform.processor()}
+    import pynvml
+
+    pynvml.nvmlInit()
+    free, total = torch.cuda.mem_get_info()
+    return found | {
+        "device": torch.cuda.get_device_name(), "driver": pynvml.nvmlSystemGetDriverVersion(), "free_gib": free / GIB,
+        "total_gib": total / GIB,
+    }  # fmt: skip
 
 
-def product(device: str, tiny: bool) -> dict[str, Any]:
+def product(device: str, tiny: bool) -> Found:
     import torch
 
     size, rounds = (256, 2) if tiny else (8192, 50)
     square = torch.rand(size, size, device=device).bfloat16()
     seconds = fastest(lambda: torch.mm(square, square), torch.device(device), rounds)
     return {"tflops": 2 * size**3 / seconds / 1e12, "expected": "about 800 on an H100 SXM, whose peak is 989"}
-
-
-def copy(device: str, tiny: bool) -> dict[str, Any]:
-    import torch
-
-    source = torch.zeros((MIB if tiny else 4 * GIB) // 4, device=device)
-    target = torch.empty_like(source)
-    seconds = fastest(lambda: target.copy_(source), torch.device(device), 5)
-    return {"bytes_per_second": 2 * source.nbytes / seconds, "expected": "about 3e12 on an H100, read and written"}
 
 
 def fastest(function: Callable[[], object], device: Any, rounds: int) -> float:
@@ -106,23 +65,19 @@ def fastest(function: Callable[[], object], device: Any, rounds: int) -> float:
     return min(seconds[1:])
 
 
-def ray_sees_it(device: str, _: bool) -> dict[str, Any]:
-    expected = 1.0 if device == "cuda" else 0.0
-    found = in_fresh_process(__file__, "gpus_of_ray", {}, 120)
-    return {"gpus": found, "expected": expected, "ok": found == expected}
-
-
-def gpus_of_ray() -> float:
+def ray_sees_it(device: str, tiny: bool) -> Found:
     from orchestrator.execution.local_cluster import protect_local_cluster
 
     protect_local_cluster()  # or Ray leaves a token in ~/.ray, which later clusters on this host then demand
     import ray
 
+    expected = 1.0 if device == "cuda" else 0.0
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        return ray.cluster_resources().get("GPU", 0.0)
+        found = ray.cluster_resources().get("GPU", 0.0)
     finally:
         ray.shutdown()
+    return {"gpus": found, "expected": expected, "ok": found == expected}
 
 
 # Steps
@@ -169,7 +124,7 @@ def exact_gradient(tiny: bool, num_micro_batches: int = 1) -> Any:
     return gradient(trial(tiny, gradient_accumulation_steps=num_micro_batches), "cpu", exact=True)
 
 
-def gradient_of_splits(device: str, tiny: bool) -> dict[str, Any]:
+def gradient_of_splits(device: str, tiny: bool) -> Found:
     exact = exact_gradient(tiny, num_micro_batches=4)  # of 4 samples, as the trial has them
     errors = {
         f"{m}x{k}": relative(gradient(trial(tiny, micro_batch_size=m, gradient_accumulation_steps=k), device), exact)
@@ -178,12 +133,12 @@ def gradient_of_splits(device: str, tiny: bool) -> dict[str, Any]:
     return {"errors": errors, "expected": "at most 1e-5 against float64", "ok": max(errors.values()) <= 1e-5}
 
 
-def gradient_in_bfloat16(device: str, tiny: bool) -> dict[str, Any]:
+def gradient_in_bfloat16(device: str, tiny: bool) -> Found:
     error = relative(gradient(trial(tiny, precision="bfloat16"), device), exact_gradient(tiny))
     return {"error": error, "expected": "at most 1e-2 against float64", "ok": error <= 1e-2}
 
 
-def modes(device: str, tiny: bool) -> dict[str, Any]:
+def modes(device: str, tiny: bool) -> Found:
     losses, peaks = {}, {}
     for compiled in (False, True, "whole"):
         for mode in MODES if not compiled else ("none",):
@@ -212,7 +167,7 @@ def give_back() -> None:
     memory.give_back()
 
 
-def float16(device: str, tiny: bool) -> dict[str, Any]:
+def float16(device: str, tiny: bool) -> Found:
     run = run_of(trial(tiny, precision="float16", learning_rate=1e-4, optimizer={"max_gradient_norm": 1.0}), device)
     scales = []
     for _ in range(30):
@@ -224,19 +179,22 @@ def float16(device: str, tiny: bool) -> dict[str, Any]:
     return {"first": losses[0], "last": losses[-1], "num_skipped": skipped, "ok": finite and skipped <= 5}
 
 
-def steps_do_not_wait(device: str, tiny: bool) -> dict[str, Any]:
+def steps_do_not_wait(device: str, tiny: bool) -> Found:
     run = run_of(trial(tiny, gradient_accumulation_steps=2, precision="bfloat16"), device)
     run.step()
     run.read()
-    with no_waiting(run.device):
-        run.step()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.set_sync_debug_mode("error")
+    run.step()
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
     run.read()
-    if device != "cuda":
-        raise NeedsCuda("an error for whatever waits; the step itself ran")
-    return {"ok": True}
+    return {"ok": True} if device == "cuda" else needs_cuda("an error for whatever waits; the step itself ran")
 
 
-def clocks_agree(device: str, tiny: bool) -> dict[str, Any]:
+def clocks_agree(device: str, tiny: bool) -> Found:
     config = trial(tiny, precision="bfloat16", statistics=False)  # which are read between the timed steps
     run, num_steps = run_of(config, device), 10 if tiny else 50
     for _ in range(3):
@@ -260,24 +218,23 @@ def clocks_agree(device: str, tiny: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def resumed(deterministic: bool, device: str, tiny: bool) -> dict[str, Any]:
-    """Train whole, and with a stop at half, both with dropout."""
-    told = {"tiny": tiny, "deterministic": deterministic}
-    with tempfile.TemporaryDirectory() as folder:
-        ends = [
-            in_fresh_process(
-                __file__, "ended_of_run", told | {"folder": f"{folder}/{name}", "stops": name == "stopped"}, 300,
-                CUBLAS_WORKSPACE_CONFIG=":4096:8",
-            )
-            for name in ("whole", "stopped")
-        ]  # fmt: skip
-    (whole, digest), (stopped, same) = ends
+def resumed(setting: Setting, deterministic: bool) -> Found:
+    """Train whole, and with a stop at half, both with dropout; side by side, as nothing of it is timed."""
+
+    def ended(name: str) -> Any:
+        told = {"deterministic": deterministic, "folder": f"{folder}/{name}", "stops": name == "stopped"}
+        return setting.in_fresh_process(
+            "checks", "ended_of_run", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else None, **told
+        )
+
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder, ThreadPoolExecutor(2) as threads:
+        (whole, digest), (stopped, same) = threads.map(ended, ("whole", "stopped"))
     bitwise = digest == same
-    ok = bitwise if deterministic or device == "cpu" else abs(whole - stopped) <= 1e-3
+    ok = bitwise if deterministic or setting.device == "cpu" else abs(whole - stopped) <= 1e-3
     return {"losses": [whole, stopped], "bitwise": bitwise, "ok": ok}
 
 
-def ended_of_run(tiny: bool, deterministic: bool, folder: str, stops: bool) -> tuple[float, str]:
+def ended_of_run(device: str, tiny: bool, deterministic: bool, folder: str, stops: bool) -> tuple[float, str]:
     """Return the last loss of a run, and a digest of its weights."""
     import hashlib
 
@@ -309,17 +266,13 @@ def ended_of_run(tiny: bool, deterministic: bool, folder: str, stops: bool) -> t
 # Memory
 
 
-def memory_comes_back(device: str, tiny: bool) -> dict[str, Any]:
-    return in_fresh_process(__file__, "ran_out", {"device": device, "tiny": tiny}, 300, **malloc(device))
-
-
-def malloc(device: str) -> dict[str, str]:
+def memory_comes_back(setting: Setting) -> Found:
     from trainers.device.memory import MALLOC_ENVIRONMENT
 
-    return MALLOC_ENVIRONMENT if device == "cpu" else {}
+    return setting.in_fresh_process("checks", "ran_out", MALLOC_ENVIRONMENT if setting.device == "cpu" else None)
 
 
-def ran_out(device: str, tiny: bool) -> dict[str, Any]:
+def ran_out(device: str, tiny: bool) -> Found:
     """Grow a batch under a limit until memory runs out, then run the small one again."""
     from trainers.device import memory
     from trainers.device.device import pick_device
@@ -352,15 +305,14 @@ def ran_out(device: str, tiny: bool) -> dict[str, Any]:
     }
 
 
-def little_is_left(gib: float, device: str, tiny: bool) -> dict[str, Any]:
-    """Compile in a fresh process while little of the GPU is left; keep what is said, whoever says it."""
-    found = in_fresh_process(__file__, "compiled_with_little", {"gib": gib, "device": device, "tiny": tiny}, 300)
-    if device != "cuda":
-        raise NeedsCuda(f"ballast on the device; compiling without it: {found}")
-    return found
+def little_is_left(setting: Setting, gib: float) -> Found:
+    """Compile in a fresh process while little of the GPU is left, with nothing compiled before; keep what is said, whoever says
+    it."""
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+        return setting.in_fresh_process("checks", "compiled_with_little", {"TORCHINDUCTOR_CACHE_DIR": folder}, gib=gib)
 
 
-def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
+def compiled_with_little(device: str, tiny: bool, gib: float) -> Found:
     import traceback
 
     import torch
@@ -381,6 +333,8 @@ def compiled_with_little(gib: float, device: str, tiny: bool) -> dict[str, Any]:
             recognised.append(is_out_of_memory(error, memory.free_bytes(place)))
             texts.append("".join(traceback.format_exception_only(error))[:1000])
     del ballast
+    if device != "cuda":
+        return needs_cuda(f"ballast on the device; compiling without it: {texts or 'fine'}")
     return {"bytes_left": left, "texts": texts, "recognised": recognised, "ok": all(recognised)}
 
 
@@ -401,19 +355,20 @@ def ballast_that_leaves(left_bytes: int, device: Any) -> Any:
 # Benchmarks
 
 
-def benchmark(name: str, device: str, tiny: bool) -> dict[str, Any]:
-    missing = [peer for peer in PEERS[name] if importlib.util.find_spec(peer) is None]
-    if missing:
-        return {"left_out": f"its peers are not installed: {', '.join(missing)}"}
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--device", device, "--quick"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=240)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-1500:])
-    last = json.loads(done.stdout.splitlines()[-1])
-    if name == "communication":
-        return {"last_line": last, "ok": last["ratio_to_one_all_reduce"] == 1.0}
+def gradient_error(setting: Setting) -> Found:
+    last = last_line_of("gradient_error", setting)
     return {"last_line": last, "ok": max(last["ours_1_rank"], last["ours_2_ranks"]) <= 1e-5}
 
 
-if __name__ == "__main__":
-    main()
+def communication(setting: Setting) -> Found:
+    last = last_line_of("communication", setting)
+    return {"last_line": last, "ok": last["ratio_to_one_all_reduce"] == 1.0}
+
+
+def last_line_of(name: str, setting: Setting) -> Any:
+    done = setting.command([
+        sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--device", setting.device, "--quick",
+    ])  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
