@@ -30,6 +30,7 @@ Timings want a quiet machine; `--device cuda` measures on a GPU;
 `python benchmarks/NAME.py --help` says how each one measures.\
 """
 NO_GPU = "**Nothing was run on a GPU yet.** The CUDA path is complete, and every figure here is a CPU's."
+ON_A_GPU = "**On a GPU** ran {names}; every other figure here is a CPU's."
 TRANSCRIBED = (
     "*Copied by hand* in the table: the figures are those that were written down by that date. "
     "Their last lines and commits were not kept; the next recorded run replaces them."
@@ -61,8 +62,8 @@ def main() -> None:
 
 def page_of(results: dict[str, Result]) -> str:
     parts = [INTRODUCTION]
-    if not any(result.gpu for result in results.values()):
-        parts.append(NO_GPU)
+    on_a_gpu = [f"[{name}](#{name})" for name, result in results.items() if result.gpu]
+    parts.append(ON_A_GPU.format(names=", ".join(on_a_gpu)) if on_a_gpu else NO_GPU)
     parts.append(overview(results))
     if any(result.transcribed for result in results.values()):
         parts.append(TRANSCRIBED)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 from tests.support.tiny import ROOT
 
 GPU = ROOT / "benchmarks" / "gpu"
-FIRST_OF_THE_SECOND_RUN = "bitwise resume under deterministic algorithms"
 LAST_OF_THE_FIRST_RUN = "the frontier to the edge"
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -34,28 +34,25 @@ def lines_of(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     return printed
 
 
-def names_in_order(printed: list[dict[str, Any]], expected: list[str]) -> list[str]:
-    """The lines in the order in which they came, without the trials and turns that belong to one."""
-    return [line["line"] for line in printed if line["line"] in expected]
-
-
 @pytest.fixture
-def in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The names of the lines in their order, those together that run side by side and come in any."""
     monkeypatch.syspath_prepend(str(GPU))
     import all
 
-    return [line.name for line in all.in_order()]
+    return [{line.name for line in group} for group in all.side_by_side(all.in_order())]
 
 
-def test_the_first_run_is_whole_and_in_order(tmp_path: Path, in_order: list[str]) -> None:
-    """By the deadline of a second run's first line: a run's limit leaves out what follows, by its name."""
+def test_every_line_runs_in_its_order(tmp_path: Path, groups: list[set[str]]) -> None:
     printed = lines_of(tmp_path, "--limit-seconds", "1200")
     found = {line["line"]: line for line in printed}
-    assert names_in_order(printed, in_order) == in_order
+    names = set.union(*groups)
+    came = iter(line["line"] for line in printed if line["line"] in names)
+    assert [set(islice(came, len(group))) for group in groups] == groups
     assert not [line for line in printed if "left_out" in line]
     assert {name for name, line in found.items() if "skipped" in line} == {
         "no wait in a step",
-        *(name for name in in_order if name.startswith("compiling with")),
+        *(name for name in names if name.startswith("compiling with")),
     }
     study = found["a small study, whole"]
     assert study["verdict"].startswith("Train with micro-batch")
@@ -75,9 +72,9 @@ def test_the_first_run_is_whole_and_in_order(tmp_path: Path, in_order: list[str]
 
 
 def test_a_second_run_begins_behind_a_line_and_leaves_out_by_name_what_does_not_fit(
-    tmp_path: Path, in_order: list[str]
+    tmp_path: Path, groups: list[set[str]]
 ) -> None:
     printed = lines_of(tmp_path, "--limit-seconds", "0.5", "--after", LAST_OF_THE_FIRST_RUN)
-    second = in_order[in_order.index(FIRST_OF_THE_SECOND_RUN) :]
-    assert [line["line"] for line in printed] == [*second, "end"]
+    second = groups[groups.index({LAST_OF_THE_FIRST_RUN}) + 1 :]
+    assert {line["line"] for line in printed} == {"end"}.union(*second)
     assert all("are left, and it takes about" in line["left_out"] for line in printed[:-1])

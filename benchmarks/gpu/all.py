@@ -1,27 +1,30 @@
 """The first minutes on a GPU: what is worth most first, under one deadline, a JSON line for each thing as soon as it is known.
 
-    python benchmarks/gpu/all.py --limit-seconds 420 --out FILE [--after NAME] [--device cpu --tiny]
+    python benchmarks/gpu/all.py --limit-seconds 420 --out FILE [--after NAME] [--without NAME ...] [--device cpu --tiny]
 
-Whatever no longer fits is left out by name; `--after` begins behind the line of that name, as a second run does. A line that is not
-as expected has `ok: false`, and the exit code is 1 then. Beside FILE, FILE.studies.tar.gz holds the studies that were run. README.md
-beside this says how to bring all that is needed to a machine without a package registry.
+Whatever no longer fits is left out by name; `--after` begins behind the line of that name, as a second run does, and `--without` leaves
+out what is known already. A line that is not as expected has `ok: false`, and the exit code is 1 then. Beside FILE, FILE.studies.tar.gz
+holds the studies that were run. README.md beside this says how to bring all that is needed to a machine without a package registry.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import checks
 import speed
 import studies
-from lines import HERE, ROOT, Line, Lines, Setting
+from lines import HERE, ROOT, Line, Lines, Setting, end
 
 
 def main() -> None:
@@ -37,18 +40,19 @@ def main() -> None:
         }
         if chosen.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        setting = Setting(chosen.device, chosen.tiny, Path(folder), lines, until)
-        for line in after(chosen.after):
-            line.take(setting)
-            packed = setting.folder / "studies.tar.gz"
-            if chosen.out is not None and packed.exists():
-                shutil.copy(packed, f"{chosen.out}.studies.tar.gz")
+        setting = Setting(chosen.device, chosen.tiny, Path(folder), lines, until, set())
+        leave_nothing(setting)
+        for group in side_by_side(line for line in after(chosen.after) if line.name not in chosen.without):
+            with ThreadPoolExecutor(len(group)) as threads:
+                list(threads.map(lambda line: line.take(setting), group))
+            if chosen.out is not None:
+                studies.pack(setting, Path(f"{chosen.out}.studies.tar.gz"))
     lines.say("end", num_amiss=lines.num_amiss)
     raise SystemExit(1 if lines.num_amiss else 0)
 
 
 def in_order() -> list[Line]:
-    """Return everything that is to be found out, the most valuable first. Seconds are estimates for one H100."""
+    """Return everything that is to be found out, the most valuable first. Seconds are those of an H200, or estimates."""
 
     def fresh(module: str, function: str, **told: object):
         return lambda setting: setting.in_fresh_process(module, function, **told)
@@ -58,35 +62,40 @@ def in_order() -> list[Line]:
 
     whole, blocks, chunked = "ours, whole", "ours, blocks", "ours, whole, chunked"
     return [
-        Line("versions", 10, fresh("checks", "versions")),
+        Line("versions", 8, fresh("checks", "versions")),
         Line("product of 8192 x 8192 in bfloat16", 5, fresh("checks", "product")),
         Line("Ray sees the GPU", 10, fresh("checks", "ray_sees_it")),
-        Line("a small study, whole", 120, studies.main_job),
-        Line("float32 gradient of every split", 20, fresh("checks", "gradient_of_splits")),
-        Line("bfloat16 gradient", 10, fresh("checks", "gradient_in_bfloat16")),
-        Line("no wait in a step", 10, fresh("checks", "steps_do_not_wait")),
-        Line("memory is back after running out of it", 30, checks.memory_comes_back),
-        Line("sides of a step, m=32", 120, sides(32, whole, blocks, f"{whole}, statistics", f"{blocks}, statistics")),
-        Line("the frontier to the edge", 80, partial(studies.frontier, compiled=False)),
+        Line("a small study, whole", 160, studies.main_job),
+        Line("float32 gradient of every split", 25, fresh("checks", "gradient_of_splits"), alone=False),
+        Line("bfloat16 gradient", 20, fresh("checks", "gradient_in_bfloat16"), alone=False),
+        Line("no wait in a step", 15, fresh("checks", "steps_do_not_wait"), alone=False),
+        Line("memory is back after running out of it", 25, checks.memory_comes_back, alone=False),
+        Line("sides of a step, m=32", 105, sides(32, whole, blocks, f"{whole}, statistics", f"{blocks}, statistics")),
+        Line("the frontier to the edge", 200, partial(studies.frontier, compiled=False)),
         # A second run begins here.
-        Line("bitwise resume under deterministic algorithms", 30, partial(checks.resumed, deterministic=True)),
-        Line("resume", 20, partial(checks.resumed, deterministic=False)),
-        Line("float16 over 30 steps", 10, fresh("checks", "float16")),
+        Line(
+            "bitwise resume under deterministic algorithms",
+            30,
+            partial(checks.resumed, deterministic=True),
+            alone=False,
+        ),
+        Line("resume", 40, partial(checks.resumed, deterministic=False), alone=False),
+        Line("float16 over 30 steps", 17, fresh("checks", "float16"), alone=False),
+        Line("a driver killed while it trains", 90, studies.killed, alone=False),
+        Line("targets out of range", 60, studies.out_of_range, alone=False),
+        Line("gradient_error.py", 60, checks.gradient_error, alone=False),
+        Line("communication.py", 20, checks.communication, alone=False),
+        Line("first loss and peak of every mode", 60, fresh("checks", "modes"), alone=False),
+        Line("the same command repeats nothing", 60, studies.again, alone=False),
         *(
             Line(f"compiling with {gib:g} GiB left", 25, partial(checks.little_is_left, gib=gib))
             for gib in (0.2, 1.0, 2.0)
         ),
-        Line("a driver killed while it trains", 60, studies.killed),
-        Line("targets out of range", 40, studies.out_of_range),
-        Line("sides of a step, m=64", 100, sides(64, whole, chunked)),
+        Line("sides of a step, m=8", 60, sides(8, whole, blocks)),
+        Line("sides of a step, m=64", 90, sides(64, whole, chunked)),
         Line("sides of a step, m=16", 70, sides(16, whole, chunked)),
-        Line("sides of a step, m=8", 60, sides(8, whole, chunked)),
-        Line("gradient_error.py", 60, checks.gradient_error),
-        Line("communication.py", 40, checks.communication),
         Line("longest kernels", 40, fresh("speed", "longest_kernels", size=32)),
-        Line("first loss and peak of every mode", 60, fresh("checks", "modes")),
         Line("sum of the timed steps against the clock", 15, fresh("checks", "clocks_agree")),
-        Line("the same command repeats nothing", 40, studies.again),
         Line("the compiled frontier to the edge", 150, partial(studies.frontier, compiled=True)),
     ]
 
@@ -96,11 +105,32 @@ def after(name: str | None) -> list[Line]:
     return lines[[line.name for line in lines].index(name) + 1 :] if name is not None else lines
 
 
+def side_by_side(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Yield those that run at the same time: one that must be alone, or all neighbours that need not."""
+    for alone, neighbours in groupby(lines, lambda line: line.alone):
+        group = list(neighbours)
+        yield from ([line] for line in group) if alone else [group]
+
+
+def leave_nothing(setting: Setting) -> None:
+    """End what the lines have started where this program is ended, by Ctrl-C for instance."""
+
+    def end_all(number: int, _: object) -> None:
+        for group in set(setting.running):
+            end(group, signal.SIGKILL)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_all)
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-seconds", type=float, required=True, help="everything has ended by then")
+    parser.add_argument("--limit-seconds", type=float, required=True, help="whatever runs then is ended")
     parser.add_argument("--out", type=Path, help="also append the lines to this file")
-    parser.add_argument("--after", choices=[line.name for line in in_order()], metavar="NAME", help="begin behind it")
+    names = [line.name for line in in_order()]
+    parser.add_argument("--after", choices=names, metavar="NAME", help="begin behind this line")
+    parser.add_argument("--without", choices=names, metavar="NAME", nargs="+", default=[], help="leave these out")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that a CPU takes: to see that each line runs")
     return parser.parse_args()

@@ -28,10 +28,16 @@ MODES = ("none", "selective", "full")
 def versions(device: str, tiny: bool) -> Found:
     import importlib.metadata
     import platform
+    from datetime import UTC, datetime
 
     import torch
 
-    found: Found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    found: Found = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     found["ray"] = importlib.metadata.version("ray")
     if device == "cpu":
         return found | {"device": platform.processor()}
@@ -180,12 +186,12 @@ def float16(device: str, tiny: bool) -> Found:
 
 
 def steps_do_not_wait(device: str, tiny: bool) -> Found:
+    import torch
+
     run = run_of(trial(tiny, gradient_accumulation_steps=2, precision="bfloat16"), device)
     run.step()
     run.read()
     if device == "cuda":
-        import torch
-
         torch.cuda.set_sync_debug_mode("error")
     run.step()
     if device == "cuda":
@@ -249,7 +255,7 @@ def ended_of_run(device: str, tiny: bool, deterministic: bool, folder: str, stop
     losses, left = [], [stops]
 
     def report(said: Any) -> Answer:
-        losses.append(said.metrics.get("loss", 0.0))
+        losses.append(said.metrics.get("final_loss", 0.0))
         stop = bool(said.rungs) and left.pop() if left else False
         return Answer.STOP if stop else Answer.GO_ON
 
@@ -325,7 +331,7 @@ def compiled_with_little(device: str, tiny: bool, gib: float) -> Found:
     ballast = ballast_that_leaves(int(gib * GIB), place) if device == "cuda" else None
     left = memory.free_bytes(place)
     texts, recognised = list[str](), list[bool]()
-    for compiled in (True, "whole"):
+    for compiled in (True, "whole") if device == "cuda" else (True,):
         try:
             # A tiny model: what runs out is to be the compiler's and the driver's, not the room for the weights.
             warm_up(trial(True, compile=compiled, micro_batch_size=8, precision="bfloat16"), place)

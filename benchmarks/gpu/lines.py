@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,15 +27,17 @@ class Lines:
     """Writes every finding at once, so that a run which is cut off keeps what it has found."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path, self._one_at_a_time = path, threading.Lock()
         self.num_amiss = 0
 
     def say(self, name: str, **figures: Any) -> None:
         line = json.dumps({"line": name, **figures}, default=str)
-        print(line, flush=True)
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(line + "\n")
+        with self._one_at_a_time:
+            self.num_amiss += figures.get("ok") is False
+            print(line, flush=True)
+            if self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(line + "\n")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Setting:
     lines: Lines
     until: float
     """By time.monotonic(), when whatever still runs is ended."""
+    running: set[int]
+    """The process groups that the lines have started."""
 
     def seconds_left(self) -> float:
         return max(0.0, self.until - time.monotonic())
@@ -72,6 +77,7 @@ class Setting:
             command, cwd=HERE, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
+        self.running.add(process.pid)
         out = err = ""
         for seconds, then in ((self.seconds_left(), signal.SIGINT), (15.0, signal.SIGKILL), (5.0, None)):
             try:
@@ -79,10 +85,15 @@ class Setting:
                 break
             except subprocess.TimeoutExpired:
                 if then is not None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, then)
+                    end(process.pid, then)
+        self.running.discard(process.pid)
         code = process.poll()
         return subprocess.CompletedProcess(command, -signal.SIGKILL if code is None else code, out, err)
+
+
+def end(group: int, by: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, by)
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,8 @@ class Line:
     name: str
     seconds: float
     run: Callable[[Setting], Found]
+    alone: bool = True
+    """False: nothing of it is timed, nor does it fill the GPU, so that it runs beside its neighbours of this kind."""
 
     def take(self, setting: Setting) -> None:
         """Say what it found, or why it found nothing: a failure of one costs no other. One that takes twice as long as is known,
@@ -106,7 +119,6 @@ class Line:
             found = self.run(setting)
         except Exception as error:  # whatever it is, the lines that follow are to run
             found = {"ok": False, "raised": f"{type(error).__name__}: {error}"[:2000]}
-        setting.lines.num_amiss += found.get("ok") is False
         say(self.name, **found, seconds=round(time.monotonic() - started, 2))
 
 

@@ -32,8 +32,8 @@ OURS: dict[str, tuple[bool | str, str, bool]] = {
 TOLD = (
     "mfu", "clock_hertz", "gpu_clock_ratio", "gpu_watts", "gpu_throttle_reasons", "peak_memory_bytes", "peak_allocated_bytes",
 )  # fmt: skip
-MOST_SAMPLES_TO_COMPILE_AT_ONCE = 64
-"""GPT-2's step of 1,024 tokens takes about 0.9 GiB a sample: as many fit into a card of 80 GB, however many sides compile."""
+GIB_PER_SAMPLE = 1.1
+"""More than GPT-2's step of 1,024 tokens takes; so many sides compile at once as fit."""
 
 
 def turns(setting: Setting, size: int, names: Sequence[str]) -> Found:
@@ -46,7 +46,7 @@ def turns(setting: Setting, size: int, names: Sequence[str]) -> Found:
     found: dict[str, list[float]] = {}
     say = setting.lines.say
     try:
-        with ThreadPoolExecutor(max(1, MOST_SAMPLES_TO_COMPILE_AT_ONCE // size)) as threads:
+        with ThreadPoolExecutor(max(1, int(gib_of(setting) / (GIB_PER_SAMPLE * size)))) as threads:
             first = dict(
                 zip(
                     sides, threads.map(lambda side: side.take(FIRST_TURN_SECONDS, setting), sides.values()), strict=True
@@ -72,6 +72,16 @@ def turns(setting: Setting, size: int, names: Sequence[str]) -> Found:
         "micro_batch_size": size, "tokens_per_second": rates, "times_by_hand": against, "failed": failed,
         "expected": "ours at 1.0 or more", "ok": bool(rates) and not failed,
     }  # fmt: skip
+
+
+def gib_of(setting: Setting) -> float:
+    """Return the memory of the GPU; on a CPU that of two of its sides."""
+    if setting.device == "cpu":
+        return 2 * 2 * GIB_PER_SAMPLE
+    import pynvml
+
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total) / 2**30
 
 
 class Side:

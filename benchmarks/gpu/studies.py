@@ -49,13 +49,10 @@ class AStudy:
         return [sys.executable, "-m", "orchestrator", "run", str(self._file), "--dir", str(self.run_dir)]
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        """Run it or go on with it, until its end or the line's, and keep what it wrote."""
-        try:
-            done = self._setting.command(self.command(), self._environment)
-            (self.run_dir.parent / f"{self.run_dir.name}.txt").write_text(done.stdout + done.stderr)
-            return done
-        finally:
-            self._keep()
+        """Run it or go on with it, until its end or the line's; what it printed is kept beside its directory."""
+        done = self._setting.command(self.command(), self._environment)
+        (self.run_dir.parent / f"{self.run_dir.name}.txt").write_text(done.stdout + done.stderr)
+        return done
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -64,19 +61,14 @@ class AStudy:
         with subprocess.Popen(self.command(), cwd=HERE, env=environment, stdout=nothing, stderr=nothing) as driver:
             yield driver
 
-    def _keep(self) -> None:
-        """Pack all studies but their weights, into a file that is there even if what follows is cut off."""
-
-        def but_weights(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-            return None if "checkpoints" in Path(member.name).parts or member.size > 10 * MIB else member
-
-        with tarfile.open(self._setting.folder / "studies.tar.gz", "w:gz") as packed:
-            packed.add(self.run_dir.parent, "studies", filter=but_weights)
-
     def state(self) -> Study:
         from orchestrator.study.journal import replay
 
         return replay(self.run_dir / "journal.jsonl", self.run_dir.name)
+
+    def verdict(self) -> str | None:
+        recommended = self.run_dir / "recommendation.json"
+        return json.loads(recommended.read_text())["verdict"] if recommended.exists() else None
 
     def num_starts(self) -> int:
         """Return how many trials the journal says were started."""
@@ -95,6 +87,17 @@ class AStudy:
         while (left := with_variable(f"STUDY_OF_THE_LINE={self.run_dir.name}")) and time.monotonic() < until:
             time.sleep(0.2)
         return left
+
+
+def pack(setting: Setting, into: Path) -> None:
+    """Pack all studies so far but their weights: a run that is cut off keeps them."""
+
+    def but_weights(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if "checkpoints" in Path(member.name).parts or member.size > 10 * MIB else member
+
+    if (folder := setting.folder / "studies").exists():
+        with tarfile.open(into, "w:gz") as packed:
+            packed.add(folder, "studies", filter=but_weights)
 
 
 def with_variable(variable: str) -> list[str]:
@@ -116,19 +119,19 @@ def main_job(setting: Setting) -> Found:
     stages = [
         {
             "type": "frontier", "activation_checkpointing": ["none", "full"], "smallest": 2 if tiny else 16,
-            "largest": 16 if tiny else 128, "compile": [not tiny], "cross_entropy": ["whole"], "finalists": 2, "rounds": 2,
-            "max_rounds": 2, "max_samples": 100_000,
+            "largest": 16 if tiny else 128, "compile": [not tiny], "cross_entropy": ["whole"], "finalists": 2, "rounds": 1,
+            "max_rounds": 1, "max_samples": 100_000,
         },
-        {"type": "throughput", "multiples": [1, 2], "rounds": 1, "max_rounds": 2, "max_samples": 100_000},
+        {"type": "throughput", "multiples": [1, 2], "rounds": 1, "max_rounds": 1, "max_samples": 100_000},
         {"type": "train", "max_runs": 3},
     ]  # fmt: skip
     study = AStudy(
         setting, "main", **shape, stages=stages, memory_limit="16MiB" if tiny else "4GiB",
-        sample_budget=512 if tiny else 16_384, evaluation_samples=8 if tiny else 256, evaluations=2,
+        sample_budget=512 if tiny else 8_192, evaluation_samples=8 if tiny else 256, evaluations=2,
+        optimizer={"lr": 1e-3, "reference_batch_size": 8 if tiny else 32},
     )  # fmt: skip
     done = study.run()
-    trials, recommended = study.state().trials.values(), study.run_dir / "recommendation.json"
-    verdict = json.loads(recommended.read_text())["verdict"] if recommended.exists() else None
+    trials, verdict = study.state().trials.values(), study.verdict()
     states = [str(trial.state) for trial in trials]
     left = study.processes_left()
     for trial in trials:
@@ -207,9 +210,9 @@ def killed(setting: Setting) -> Found:
     states = sorted({str(trial.state) for trial in study.state().trials.values()})
     left = study.processes_left()
     return {
-        "struck": struck, "exit_code": done.returncode, "states": states, "processes_left": left,
+        "struck": struck, "exit_code": done.returncode, "verdict": study.verdict(), "states": states, "processes_left": left,
         "said": (done.stdout + done.stderr)[-1500:] if done.returncode else "",
-        "ok": struck and done.returncode == 0 and not left,
+        "ok": struck and done.returncode == 0 and study.verdict() is not None and not left,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def ended(directory: Path, *stops: int, **changes: Any) -> tuple[dict[str, Any],
     stop = stop_at(*stops)
 
     def report(said: Report) -> Any:
-        losses.append(said.metrics["loss"])
+        losses.append(said.metrics.get("final_loss", math.nan))
         return stop(said)
 
     trial = config(rungs=(16, 32), evaluations=(64,), **changes)

@@ -1,0 +1,107 @@
+"""Keep what runs of all.py found on one card as a result of docs/benchmarks.md.
+
+    python benchmarks/gpu/keep.py LINES [LINES ...] --commit COMMIT --machine TEXT [--note TEXT]
+
+LINES are the files that all.py wrote, in the order of the runs; a later line of a name replaces an earlier one, unless it was left out.
+Writes benchmarks/results/gpu.json; write_page.py makes the page of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from record import RESULTS, Result, Row, save
+
+MIB = 2**20
+PARTS = ("turn", "compiled", "trial", "probe", "end", "versions")
+"""Lines that belong to another one, or to the page's conditions."""
+NOT_SHOWN = {"line", "ok", "seconds", "said", "expected", "trials", "processes_left", "failed", "micro_batch_size"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lines", metavar="LINES", type=Path, nargs="+")
+    parser.add_argument("--commit", required=True, help="the code that ran")
+    parser.add_argument("--machine", required=True, help="its processors and memory")
+    parser.add_argument("--note", default="", help="what the figures alone do not say")
+    chosen = parser.parse_args()
+    lines = [json.loads(line) for path in chosen.lines for line in path.read_text().splitlines()]
+    versions = next(line for line in lines if line["line"] == "versions")
+    result = Result(
+        title="What ran on a GPU: gradients, memory, steps and studies, line by line.",
+        command="python benchmarks/gpu/all.py --limit-seconds 420 --out FILE",
+        date=versions["date"],
+        machine=chosen.machine,
+        versions={name: versions[name] for name in ("python", "torch", "ray")},
+        gpu=f"1 x {versions['device']}, {versions['total_gib']:.1f} GiB, driver {versions['driver']}",
+        note=chosen.note,
+        commit=chosen.commit,
+        rows=list(rows(lines)),
+    )
+    save(result, RESULTS / "gpu.json")
+
+
+def rows(lines: list[dict[str, Any]]) -> Iterator[Row]:
+    found = {line["line"]: line for line in lines if line["line"] not in PARTS and "left_out" not in line}
+    for name, line in found.items():
+        told = "; ".join(f"{key}: {text(value)}" for key, value in line.items() if key not in NOT_SHOWN and value != "")
+        verdict = "" if "ok" not in line else "as expected" if line["ok"] else "**not as expected**"
+        yield Row(name, "; ".join(filter(None, (verdict, told))), spread(line, lines))
+    yield from peaks(lines)
+    open_still = {line["line"] for line in lines if "left_out" in line} - found.keys()
+    if open_still:
+        yield Row("not yet run", ", ".join(sorted(open_still)), "")
+
+
+def spread(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+    """Return the lowest and highest tokens/s of each side's turns."""
+    if "times_by_hand" not in line:
+        return ""
+    size, sides = line["micro_batch_size"], line["tokens_per_second"]
+    rates = {
+        side: [
+            turn["tokens_per_second"]
+            for turn in of(lines, "turn")
+            if (turn["side"], turn["micro_batch_size"]) == (side, size)
+        ]
+        for side in sides
+    }
+    return "; ".join(f"{side} {min(values):,.0f} to {max(values):,.0f} /s" for side, values in rates.items() if values)
+
+
+def peaks(lines: list[dict[str, Any]]) -> Iterator[Row]:
+    """Yield how far the peaks of the frontier's probes were from what was predicted."""
+    probes = [probe for probe in of(lines, "probe") if probe["mebibytes"] and probe["predicted_mebibytes"]]
+    if not probes:
+        return
+    for key, words in (("peak_allocated_bytes", "allocated by tensors"), ("peak_memory_bytes", "reserved")):
+        ratios = [
+            probe["mebibytes"][key] / probe["predicted_mebibytes"] for probe in probes if key in probe["mebibytes"]
+        ]
+        said = f"{min(ratios):.3f} to {max(ratios):.3f} times what was predicted from shapes"
+        yield Row(f"peak of {len(ratios)} probes of the frontier, {words}", said, "")
+
+
+def of(lines: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line["line"] == name]
+
+
+def text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {text(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(text, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)[:300]
+
+
+if __name__ == "__main__":
+    main()
