@@ -206,15 +206,11 @@ def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char],
 
 
 def device_metrics(device: torch.device) -> dict[str, float]:
-    """{peak_allocated_bytes, device_memory_bytes, gpu_utilisation}: live tensors without the allocator's reserve; what of
-    the GPU this process can have; the share of time in kernels as the driver tells it, where it answers. Empty on a CPU
-    host."""
+    """{peak_allocated_bytes, device_memory_bytes}: live tensors without the allocator's reserve; what of the GPU this process can
+    have. Empty on a CPU host."""
     if device.type != "cuda":
         return {}
-    found = {
+    return {
         "peak_allocated_bytes": float(torch.cuda.max_memory_allocated(device)),
         "device_memory_bytes": float(capacity_bytes(device)),
     }
-    with contextlib.suppress(Exception):  # no library, no permission, not on a share of a GPU: each raises its own kind
-        found["gpu_utilisation"] = torch.cuda.utilization(device) / 100
-    return found

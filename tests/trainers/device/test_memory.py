@@ -301,14 +301,12 @@ def test_on_a_gpu_the_peak_is_what_was_reserved_and_its_tensors_stand_beside_it(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: allocator["allocated"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: allocator.update(reserved=MIB, allocated=0))
     monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 0)
     monkeypatch.setattr(memory, "capacity_bytes", lambda _: 80 * MIB)
     meter = PeakMeter(CUDA)
     assert meter.peak_bytes() == MIB
     allocator.update(reserved=7 * MIB, allocated=4 * MIB)
     assert meter.peak_bytes() == 7 * MIB
-    found = device_metrics(CUDA)
-    assert (found["peak_allocated_bytes"], found["device_memory_bytes"]) == (4 * MIB, 80 * MIB)
+    assert device_metrics(CUDA) == {"peak_allocated_bytes": 4 * MIB, "device_memory_bytes": 80 * MIB}
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
