@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 T = TypeVar("T")
 
@@ -177,6 +178,9 @@ def without_after_effects(device: torch.device, run: Callable[[], T]) -> T:
     """
     if device.type == "cuda":
         return run()
+    # A CUDA build of torch 2.11 without a GPU dies in the second thread that enters this mode, unless one that lives on was the first.
+    with FakeTensorMode():
+        pass
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_with_its_helpers, run).result()
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.tiny import config, in_fresh_process
 from trainers.config import TrialConfig
@@ -137,6 +138,19 @@ def test_a_kernel_that_found_no_room_leaves_no_harm_to_the_next_run() -> None:
             found = in_fresh_process(kernels_made_after_one_found_no_room, MALLOC_TRIM_THRESHOLD_=str(1 << 30))
             break
     assert found == ["no room", "no room", "made", "made"], "the second is oneDNN's doing"
+
+
+def shapes_of_two_runs() -> list[str]:
+    def shape() -> str:
+        with FakeTensorMode():
+            return str(tuple(torch.empty(3, 4).sum(0).shape))
+
+    return [without_after_effects(CPU, shape) for _ in range(2)]
+
+
+def test_a_process_counts_shapes_in_its_second_run_too() -> None:
+    """A CUDA build of torch 2.11 without a GPU died there (SIGSEGV)."""
+    assert in_fresh_process(shapes_of_two_runs) == ["(4,)", "(4,)"]
 
 
 def ends_under_rising_limits() -> list[str]:
