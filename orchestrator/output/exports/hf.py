@@ -23,7 +23,7 @@ def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "TrainingArguments")
     keys = arguments_of(r)
     if r.activation_checkpointing == "none":
-        del keys["activation_checkpointing"]
+        del keys["gradient_checkpointing"]
     notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "TrainingArguments")]
     return text_of(
         [
@@ -75,7 +75,7 @@ def launch_notes(r: Recommendation) -> list[str]:
 
 def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
     """Return what these arguments cannot say. target: what they are called."""
-    notes = checkpointing_note(recommendation, target, "activation_checkpointing=True is full: slower, and less memory")
+    notes = checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
     if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
         notes.append(
             f"{cannot_be_said(recommendation.optimizer, target)}: build it yourself, and hand it to the Trainer, "
@@ -87,7 +87,7 @@ def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
         "of a step's micro-batches and keeps their number (older transformers: group_by_length=True, which also changes the order)",
     )
     if recommendation.activation_checkpointing != "none":
-        notes.append("older transformers call activation_checkpointing gradient_checkpointing")
+        notes.append("gradient_checkpointing is called activation_checkpointing, too, from transformers 5.23 on, and alone from 6 on")
     return notes
 
 
@@ -98,9 +98,9 @@ def _memory(r: Recommendation) -> dict[str, JsonValue]:
         return {
             "fsdp": True,
             "fsdp_config": {"version": 2, "activation_checkpointing": recomputes},
-            "activation_checkpointing": False,
+            "gradient_checkpointing": False,
         }
-    return {"activation_checkpointing": recomputes}
+    return {"gradient_checkpointing": recomputes}
 
 
 def _schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
