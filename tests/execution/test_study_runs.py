@@ -35,6 +35,7 @@ def check_running_again_changes_nothing(ran: Ran) -> None:
 # Five stages
 
 
+@pytest.mark.first
 def test_five_stages_end_in_a_recommendation_with_its_evidence(tmp_path: Path) -> None:
     stages = [
         {

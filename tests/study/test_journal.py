@@ -496,6 +496,7 @@ def test_a_journal_that_is_taken_away_halts_its_writer(tmp_path: Path, take_away
         assert list(journal.study.ready) == ["a"]
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"

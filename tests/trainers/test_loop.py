@@ -232,6 +232,7 @@ def of_many_lengths() -> tuple[OfLengths, OfLengths]:
     return sets
 
 
+@pytest.mark.first
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -308,6 +309,7 @@ def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
     return found
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path: Path) -> None:
     """With an uneven number of evaluation samples: a rank that has none left still takes part."""
@@ -341,6 +343,7 @@ def of_two_ranks(directory: str) -> tuple[list[Answer], list[Told]]:
     return answers, listener.told()
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Path) -> None:
     (answers, told), others = on_two_ranks(of_two_ranks, tmp_path, str(tmp_path))
@@ -355,6 +358,7 @@ def test_two_ranks_stop_and_go_on_together_and_rank_0_alone_reports(tmp_path: Pa
     assert steps == steps_taken(tmp_path / "whole" / "steps.jsonl")
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path: Path) -> None:
     listener = Listener()
@@ -365,6 +369,7 @@ def test_bfloat16_trains_and_its_first_gradient_is_near_that_of_float32(tmp_path
     assert 1e-4 < relative_error(rounded, exact) < 0.05
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_float16_trains_with_its_scaler_on_a_cpu(tmp_path: Path) -> None:
     listener = Listener()

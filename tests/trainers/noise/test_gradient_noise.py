@@ -74,6 +74,7 @@ def test_a_step_sees_the_norms_of_the_explicit_micro_gradients() -> None:
     assert_norms_are_those_of(micro_gradients(trial, batches), noted)
 
 
+@pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_see_their_own_gradients_whole_and_before_they_are_averaged(tmp_path: Path, parallel: str) -> None:

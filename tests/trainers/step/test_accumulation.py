@@ -154,6 +154,7 @@ def test_gradient_is_that_of_the_whole_batch_for_every_split_on_one_rank(
     assert relative_error(gradient, whole_batch_gradient) <= 1e-5
 
 
+@pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", TWO_RANKS)
 def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks(
