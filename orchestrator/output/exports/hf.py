@@ -87,7 +87,9 @@ def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
         "of a step's micro-batches and keeps their number (older transformers: group_by_length=True, which also changes the order)",
     )
     if recommendation.activation_checkpointing != "none":
-        notes.append("gradient_checkpointing is called activation_checkpointing, too, from transformers 5.23 on, and alone from 6 on")
+        notes.append(
+            "gradient_checkpointing is called activation_checkpointing, too, from transformers 5.23 on, and alone from 6 on"
+        )
     return notes
 
 
