@@ -58,8 +58,10 @@ def test_a_session_of_a_cluster_whose_first_node_is_another_machine_is_kept_whil
     ours = session(sessions, 0, gone)
     for minute in range(1, NUM_KEPT_SESSIONS + 1):
         session(sessions, minute, gone)
-    command = [sys.executable, "-c", "input()", f"--store_socket_name={ours}/sockets/plasma_store"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as server:
+    command = [sys.executable, "-u", "-c", "print(); input()", f"--store_socket_name={ours}/sockets/plasma_store"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()  # while it has only just begun the kernel does not tell its command
         private_folder()
         assert ours.exists()
         server.kill()
