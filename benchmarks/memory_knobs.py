@@ -53,7 +53,7 @@ class Side:
 
 
 def plain(precision: str, size: int, steps: int, device: str, trial: dict[str, Any]) -> dict[str, Any]:
-    """Return what a turn of plain training is told. The gradient is not clipped, as not all knobs can."""
+    """Return what a turn of plain training is told."""
     return {
         **trial, "device": device, "micro_batch_size": size, "gradient_accumulation_steps": steps, "precision": precision,
         "compile": device == "cuda", "learning_rate": 1e-4, "sample_budget": 10**6, "statistics": False,

@@ -5,8 +5,7 @@
 The models are in `memory_models.py`, with the modes in which each is measured: --quick takes the smallest, on one rank and in
 shards on two, without checkpointing. Each is measured in a process of its own (or one for each rank), a mode and a micro-batch size after the other
 as a lane does it; on a GPU the models are GPT-2's smallest and one more, and the peak is that of its tensors, as what the allocator
-reserves beside them is not predicted. A compiled mode is predicted as eager code, then corrected by its first measurement
-(`calibrated`, of the sizes after it).
+reserves beside them is not predicted. A compiled mode is predicted as eager code.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memory_models import ON_A_CPU, ON_A_GPU, QUICK, Mode
 from side_by_side import in_fresh_process, join_two_ranks, machine, options
-
-if TYPE_CHECKING:
-    from trainers.before.peak_memory import PeakMemory
 
 MODELS = {**ON_A_CPU, **ON_A_GPU}
 SIZES = (3, 12)
@@ -39,16 +35,10 @@ class Compared:
     micro_batch_size: int
     measured_bytes: float
     predicted_bytes: float
-    calibrated_bytes: float | None
-    """None for the size that it was calibrated with."""
 
     @property
     def error(self) -> float:
         return self.predicted_bytes / self.measured_bytes - 1
-
-    @property
-    def calibrated_error(self) -> float | None:
-        return None if self.calibrated_bytes is None else self.calibrated_bytes / self.measured_bytes - 1
 
 
 def main() -> None:
@@ -56,7 +46,7 @@ def main() -> None:
         return print(json.dumps(measured(**json.loads(sys.argv[2]))))
     chosen = options(__doc__, parts=MODELS)
     print(machine())
-    print(f"{'':>34} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7} {'calibrated':>10}")
+    print(f"{'':>34} {'m':>3} {'measured':>10} {'predicted':>10} {'error':>7}")
     with tempfile.TemporaryDirectory() as folder:
         found = [one for name, modes in asked_for(chosen) for one in compared(name, modes, chosen.device, folder)]
     print(json.dumps(summary(found)))
@@ -86,7 +76,10 @@ def compared(name: str, modes: Sequence[Mode], device: str, folder: str) -> list
     found: list[Compared] = []
     for mode, predicted, of_sizes in zip(modes, predictions, peaks, strict=True):
         assert isinstance(predicted, PeakMemory), predicted
-        found += rows_of(name, mode, predicted, of_sizes)
+        found += [
+            Compared(name, str(mode[0]), mode[1], size, peak, predicted.bytes_at(size))
+            for size, peak in zip(SIZES, of_sizes, strict=True)
+        ]
     for one in found:
         print_row(one)
     return found
@@ -102,20 +95,6 @@ def highest_of_ranks(name: str, modes: Sequence[Mode], device: str, folder: str)
     with ThreadPoolExecutor(len(told)) as threads:
         of_ranks = list(threads.map(lambda one: in_fresh_process(__file__, one, folder), told))
     return [[max(peaks) for peaks in zip(*of_mode, strict=True)] for of_mode in zip(*of_ranks, strict=True)]
-
-
-def rows_of(name: str, mode: Mode, predicted: PeakMemory, peaks: Sequence[float]) -> list[Compared]:
-    from trainers.before.peak_memory import calibrated
-
-    first, *_ = SIZES
-    corrected = calibrated(predicted, {first: peaks[0]})
-    return [
-        Compared(
-            name, str(mode[0]), mode[1], size, peak, predicted.bytes_at(size),
-            None if size == first else corrected.bytes_at(size),
-        )
-        for size, peak in zip(SIZES, peaks, strict=True)
-    ]  # fmt: skip
 
 
 def trial(name: str, mode: str | float, compiled: bool, micro_batch_size: int, device: str) -> Any:
@@ -156,10 +135,9 @@ def peak(config: Any, device: str) -> float:
 
 def print_row(one: Compared) -> None:
     name = f"{one.model} {one.mode}{'' if one.compiled else ', eager'}"
-    corrected = "" if one.calibrated_error is None else f"{one.calibrated_error:+.1%}"
     measured_mib, predicted_mib = one.measured_bytes / 2**20, one.predicted_bytes / 2**20
     print(
-        f"{name:>34} {one.micro_batch_size:>3} {measured_mib:>10.1f} {predicted_mib:>10.1f} {one.error:>+7.1%} {corrected:>10}",
+        f"{name:>34} {one.micro_batch_size:>3} {measured_mib:>10.1f} {predicted_mib:>10.1f} {one.error:>+7.1%}",
         flush=True,
     )
 
@@ -170,13 +148,11 @@ def summary(found: list[Compared]) -> dict[str, float | None]:
     budgets = [one for one in found if one.mode not in ("none", "selective", "full")]
     own = [one for one in found if one not in budgets]
     several = [one for one in own if MODELS[one.model].world_size > 1]
-    corrected = [abs(one.calibrated_error) for one in found if one.compiled and one.calibrated_error is not None]
     return {
         "worst_eager_error": worst(one.error for one in own if not one.compiled),
         "worst_error_of_two_ranks": worst(one.error for one in several),
         "worst_compiled_error": worst(one.error for one in own if one.compiled),
         "worst_memory_budget_error": worst(one.error for one in budgets),
-        "worst_compiled_error_calibrated": worst(corrected),
     }
 
 

@@ -29,7 +29,7 @@ from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
 from trainers.files import StorageLost, naming_the_disk, own_file, quoted
-from trainers.knobs import KNOBS, check_machine, knob
+from trainers.knobs import KNOBS, check_machine
 from trainers.notices import NoticeKind, give_notice
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str]
 
     context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
-        prediction_key(mode): context.short_trial(context.split(2, 2 if mode.accumulates else 1), mode, steps=1)
+        prediction_key(mode): context.short_trial(context.split(2, 2), mode, steps=1)
         for mode in predicted_modes(context)
     }
     peaks = predict_in_own_process(list(trials.values()))
@@ -533,14 +533,7 @@ def _check_limit(config: StudyConfig, model: nn.Module) -> None:
 
 
 def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
-    """Raise ValueError where this machine, which is to run the trials, lacks what a memory knob needs, or where all trials would have
-    one that does not accumulate."""
-    for name in config.memory_knobs:
-        if not knob(name).accumulates:
-            raise ValueError(
-                f"memory_knobs has {name} for every trial, and the stages of a study accumulate; give it to the frontier's "
-                "memory_knobs, which compares it with accumulation, or train with batchscout trial"
-            )
+    """Raise ValueError where this machine, which is to run the trials, lacks what a memory knob needs."""
     frontier = config.keys_of(Frontier)
     if is_local:
         names = [*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())]

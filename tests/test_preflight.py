@@ -689,10 +689,6 @@ KNOBS: list[tuple[dict[str, Any], str]] = [
         "bfloat16_weights and optimizer_8bit exclude each other; leave one of them out of memory_knobs",
     ),
     (
-        {"memory_knobs": ["optimizer_in_backward"], "optimizer": {"max_gradient_norm": None}},
-        "optimizer_in_backward for every trial, and the stages of a study accumulate; give it to the frontier's memory_knobs",
-    ),
-    (
         {"stages": [{"type": "frontier", "memory_knobs": ["optimizer_offload"]}]},
         "memory_knobs has optimizer_offload: .*; leave it out, or train on a GPU",
     ),

@@ -40,7 +40,7 @@ from trainers.speed.meter import Meter, TokenCount
 from trainers.step.accumulation import accumulate_gradient, over_all_ranks
 from trainers.step.learning_rate import learning_rate_of_step
 from trainers.step.optimizers import build_optimizer, set_learning_rate
-from trainers.step.update import update_of
+from trainers.step.update import update
 from trainers.step.weight_average import WeightAverage
 from trainers.step_log import Step
 
@@ -73,8 +73,7 @@ class Run:
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
         self.nominal_targets = config.micro_batch_size * longest
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-        self.update = update_of(config, self.parameters, self.optimizer, self.scaler, self.nominal_targets)
-        self.loss_function = self.update.watched(autocasting(on_device(loss, self.module, config), config, device))
+        self.loss_function = autocasting(on_device(loss, self.module, config), config, device)
         self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
         self.num_steps = self.samples_seen = 0
         self.evaluated_at: list[int] = []
@@ -120,7 +119,8 @@ class Run:
         learning_rate = learning_rate_of_step(config, first_sample)
         set_learning_rate(self.optimizer, learning_rate)
         loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, plan))
-        gradient_norm = self.update.take(self.nominal_targets * config.world_size / num_targets)
+        factor = self.nominal_targets * config.world_size / num_targets
+        gradient_norm = update(self.parameters, self.optimizer, self.scaler, factor, config.optimizer.max_gradient_norm)
         if self.average is not None:
             self.average.update(split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)

@@ -120,9 +120,9 @@ class Frontier(Strict):
     """How the built-in gpt computes its loss: from all logits at once (whole), or from a few rows of them at a time
     (chunked). Empty: whole, and the fastest point once more with chunked."""
     memory_knobs: MemoryKnobs | None = None
-    """The memory knobs to try, each by itself and in pairs, where memory is what binds: chunked_cross_entropy, optimizer_in_backward,
-    optimizer_8bit, bfloat16_weights, activation_offload, optimizer_offload, fsdp. One that changes the loss must pass a check at
-    equal samples before it is chosen. null: chunked_cross_entropy, which changes nothing, where the model's logits are what a
+    """The memory knobs to try, each by itself and in pairs, where memory is what binds: chunked_cross_entropy, optimizer_8bit,
+    bfloat16_weights, activation_offload, optimizer_offload, fsdp. One that changes the loss must pass a check at equal samples before
+    it is chosen. null: chunked_cross_entropy, which changes nothing, where the model's logits are what a
     linear layer returns. []: none."""
     seq_len: tuple[PositiveInt, ...] = ()
     """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with

@@ -194,9 +194,7 @@ def _memory_rows(context: StageContext[Frontier]) -> dict[str, TrialConfig]:
     for mode in [*modes(context), *modes_with_knobs(context)]:
         name = f"{replace(mode, compile=True)}{f' {mode.precision}' if len(stage.precision) > 1 else ''}"
         bound = " (<= none)" if isinstance(mode.activation_checkpointing, float) else ""
-        rows[name + bound] = context.short_trial(
-            context.split(stage.smallest, ACCUMULATED if mode.accumulates else 1), mode, steps=1
-        )
+        rows[name + bound] = context.short_trial(context.split(stage.smallest, ACCUMULATED), mode, steps=1)
     return rows
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainers.config import ActivationCheckpointing, Compile, CrossEntropy, Precision, TrialConfig
-from trainers.knobs import in_words, knob
+from trainers.knobs import in_words
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,6 @@ class Mode:
     """None for samples as long as the data says."""
     memory_knobs: tuple[str, ...] = ()
     """The names of the memory knobs in use, sorted."""
-
-    @property
-    def accumulates(self) -> bool:
-        """False if one of its knobs wants each step to have one micro-batch."""
-        return all(knob(name).accumulates for name in self.memory_knobs)
 
     def __str__(self) -> str:
         parts = [

@@ -22,8 +22,7 @@ from trainers.config import TrialConfig
 
 MIB = 2**20
 LIMIT = 100
-CHUNKED, IN_BACKWARD, ROUNDED = "chunked_cross_entropy", "optimizer_in_backward", "bfloat16_weights"
-UNCLIPPED = {"lr": 1e-3, "reference_batch_size": 8, "max_gradient_norm": None}
+CHUNKED, ROUNDED = "chunked_cross_entropy", "bfloat16_weights"
 
 
 @dataclass
@@ -134,11 +133,9 @@ def test_unasked_only_what_changes_nothing_and_is_known_to_go_is_tried(
 
 
 def test_the_probes_of_all_knobs_together_are_twelve_at_most_and_the_rest_is_named() -> None:
-    names = [CHUNKED, IN_BACKWARD, ROUNDED, "activation_offload", "optimizer_offload"]
+    names = [CHUNKED, ROUNDED, "activation_offload", "optimizer_offload"]
     world = World(knobs=dict.fromkeys(names, (0.7, 1.0)))
-    known, conclusion = played(
-        world, study={"optimizer": UNCLIPPED, "precision": "bfloat16"}, memory_knobs=names
-    )  # fmt: skip
+    known, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=names)
     assert len(probes_with_knobs(known)) == 12
     assert "not probed: " in note_of(conclusion, "at most 12 probes are for knobs")
 
@@ -151,15 +148,6 @@ def test_what_the_prediction_says_saves_nothing_is_not_probed() -> None:
     known, conclusion = played(world, Facts(predicted_memory=predicted), memory_knobs=[CHUNKED])
     assert probes_with_knobs(known) == []
     assert "cross-entropy in chunks with none" in note_of(conclusion, "predicted to save nothing")
-
-
-def test_a_step_in_the_backward_pass_is_compared_without_accumulation_and_not_gone_on_with() -> None:
-    world = World(knobs={IN_BACKWARD: (0.6, 1.0)})
-    known, conclusion = played(world, study={"optimizer": UNCLIPPED}, memory_knobs=[IN_BACKWARD])
-    probes = probes_with_knobs(known)
-    assert {config.gradient_accumulation_steps for config in probes} == {1}
-    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
-    assert note_of(conclusion, "inside the backward pass").endswith("later stages accumulate, so they go on without it")
 
 
 @pytest.mark.parametrize(("worse_by", "passes"), [(0.0, True), (0.019, True), (0.03, False)])
@@ -206,10 +194,6 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"memory_knobs": ["offload"]}, r"memory_knobs: 'offload' is no memory knob; choose among activation_offload, "),
     (
-        {"memory_knobs": [IN_BACKWARD]},
-        r"memory_knobs has optimizer_in_backward: .* optimizer.max_gradient_norm is 1, .*; set it to null, or leave the knob out",
-    ),
-    (
         {"stages": [{"type": "frontier", "memory_knobs": [ROUNDED]}]},
         r"memory_knobs has bfloat16_weights: .* precision is float32; set precision: bfloat16",
     ),
@@ -223,15 +207,6 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
 def test_a_wrong_knob_in_a_study_file_is_said_with_the_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         study_of(**changes)
-
-
-def test_a_pair_that_changes_the_loss_and_does_not_accumulate_is_compared_and_not_checked() -> None:
-    world = World(knobs={ROUNDED: (0.5, 1.0), IN_BACKWARD: (0.5, 1.0)})
-    study = {"precision": "bfloat16", "optimizer": UNCLIPPED}
-    known, conclusion = played(world, study=study, memory_knobs=[ROUNDED, IN_BACKWARD])
-    controls = [trial for trial in known.context.trials() if trial.proposal.control]
-    assert {trial.config.memory_knobs for trial in controls} == {(), (ROUNDED,)}
-    assert findings_of(conclusion).chosen.mode.memory_knobs == (ROUNDED,)
 
 
 def test_where_max_samples_leaves_no_room_for_the_check_the_knob_is_not_taken() -> None:

@@ -1,4 +1,4 @@
-"""Peak memory as a function of the micro-batch size: what it says of a limit, and how measurements correct it.
+"""Peak memory as a function of the micro-batch size: what it says of a limit.
 
 What is alive at one moment of a training step grows by so many bytes per sample: a line. The peak is the highest of
 these lines: the optimizer's moment where micro-batches are small, one of the backward's where they are large.
@@ -6,7 +6,6 @@ these lines: the optimizer's moment where micro-batches are small, one of the ba
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,30 +76,3 @@ def highest(lines: Iterable[Line]) -> tuple[Line, ...]:
 def _through(a: tuple[int, float], b: tuple[int, float]) -> Line:
     slope = max(0.0, (b[1] - a[1]) / (b[0] - a[0]))
     return Line(b[1] - slope * b[0], slope)
-
-
-def calibrated(predicted: PeakMemory, measured: Mapping[int, float]) -> PeakMemory:
-    """Correct the prediction by what was measured: {micro-batch size: peak bytes}.
-
-    With several sizes measured it becomes offset + factor x prediction, by least squares; two sizes are met exactly.
-    """
-    xs, ys = [predicted.bytes_at(size) for size in measured], list(measured.values())
-    if len(set(xs)) > 1:
-        factor, offset = statistics.linear_regression(xs, ys)
-        if factor > 0:
-            return predicted.scaled(offset, factor)
-    size = max(measured)
-    return _through_one(predicted, size, measured[size])
-
-
-def _through_one(predicted: PeakMemory, size: int, peak: float) -> PeakMemory:
-    """Correct the prediction by one measurement.
-
-    What is more than predicted belongs to the process and is the same at every size. What is less are activations
-    that the compiler does not keep, and grows with the size.
-    """
-    line = max(predicted.lines, key=lambda line: line.bytes_at(size))
-    kept = (peak - line.base_bytes) / (line.bytes_at(size) - line.base_bytes) if line.bytes_per_sample else 1.0
-    if 0 < kept < 1:
-        predicted = PeakMemory(tuple(Line(one.base_bytes, kept * one.bytes_per_sample) for one in predicted.lines))
-    return predicted.scaled(peak - predicted.bytes_at(size), 1.0)

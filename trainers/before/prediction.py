@@ -4,9 +4,8 @@ Several ranks are predicted as one of them. FSDP2 is torch's own, in a process g
 prefetches, keeps whole between exchanges and frees is followed as it does it, and an exchange's buffers are counted
 without those of the library that exchanges. DDP's buckets are followed in `trainers.before.one_of_several`.
 
-Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. Until
-`trainers.before.peak_memory.calibrated` has one measurement of it, the eager prediction is the estimate of a compiled
-mode. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
+Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. The eager
+prediction is the estimate of a compiled mode until that is measured. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
 predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
 add.
 
@@ -48,7 +47,7 @@ from trainers.noise.gradient_noise import MicroGradientNorms
 from trainers.noise.step_statistics import parameters_moved, sums_of_step
 from trainers.step.accumulation import accumulate_gradient
 from trainers.step.optimizers import build_optimizer
-from trainers.step.update import update_of
+from trainers.step.update import update
 from trainers.step.weight_average import WeightAverage
 
 ON_THE_HOST = (activation_offload.NAME, optimizer_offload.NAME)
@@ -182,21 +181,19 @@ def _two_steps(
     half_life = config.ema_half_life_samples
     average = WeightAverage(parameters, half_life) if half_life else None
     norms = MicroGradientNorms(leaves_of(model), config.world_size) if config.statistics else None
-    update = update_of(config, parameters, optimizer, torch.amp.GradScaler(enabled=False), nominal_targets=1)
-    loss = update.watched(autocasting(loss, config, torch.device("cpu")))
-    one = torch.ones(())
+    loss = autocasting(loss, config, torch.device("cpu"))
+    scaler, one = torch.amp.GradScaler(enabled=False), torch.ones(())
     for num_micro_batches in (1, _most_that_differ(config)):
         optimizer.zero_grad(set_to_none=True)
         batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
         with one_sequence_each(sample):
             accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
         with NumbersAre(1), torch.compiler.set_stance("force_eager"):
-            update.take(one)
+            update(parameters, optimizer, scaler, one, config.optimizer.max_gradient_norm)
         if average is not None:
             average.update(config.effective_batch_size)
-    moved = parameters_moved(optimizer) if config.statistics else []
-    if moved:  # none where each gradient was let go
-        sums_of_step(optimizer, moved)
+    if config.statistics:
+        sums_of_step(optimizer, parameters_moved(optimizer))
 
 
 def _most_that_differ(config: TrialConfig) -> int:

@@ -15,7 +15,6 @@ from trainers.knobs import (
     chunked_cross_entropy,
     fsdp,
     optimizer_8bit,
-    optimizer_in_backward,
     optimizer_offload,
 )
 from trainers.knobs.knob import Knob
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 KNOBS = (
     chunked_cross_entropy.KNOB,
-    optimizer_in_backward.KNOB,
     optimizer_8bit.KNOB,
     bfloat16_weights.KNOB,
     activation_offload.KNOB,

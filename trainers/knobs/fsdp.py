@@ -33,5 +33,5 @@ KNOB = Knob(
     effect="rounding",
     changes="settings",
     in_the_way=_in_the_way,
-    excludes=("activation_offload", "bfloat16_weights", "optimizer_in_backward", "optimizer_offload"),
+    excludes=("activation_offload", "bfloat16_weights", "optimizer_offload"),
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainers.config import TrialConfig
 
 Effect = Literal["none", "rounding", "loss"]
-Part = Literal["settings", "module", "loss", "optimizer", "update"]
+Part = Literal["settings", "module", "loss", "optimizer"]
 
 
 def nothing(_: object) -> str:
@@ -30,16 +30,13 @@ class Knob:
     """What it does to the numbers. none: gradients and weights are the same but for the order of sums. rounding: so are they,
     and ranks add in another order. loss: training itself differs, so the loss must be looked at."""
     changes: Part
-    """The part of a run that it replaces: settings of the trial, the module, its loss, its optimizer, or how an update is made of
-    gradients."""
+    """The part of a run that it replaces: settings of the trial, the module, its loss, or its optimizer."""
     in_the_way: Callable[[TrialConfig], str] = nothing
     """Returns what of a trial's configuration it does not go with, ending with the way out; empty if it goes."""
     missing: Callable[[str], str] = nothing
     """Returns what a machine whose device is of this type (cpu, cuda) lacks, ending with the way out; empty if it has all."""
     excludes: tuple[str, ...] = ()
     """Other knobs that it does not go with."""
-    accumulates: bool = True
-    """False if a step has one micro-batch: then no study that compares batches goes on with it."""
     tried_by_itself: bool = False
     """True if a frontier tries it unasked where memory is what binds. Such a knob changes no number."""
 

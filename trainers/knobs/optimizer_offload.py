@@ -35,5 +35,5 @@ KNOB = Knob(
     changes="optimizer",
     in_the_way=_in_the_way,
     missing=needs_cuda("it moves the optimizer's state from a GPU"),
-    excludes=("optimizer_8bit", "optimizer_in_backward"),
+    excludes=("optimizer_8bit",),
 )

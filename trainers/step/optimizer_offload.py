@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.step.closures import Closure, loss_of
-from trainers.step.one_by_one import OneByOne
 
 
 class OnTheHost(Optimizer):
@@ -36,7 +35,7 @@ class OnTheHost(Optimizer):
         on_host = {name: value for name, value in state.items() if _is_moved(value)}
         # Copies and kernels are on one stream, so each begins when the one before it has ended.
         state.update({name: value.to(parameter.device, non_blocking=True) for name, value in on_host.items()})
-        self._one_by_one.step(parameter)
+        self._step_alone(parameter)
         for name, value in [*state.items()]:
             if _is_moved(value):
                 state[name] = _kept(value, on_host.get(name))
@@ -50,7 +49,16 @@ class OnTheHost(Optimizer):
 
     def _share(self) -> None:
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
-        self._one_by_one = OneByOne(self._inner)
+        self._group_of = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
+
+    def _step_alone(self, parameter: nn.Parameter) -> None:
+        """Step the other optimizer for this parameter only: those that it serves treat each by itself, so of all these steps together
+        comes what one of the whole would do."""
+        self._inner.param_groups = [{**self.param_groups[self._group_of[id(parameter)]], "params": [parameter]}]
+        try:
+            self._inner.step()
+        finally:
+            self._inner.param_groups = self.param_groups
 
 
 def _is_moved(value: object) -> bool:

@@ -69,8 +69,6 @@ def _on_knob(known: FrontierProgress, one: KnobFindings, findings: FrontierFindi
 
 def _what_follows(one: KnobFindings, findings: FrontierFindings) -> str:
     """Return why the study goes on with the knob, or does not, where that is not its speed alone."""
-    if not one.fastest.mode.accumulates:
-        return "; later stages accumulate, so they go on without it"
     if one.quality and not one.quality.passed:
         return f"; it is not taken, as it learns worse: {one.quality}"
     if one.quality:

@@ -210,11 +210,7 @@ class KnobSearch:
     def to_check(self) -> list[KnobMode]:
         """The modes whose loss must be looked at, since they change it and would be chosen otherwise; as many as max_samples leaves
         room for."""
-        wanted = [
-            one
-            for one in self.modes
-            if that_change_the_loss(one.names) and one.mode.accumulates and self.is_faster(one)
-        ]
+        wanted = [one for one in self.modes if that_change_the_loss(one.names) and self.is_faster(one)]
         allowed, spent = max_samples(self.context), self.known.probed()
         return [
             one
@@ -231,12 +227,12 @@ class KnobSearch:
         return quality_of(self.context, one.mode, one.ground) if one in self.to_check else None
 
     def eligible(self) -> dict[OperatingPoint, Trial]:
-        """Return the probes that fit of the modes that a study may go on with: they accumulate, and where they change the loss
-        they have passed their check."""
+        """Return the probes that fit of the modes that a study may go on with: where they change the loss they have
+        passed their check."""
         found = dict[OperatingPoint, Trial]()
         for one in self.modes:
             quality = self.quality(one)
             sound = bool(quality and quality.passed) or not that_change_the_loss(one.names)
-            if one.mode.accumulates and sound:
+            if sound:
                 found |= self.fitting(one)
         return found

@@ -509,7 +509,7 @@ class FrontierProgress:
         return steps * self._split(point).effective_batch_size
 
     def _split(self, point: OperatingPoint) -> Split:
-        return self.context.split(point.micro_batch_size, ACCUMULATED if point.mode.accumulates else 1)
+        return self.context.split(point.micro_batch_size, ACCUMULATED)
 
     def _static(
         self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None

@@ -1,4 +1,4 @@
-"""The peak as a function of the micro-batch size: the highest of its lines, read backwards for a limit, moved by measurements."""
+"""The peak as a function of the micro-batch size: the highest of its lines, read backwards for a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trainers.before.peak_memory import Line, PeakMemory, calibrated, highest, peak_of
+from trainers.before.peak_memory import Line, PeakMemory, highest, peak_of
 
 
 def some_lines(seed: int) -> list[Line]:
@@ -41,25 +41,3 @@ def test_the_largest_is_none_where_one_sample_is_too_much_and_ends_where_the_sea
 def test_a_step_of_other_operations_at_another_size_is_a_line_through_its_peaks() -> None:
     predicted = peak_of({2: [0, 30, 0], 8: [0, 60, 90, 0]})
     assert [predicted.bytes_at(size) for size in (1, 2, 8, 16)] == [30, 30, 90, 170]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_calibration_moves_the_prediction_through_what_was_measured(seed: int) -> None:
-    predicted = PeakMemory(highest(some_lines(seed)))
-    one = calibrated(predicted, {7: 2.5e6})
-    assert one.bytes_at(7) == pytest.approx(2.5e6)
-    two = calibrated(predicted, {100: 3e6, 300: 5e6})
-    assert (two.bytes_at(100), two.bytes_at(300)) == pytest.approx((3e6, 5e6))
-    same = calibrated(predicted, {size: predicted.bytes_at(size) for size in (3, 50, 200)})
-    assert [same.bytes_at(size) for size in (1, 1000)] == pytest.approx([predicted.bytes_at(m) for m in (1, 1000)])
-
-
-def test_a_first_measurement_above_the_prediction_is_the_process_and_one_below_it_the_activations() -> None:
-    predicted = PeakMemory((Line(150, 0), Line(100, 10)))
-    assert [calibrated(predicted, {20: 320.0}).bytes_at(size) for size in (1, 40)] == [170, 520]
-    assert [calibrated(predicted, {20: 200.0}).bytes_at(size) for size in (1, 40)] == [150, 300]
-
-
-def test_measurements_that_fall_with_the_size_are_noise_and_do_not_turn_the_prediction_round() -> None:
-    found = calibrated(PeakMemory((Line(100, 10),)), {10: 220.0, 11: 210.0})
-    assert found.bytes_at(100) > found.bytes_at(10)

@@ -22,7 +22,6 @@ from trainers.loop import train
 from trainers.model.blocks import find_blocks
 from trainers.noise.step_statistics import read_step
 from trainers.step.optimizers import Together, build_optimizer, set_learning_rate
-from trainers.step.update import update_of
 
 HERE = "tests.trainers.step.test_optimizers"
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
@@ -134,9 +133,6 @@ def test_ones_own_is_called_with_the_rate_and_its_arguments_and_makes_the_same_s
     assert type(run.optimizer) is torch.optim.Adam
     by_hand = cpu_run(config(statistics=False))
     by_hand.optimizer = torch.optim.Adam(by_hand.parameters, lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
-    by_hand.update = update_of(
-        by_hand.config, by_hand.parameters, by_hand.optimizer, by_hand.scaler, by_hand.nominal_targets
-    )
     for _ in range(3):
         run.step()
         by_hand.step()
