@@ -56,7 +56,7 @@ def tell_peak():
     print(int(peak.split()[1]) * 1024, file=sys.stderr)
 """
 REPLAY = """
-from orchestrator.config.load import load_stored_study
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.journal import replay
 run_dir = Path(sys.argv[1])
 replay(run_dir / "journal.jsonl", load_stored_study(run_dir / "study.yaml").name)

@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import load_stored_study
 from orchestrator.config.trial import scaled_learning_rate
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.train.lineup import lineup_of
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from trainers.config import TrialConfig
 from trainers.loop import train

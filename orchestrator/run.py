@@ -242,7 +242,7 @@ def _begin(
     if (inputs := inputs_of(config)) != (journal.study.facts.inputs or {}):
         journal.append(FactsRead(facts=Facts(inputs=inputs)))
     token = uuid.uuid4().hex[:8]
-    journal.append(RunBegan(token=token))
+    journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
     return token, [*journal.met, *notices]
 
 

@@ -81,7 +81,7 @@ def _crc32(file: IO[bytes], num_bytes: int) -> int:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the checksums of the archive's records. A file that was written before 0.3.0, or was cut short, has no others."""
+    """Check the checksums of the archive's records. A file that was cut short has no others."""
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()

@@ -19,8 +19,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -97,11 +95,6 @@ class ModelConfig(Strict):
     """LoRA: arguments of peft.LoraConfig (`r`, `lora_alpha`, `target_modules`, ...), for which peft must be installed. Its matrices are
     trained, and all that the model had before is frozen. null: there are no adapters."""
 
-    @model_serializer(mode="wrap")
-    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the key that version 0.3.0 did not have where it says something: see TrialConfig's."""
-        return {key: value for key, value in serialise(self).items() if value is not None or key != "peft"}
-
 
 class DataConfig(Strict):
     """What the model is trained on."""
@@ -138,12 +131,6 @@ class DataConfig(Strict):
                 "{input_ids: 0, labels: -100}"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the keys that version 0.3.0 did not have where they say something: see TrialConfig's."""
-        new = {"workers": None, "pad": {}, "pack": None}
-        return {key: value for key, value in serialise(self).items() if key not in new or value != new[key]}
 
 
 class OptimizerConfig(Strict):
@@ -227,12 +214,6 @@ class OptimizerConfig(Strict):
         }
         return of_type.get(self.type, rate | decay | {"betas": "betas", "eps": "eps"})
 
-    @model_serializer(mode="wrap")
-    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the keys that version 0.3.0 did not have where they say something: see TrialConfig's."""
-        new = ("target", "param_groups", "kwargs")
-        return {key: value for key, value in serialise(self).items() if value or key not in new}
-
 
 class Schedule(Strict):
     """How the learning rate changes in the course of a run, after its warm-up."""
@@ -283,19 +264,6 @@ class BranchPoint(Strict):
     """The directory of the other run, as the ranks see it; a relative one begins at this run's own."""
     samples: PositiveInt
     """One of the other run's `kept_checkpoints`."""
-
-
-_SINCE_0_1 = {
-    "ramp",
-    "kept_checkpoints",
-    "branch_from",
-    "deterministic",
-    "gpu_timing_seconds",
-    "initial_weights",
-    "allow_tf32",
-    "micro_batch",
-    "memory_knobs",
-}
 
 
 class TrialConfig(Strict):
@@ -526,12 +494,6 @@ class TrialConfig(Strict):
                 f"({self.effective_batch_size}); raise sample_budget or lower the batch"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_ever_where_nothing_is_new(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the fields that version 0.1.0 did not have where they say something: any other run is written, and found
-        again by what is written, as it was."""
-        return {key: value for key, value in serialise(self).items() if value or key not in _SINCE_0_1}
 
 
 def check_cut(micro_batch: MicroBatch | None, data: DataConfig) -> None:

@@ -23,7 +23,7 @@ class OwnLoss(Strict):
     summed loss and the number of targets in that sum."""
 
     @model_serializer
-    def _as_versions_before_0_3_wrote_it(self) -> str:
+    def _in_short(self) -> str:
         return self.target
 
 

@@ -28,13 +28,9 @@ def body_of(line: bytes) -> bytes | None:
     return body if checksum == b'%08x"}\n' % zlib.crc32(body) else None
 
 
-def body_unless_changed(line: bytes) -> bytes | None:
-    """Return a line's own JSON; None if its checksum is not that of its contents. The line may lack its end.
-
-    A line without a checksum is returned as it is, since earlier versions wrote such lines: whether it is sound nobody
-    knows.
-    """
-    return body_of(line.removesuffix(b"\n") + b"\n") if CHECKSUM_KEY in line else line
+def body_of_last(line: bytes) -> bytes | None:
+    """The same of a line that may lack its end, as the last one of a file may."""
+    return body_of(line.removesuffix(b"\n") + b"\n")
 
 
 def lines_in(path: Path) -> list[bytes]:

@@ -25,8 +25,6 @@ FILE_NAME = "steps.jsonl"
 NUM_DIGITS = {"loss": 7, "gradient_norm": 7, "learning_rate": 7, "data_wait": 2}
 """The significant digits of each figure; a share of a time is not known to more."""
 FIGURES = tuple(NUM_DIGITS)
-_KEYS = {"first_step", "samples_seen", *FIGURES}
-_FIRST_KEYS = _KEYS - {"data_wait"}
 _FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})[,}]')
 _FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})[,\]]')
 
@@ -48,8 +46,8 @@ class Step:
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
-    data_wait: float = math.nan
-    """The share of its time that it waited for data; not a number where an earlier version has not measured it."""
+    data_wait: float
+    """The share of its time that it waited for data."""
 
 
 def line_of(steps: Sequence[Step]) -> str:
@@ -114,16 +112,12 @@ def read_steps(path: Path) -> list[Step]:
 
 def _steps_of(line: bytes) -> list[Step]:
     """Return the steps of a line; none where it is damaged, or half a line."""
-    body = lines.body_unless_changed(line)
-    try:
-        told = json.loads(body or b"")
-        if told.keys() not in (_KEYS, _FIRST_KEYS):  # what was a checksum may be a changed key
-            return []
-        figures = [name for name in FIGURES if name in told]
-        columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in figures), strict=True)
-        return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
-    except (ValueError, TypeError, AttributeError):  # a line without a checksum may fail anywhere
+    body = lines.body_of_last(line)
+    if body is None:
         return []
+    told = json.loads(body)
+    columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in FIGURES), strict=True)
+    return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
 
 
 def _is_torn(line: bytes) -> bool:

@@ -78,14 +78,6 @@ def _yaml_off(value: object) -> object:
 
 Objective = Literal["time", "samples", "target"]
 
-# What the objectives of version 0.2 became.
-FORMER_OBJECTIVES = {
-    "val_loss": "it is called samples now (the loss after equal samples); the default is time (the loss after equal "
-    "training time)",
-    "time_to_target": "it is called target now, and target_loss says the validation loss to reach",
-    "gpu_hours": "it is gone, as it ranked like time_to_target: choose target and say target_loss",
-}
-
 
 def _without_its_other_half(target_loss: float | None) -> str:
     if target_loss is None:
@@ -93,12 +85,6 @@ def _without_its_other_half(target_loss: float | None) -> str:
     return (
         f"target_loss ({target_loss:g}) is only used by objective: target; set objective: target or remove target_loss"
     )
-
-
-def _objective_of_today(value: object) -> object:
-    if isinstance(value, str) and value in FORMER_OBJECTIVES:
-        raise ValueError(f"'{value}' was an objective until version 0.2: {FORMER_OBJECTIVES[value]}")
-    return value
 
 
 class StudyOptimizer(OptimizerConfig):
@@ -304,7 +290,7 @@ class StudyConfig(Strict):
     gradient norm, speed and memory alone, and there is no goodput."""
     seeds: Annotated[tuple[Seed, ...], AtLeastOne] = (0,)
     """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
-    objective: Annotated[Objective, BeforeValidator(_objective_of_today)] = "time"
+    objective: Objective = "time"
     """What the best candidate has. time: the lowest validation loss after the training time that the baseline needs for
     `sample_budget`, so a faster candidate trains on more samples. samples: the lowest validation loss after
     `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,

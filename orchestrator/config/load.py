@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from orchestrator.config.faults import fault_lines
-from orchestrator.config.keys import FORMER_OBJECTIVES, StudyConfig
+from orchestrator.config.keys import StudyConfig
 from orchestrator.config.placeholders import PLACEHOLDER, placeholders
 from orchestrator.config.regimes import OWN_WEIGHTS
 from orchestrator.config.sources import with_source
@@ -98,22 +98,6 @@ def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) ->
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors(), ("from",)))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
-
-
-def load_stored_study(path: Path) -> StudyConfig:
-    """Return the study that a run directory holds, in this version's keys; one of version 0.2 is read as it was meant."""
-    tree = read_yaml(path)
-    if isinstance(tree, dict) and tree.get("objective") in FORMER_OBJECTIVES:
-        tree["objective"] = "samples"  # what all of them compared was trained on equal samples
-        stages = tree.get("stages")
-        for stage in stages if isinstance(stages, list) else []:
-            if isinstance(stage, dict):
-                stage.pop("unscaled_contrast", None)
-    if isinstance(tree, dict) and isinstance(optimizer := tree.get("optimizer"), dict):
-        optimizer.setdefault(
-            "beta2_scaling", "none"
-        )  # what it was before there was a choice; ours are stored with all keys
-    return parse_study(tree, quoted(path))
 
 
 def _make_absolute(tree: dict[str, Yaml]) -> None:

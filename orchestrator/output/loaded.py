@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import Recommendation, recommend
 from orchestrator.output.trial_rows import trial_row
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from orchestrator.study.storage.place import on_this_machine, run_place_of
 from orchestrator.units import counted

@@ -60,7 +60,7 @@ class EquivalenceFindings:
     """The same for each control: what rounding alone makes."""
     judgement: Judgement | None = None
     """equivalent: a batch trains the same however it is split. splits_differ: it does not. random: not known, as the
-    model draws random numbers. no_sum: its loss is no sum over samples. None in the journals of version 0.1.0."""
+    model draws random numbers. no_sum: its loss is no sum over samples."""
 
 
 def propose(context: StageContext[Equivalence]) -> list[Proposal]:
@@ -152,8 +152,6 @@ def _largest_affordable(context: StageContext[Equivalence]) -> int:
     chosen, allowed = chosen_split(context).micro_batch_size, max_samples(context)
     if allowed is None or context.stage.effective_batch_size:
         return chosen
-    if begun := [trial.config.micro_batch_size for trial in context.trials()]:
-        return max(begun)  # an earlier version may have begun it, which had no cap
     of_one_sample = _most_runs(context) * context.stage.steps * _of_micro_batch(context, 1)
     held = [size for size in _divisors(chosen) if SMALLEST_SPLIT <= size <= allowed // of_one_sample]
     return held[0] if held else min(chosen, SMALLEST_SPLIT)

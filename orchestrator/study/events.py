@@ -1,24 +1,15 @@
 """What happens to a study, as the journal holds it: one type for each kind of event, and the version of their format.
 
 An event's `kind` and the names of its fields are what `jq` and `grep` see. Whoever changes them raises FORMAT_VERSION,
-and writes a reader like `version0` for the format that was used until then.
+and writes into `upgrade.py` how lines of the format before are read.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
@@ -29,7 +20,7 @@ from orchestrator.units import shortened
 from trainers.config import TrialConfig
 from trainers.notices import Notice, NoticeKind
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def _now() -> float:
@@ -63,7 +54,7 @@ class _Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    version: Literal[1] = FORMAT_VERSION
+    version: Literal[2] = FORMAT_VERSION
     time: float = Field(default_factory=_now)
 
 
@@ -73,15 +64,6 @@ class _OnALane(_Event):
     lane: HeldLane | None = None
     """Where it ran; None if it was not heard of there."""
 
-    @model_serializer(mode="wrap")
-    def _without_an_unknown_lane(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what earlier versions did not write."""
-        written = serialise(self)
-        if written["lane"] is None:
-            return {key: value for key, value in written.items() if key != "lane"}
-        lane = {key: value for key, value in written["lane"].items() if value or key not in ("devices", "nodes")}
-        return written | {"lane": lane}
-
 
 class RunBegan(_Event):
     """A driver took the study up: what the driver before it left running waits again."""
@@ -89,6 +71,8 @@ class RunBegan(_Event):
     kind: Literal["run_began"] = "run_began"
     token: str
     """Names this driver among all that have run the study."""
+    given: dict[str, JsonValue] = {}
+    """The keys of the study that its file and options gave; all others had their defaults."""
 
 
 class ClusterReady(_Event):

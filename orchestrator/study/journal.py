@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
-from orchestrator.study.lines import Line, read_lines
+from orchestrator.study.lines import Line, read_lines, refuse_earlier_format
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.storage.lease import LEASE_SECONDS
 from orchestrator.study.storage.lock import JournalLock, leads_to
@@ -62,6 +62,7 @@ class Journal:
             on_error.callback(self._lock.release)
             if self._lock.lease.has_followed_a_silent_one:
                 _replace_by_copy(path)
+            refuse_earlier_format(path)
             self._file = on_error.enter_context(path.open("r+b", buffering=0))
             with heard_by(self.met.append):
                 self._whole_bytes = _apply_all(path, self.study)

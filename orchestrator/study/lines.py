@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
-from orchestrator.study.version0 import upgraded
+from orchestrator.study.upgrade import upgraded_line
 from orchestrator.terminal import printable
 from trainers.files import own_file, quoted
-from trainers.lines import CHECKSUM_KEY, body_of
+from trainers.lines import body_of
 from trainers.notices import NoticeKind, give_notice
 
 # A notice quotes so much of a damaged line: enough for its kind and the trial that it tells of.
@@ -35,7 +35,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """Yield every whole line; none where there is no file.
 
     A crash may tear the last line, which is left out. So is a last line that is whole and damaged, and a notice is given
-    of that: no crash of a process leaves one. Raises ValueError, with the line's number, for a torn or damaged line
+    of that: no crash of a process leaves one. A line of an earlier format is read as `upgrade` has it. Raises ValueError, with the line's number, for a torn or damaged line
     elsewhere, and for a line that a later version of this program wrote.
     """
     if not path.exists():
@@ -45,13 +45,29 @@ def read_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):  # it was torn, or is being written now
                 return
-            event = _event_of(text, number, path)
-            if event is None:
+            body = body_of(text)
+            if body is None:
                 _refuse_lines_after(number, file, path)
                 give_notice(NoticeKind.DAMAGED_JOURNAL, _left_out(number, text, path))
                 return
             end += len(text)
-            yield Line(number, event, end)
+            event = _event_of(body, _where(number, path))
+            if event is not None:
+                yield Line(number, event, end)
+
+
+def refuse_earlier_format(path: Path) -> None:
+    """Raise ValueError if an earlier version of this program wrote the file, which may be read but not gone on with."""
+    if not path.exists():
+        return
+    with own_file(path, "read"), path.open("rb") as file:
+        body = body_of(file.readline())
+    version = json.loads(body)["version"] if body else FORMAT_VERSION
+    if version < FORMAT_VERSION:
+        raise ValueError(
+            f"{quoted(path)} has journal format {version}, and this batchscout goes on with format {FORMAT_VERSION} alone; its "
+            "report, exports and comparison are still had from it; to run the study, choose another --dir"
+        )
 
 
 def _refuse_lines_after(number: int, file: Iterable[bytes], path: Path) -> None:
@@ -72,44 +88,36 @@ def _left_out(number: int, text: bytes, path: Path) -> str:
     )
 
 
-def _event_of(line: bytes, number: int, path: Path) -> Event | None:
-    """Return the event of a line; None if the line is damaged. Raises ValueError for what a later version wrote."""
-    body = body_of(line)
-    if body is None:
-        # What has a checksum is no line of version 0, and its version cannot be trusted where the checksum is wrong.
-        return None if CHECKSUM_KEY in line else _event_without_checksum(line, _where(number, path))
+def _event_of(body: bytes, where: str) -> Event | None:
+    """Return the event of a line that is as it was written; None if it tells of what this version has no more. Raises ValueError for
+    what a later version wrote."""
     try:
         return parser.validate_json(body)
     except ValidationError as error:
-        raise ValueError(_not_readable(json.loads(body), error, _where(number, path))) from error
+        record, fault = json.loads(body), error
+    if record["version"] < FORMAT_VERSION:
+        record = upgraded_line(record, FORMAT_VERSION)
+        if record is None:
+            return None
+        try:
+            return parser.validate_python(record)
+        except ValidationError as error:
+            fault = error
+    raise ValueError(_not_readable(record, fault, where)) from fault
 
 
 def _where(number: int, path: Path) -> str:
     return f"line {number} of {quoted(path)}"
 
 
-def _event_without_checksum(line: bytes, where: str) -> Event | None:
-    """Return the event of a line of version 0; None if it is damaged. Raises ValueError for a line of a later format."""
-    try:
-        record = json.loads(line)
-    except ValueError:  # not JSON, or not even text
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    if _is_of_later_format(record):
-        raise ValueError(_later_format(record, where))
-    if "version" in record:  # every line with a version has a checksum, which this one has lost
-        return None
-    try:
-        return parser.validate_python(upgraded(record))
-    except (ValueError, LookupError, TypeError, AttributeError):  # a changed value that had no type may fail anywhere
-        return None
-
-
 def _not_readable(record: dict[str, JsonValue], error: ValidationError, where: str) -> str:
     """Return why a line cannot be read that is just as it was written."""
-    if _is_of_later_format(record):
-        return _later_format(record, where)
+    version = record["version"]
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        return (
+            f"{where} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; go on with the version that "
+            "wrote it, or a later one"
+        )
     fault = error.errors()[0]
     if fault["type"] == "union_tag_invalid":
         return (
@@ -120,16 +128,4 @@ def _not_readable(record: dict[str, JsonValue], error: ValidationError, where: s
     return (
         f"{where} is no event that this batchscout can read ({place}: {fault['msg']}, and it is {fault['input']!r:.100}); "
         "go on with the version that wrote it, or restore the file from a copy"
-    )
-
-
-def _is_of_later_format(record: dict[str, JsonValue]) -> bool:
-    version = record.get("version")
-    return isinstance(version, int) and version > FORMAT_VERSION
-
-
-def _later_format(record: dict[str, JsonValue], where: str) -> str:
-    return (
-        f"{where} has journal format {record['version']}, and this batchscout reads up to {FORMAT_VERSION}; go on with "
-        "the version that wrote it, or a later one"
     )

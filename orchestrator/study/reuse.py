@@ -188,7 +188,7 @@ def _records(file: Path) -> list[_Record]:
     with own_file(file, "read"):
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     found = {number: _record(line) for number, line in enumerate(lines, start=1)}
-    damaged = [number for number, record in found.items() if record is None and _is_damaged(lines[number - 1])]
+    damaged = [number for number, record in found.items() if record is None and lines[number - 1].endswith(b"\n")]
     if damaged:
         give_notice(
             NoticeKind.DAMAGED_MEASUREMENT,
@@ -199,20 +199,9 @@ def _records(file: Path) -> list[_Record]:
 
 
 def _record(line: bytes) -> _Record | None:
-    """Return the record of a line; None if it is damaged, or was written without a checksum."""
-    body = body_of(line)
-    return None if body is None else _parsed(body)
-
-
-def _is_damaged(line: bytes) -> bool:
-    """True of a line without a record, unless it is being written now, or is as versions before 0.3 wrote it: without a
-    checksum, so that nobody knows whether it is sound."""
-    return line.endswith(b"\n") and _parsed(line) is None
-
-
-def _parsed(text: bytes) -> _Record | None:
+    """Return the record of a line; None if it is damaged, or is being written now."""
     try:
-        return _Record.model_validate_json(text)
+        return _Record.model_validate_json(body_of(line) or b"")
     except ValidationError:
         return None
 

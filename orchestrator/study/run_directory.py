@@ -6,15 +6,19 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, JsonValue
 
-from orchestrator.config.keys import StudyConfig, StudyOptimizer
-from orchestrator.config.load import load_stored_study, read_yaml
-from orchestrator.config.stages import Frontier, StageKeys
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.load import parse_study, read_yaml
+from orchestrator.study.events import Proposed, RunBegan
 from orchestrator.study.journal import Journal, replay
+from orchestrator.study.lines import read_lines, refuse_earlier_format
 from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
+from orchestrator.study.upgrade import upgraded_study
 from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
 
 MAX_DIFFERENCES = 8
@@ -60,6 +64,7 @@ def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
     with _as_the_user_chose(run_dir):
         _refuse_other_files(run_dir)
     with own_file(run_dir, "read"):
+        refuse_earlier_format(journal)
         if path.exists() and journal.exists() and replay(journal, config.name).trials:
             _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
 
@@ -71,39 +76,60 @@ def _refuse_other_files(run_dir: Path) -> None:
         raise ValueError(f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it")
 
 
+def load_stored_study(path: Path) -> StudyConfig:
+    """Return the study that a run directory's study.yaml holds, in this version's keys."""
+    return parse_study(upgraded_study(read_yaml(path)), quoted(path))
+
+
 def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
-    """Return the study with the rules that it was begun with, where the study file leaves them open: an earlier version had other
-    defaults, and all runs of a study are compared under one rule."""
-    path = run_dir / "study.yaml"
+    """Return the study with the defaults that it began with, for keys that were left open then and are now: another version may have
+    other defaults, and all runs of a study are compared under one rule."""
     with _as_the_user_chose(run_dir):
-        if not path.is_file():
-            return config
-    stored = read_yaml(path)
-    if not isinstance(stored, dict):
-        return config
-    stages = tuple(_frontier_as_it_began(stage, stored.get("stages")) for stage in config.stages)
-    optimizer = _optimizer_as_it_began(config.optimizer, stored.get("optimizer"))
-    return config.model_copy(update={"stages": stages, "optimizer": optimizer})
+        given = _given_at_the_start(run_dir / "journal.jsonl")
+        has_begun = given is not None and (run_dir / "study.yaml").is_file()
+    return _with_defaults_of(load_stored_study(run_dir / "study.yaml"), config, given) if has_begun else config
 
 
-def _frontier_as_it_began(stage: StageKeys, stored: object) -> StageKeys:
-    """The frontier compiled blocks alone where nobody said what to compile, and this was written as what it was told."""
-    if not isinstance(stage, Frontier) or "compile" in stage.model_fields_set or not isinstance(stored, list):
-        return stage
-    began = [one.get("compile") for one in stored if isinstance(one, dict) and one.get("type") == "frontier"]
-    return stage.model_copy(update={"compile": (True,)}) if began == [[True]] else stage
+def _given_at_the_start(journal: Path) -> JsonValue:
+    """Return the keys that the study was given when it began; None if it has no trial yet, until which it may change."""
+    given = None
+    for line in read_lines(journal):
+        match line.event:
+            case RunBegan():
+                given = line.event.given
+            case Proposed():
+                return given
+    return None
 
 
-def _optimizer_as_it_began(optimizer: StudyOptimizer, stored: object) -> StudyOptimizer:
-    if not isinstance(stored, dict):
-        return optimizer
-    began = {}
-    if "beta2_scaling" not in stored:
-        began["beta2_scaling"] = "none"
-    if stored.get("lr_scaling") == "sqrt":  # which was the default, and was written as one
-        began["lr_scaling"] = "sqrt"
-    left_open = {key: value for key, value in began.items() if key not in optimizer.model_fields_set}
-    return optimizer.model_copy(update=left_open)
+Keys = TypeVar("Keys", bound=BaseModel)
+
+
+def _with_defaults_of(then: Keys, now: Keys, given: JsonValue) -> Keys:
+    """Return the keys of now, and where neither now nor then one was given, that of then. given: the keys that then were."""
+    if not isinstance(given, dict):
+        return now
+    found = {}
+    for name in type(now).model_fields:
+        if name in now.model_fields_set:
+            found[name] = _parts_with_defaults_of(getattr(then, name), getattr(now, name), given.get(name))
+        elif name not in given:
+            found[name] = getattr(then, name)
+    return now.model_copy(update=found)
+
+
+def _parts_with_defaults_of(then: Any, now: Any, given: JsonValue) -> Any:
+    """The same of a key's value: only keys within it may have been left open."""
+    if isinstance(now, BaseModel) and type(now) is type(then):
+        return _with_defaults_of(then, now, given)
+    if (
+        isinstance(now, tuple)
+        and isinstance(then, tuple)
+        and isinstance(given, list)
+        and len(now) == len(then) == len(given)
+    ):
+        return tuple(map(_parts_with_defaults_of, then, now, given))
+    return now
 
 
 def _discard_half_written(run_dir: Path) -> None:
@@ -139,8 +165,7 @@ def _refuse_difference(before: object, now: object, run_dir: Path) -> None:
 
 
 def _stored(path: Path) -> object:
-    """Return the study that the file holds, with the defaults of keys that its version did not have; what is no study
-    of any version as it stands there, to be shown."""
+    """Return the study that the file holds, with all keys; what is no study as it stands there, to be shown."""
     try:
         return load_stored_study(path).model_dump(mode="json")
     except ValueError:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from orchestrator.config.keys import Batch, StudyConfig, given_batch
-from orchestrator.config.load import load_stored_study, load_study, parse_study
+from orchestrator.config.load import load_study, parse_study
 from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
 from orchestrator.config.trial import (
     base_trial,
@@ -25,6 +25,7 @@ from orchestrator.config.trial import (
     scaled_learning_rate,
     warmup_samples,
 )
+from orchestrator.study.run_directory import load_stored_study
 from tests.support.lane_player import study_of
 from trainers.config import OptimizerConfig, Split
 from trainers.strict import Strict
@@ -325,31 +326,6 @@ def test_a_bad_key_is_one_fault_that_says_where_what_and_the_remedy(tmp_path: Pa
     assert first == f"{tmp_path}/study.yaml does not describe a study:"
     assert len(faults) == 1, message
     assert re.search(said, faults[0]), message
-
-
-@pytest.mark.parametrize(("objective", "today"), [
-    ("val_loss", "it is called samples now (the loss after equal samples); the default is time (the loss after equal "
-                 "training time)"),
-    ("time_to_target", "it is called target now, and target_loss says the validation loss to reach"),
-    ("gpu_hours", "it is gone, as it ranked like time_to_target: choose target and say target_loss"),
-])  # fmt: skip
-def test_an_objective_of_version_0_2_is_refused_with_what_it_became(tmp_path: Path, objective: str, today: str) -> None:
-    first, fault = refusal(tmp_path, f"objective: {objective}").splitlines()
-    assert first.endswith("does not describe a study:")
-    assert fault == f"  objective: '{objective}' was an objective until version 0.2: {today}"
-    assert refusal(tmp_path, "", f"objective={objective}").splitlines()[1] == fault, "--set is answered the same"
-
-
-@pytest.mark.parametrize("objective", ["val_loss", "time_to_target", "gpu_hours"])
-def test_the_run_directory_of_a_study_of_version_0_2_is_read_all_the_same(tmp_path: Path, objective: str) -> None:
-    """Its candidates all trained on the same samples, whatever they were ranked by."""
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        f"name: old\n{MINIMAL}objective: {objective}\nseeds: [3]\nstages: [{{type: frontier}}, {{type: train, unscaled_contrast: true}}]\n"
-    )
-    study = load_stored_study(path)
-    assert (study.objective, study.target_loss, study.seeds) == ("samples", None, (3,))
-    assert [stage.type for stage in study.stages] == ["frontier", "train"]
 
 
 def test_the_run_directory_of_a_study_of_today_is_read_as_its_file_is(tmp_path: Path) -> None:

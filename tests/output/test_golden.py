@@ -1,4 +1,4 @@
-"""Three run directories that version 0.1.0 left, as this version reads them: nothing that they say has changed.
+"""Three run directories of journal format 1, as this version reads them: nothing that they say has changed.
 
 `quickstart` ran all five stages; `every_end` has a trial of every final state but failed, and what an earlier study measured;
 `every_state` was killed while one trial ran, and holds failed, paused and waiting ones.
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import load_stored_study
 from orchestrator.output.recommendation import recommend
 from orchestrator.output.report.page import render_report
 from orchestrator.output.status import json_pieces
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 from trainers.config import TrialConfig

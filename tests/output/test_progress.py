@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import load_stored_study
 from orchestrator.output.panel import Panel, rows_broken_off
 from orchestrator.output.progress import Progress
 from orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
@@ -23,6 +22,7 @@ from orchestrator.stages.probing import num_full_runs
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Ended, Evaluated, Paused, StageBegan, Started
 from orchestrator.study.lines import read_lines
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import TrialState
 from orchestrator.units import seconds_text

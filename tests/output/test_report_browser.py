@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from reading_scale import write_study
 
-from orchestrator.config.load import load_stored_study
 from orchestrator.output.comparison import Side
 from orchestrator.output.exports import WRITERS
 from orchestrator.output.recommendation import recommend
@@ -18,6 +17,7 @@ from orchestrator.output.report.comparison import write_comparison
 from orchestrator.output.report.page import render_report, write_report
 from orchestrator.output.report.training import RunCurves
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
 from tests.support.example_study import example_config, example_recommendation, example_study

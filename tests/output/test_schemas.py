@@ -12,11 +12,12 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from orchestrator.cli import main
-from orchestrator.config.load import load_stored_study, parse_study
+from orchestrator.config.load import parse_study
 from orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, editors_line, schema_path
 from orchestrator.output.schemas.generate import generated, text_of
 from orchestrator.output.status import json_pieces
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.verbs.helping import SCHEMAS
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ import pytest
 from orchestrator.config.keys import Tracking
 from orchestrator.decisions.observer import Observer
 from orchestrator.output.tracking import how_to_look, open_trackers, require_libraries
-from orchestrator.output.tracking.names import run_id, study_token
+from orchestrator.output.tracking.names import run_id
 from orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial, TrialState
@@ -311,13 +311,6 @@ def test_a_directory_in_place_of_the_studys_token_is_named(tmp_path: Path) -> No
     (token := tmp_path / "tracking-token").mkdir()
     with pytest.raises(StorageLost, match=rf"^{re.escape(str(token))} could not be read: Is a directory$"):
         opened(Tracking(wandb="offline", project="tests"), tmp_path)
-
-
-def test_a_study_of_an_earlier_version_goes_on_in_its_own_runs(tmp_path: Path) -> None:
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "study-token").write_text("abc123")
-    assert study_token(tmp_path) == "abc123"
-    assert not (tmp_path / "tracking-token").exists()
 
 
 @pytest.mark.slow

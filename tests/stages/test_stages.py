@@ -13,9 +13,7 @@ from orchestrator.stages.equivalence import EquivalenceFindings
 from orchestrator.stages.mode import Mode
 from orchestrator.stages.stage import Stage
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, proposed
 from orchestrator.study.facts import Facts
-from orchestrator.study.trial import TrialState
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
 from tests.support.worlds import FRONTIER, KNOWN, NONE
@@ -81,13 +79,6 @@ def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many
     told = " ".join(known.conclude().notes)
     taken = "with which the runs would take 960 samples, more than max_samples"
     assert (f"micro-batch {first[1]} was split instead of the chosen 8, {taken}" in told) is (budget < 10_000)
-
-
-def test_what_an_earlier_version_began_with_the_chosen_size_goes_on_with_it() -> None:
-    known = Known({"type": "equivalence"}, sample_budget=100).concluded(FRONTIER)
-    known.end("equivalence-m8k2")
-    resumed = Known({"type": "equivalence"}, more_stages=[{"type": "train"}], sample_budget=100, study=known.study)
-    assert resumed.ids()[:2] == ["equivalence-m8k2", "equivalence-m4k4"]
 
 
 def test_two_keys_do_not_both_say_what_is_split() -> None:
@@ -259,17 +250,6 @@ def test_where_no_two_splits_run_there_is_nothing_to_compare_and_the_study_goes_
     assert found.ok
     assert found.reason == "nothing to compare: there are no two splits of this batch that could be run"
     assert len(found.notes) == 3
-
-
-def test_a_stage_that_an_earlier_version_began_goes_on_as_it_began() -> None:
-    """Its reference ran with dropout, in the study's precision."""
-    known = equivalence_in("bfloat16")
-    (wanted,) = known.propose()
-    earlier = {"dropout": True, "precision": "bfloat16", "check_parts": False}
-    known.study.apply(proposed(replace(wanted, config=wanted.config.model_copy(update=earlier))))
-    known.study.apply(Ended(id=wanted.id, state=TrialState.COMPLETE, cause=None, reason="", metrics={}, seconds=1.0))
-    others = [proposal.config for proposal in known.propose()[1:]]
-    assert {(one.dropout, one.precision) for one in others} == {(True, "bfloat16")}
 
 
 # Grid

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.load import load_stored_study
 from orchestrator.config.stages import Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.train.surface_figure import surface_figures
 from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from orchestrator.study.trial import TrialState
 

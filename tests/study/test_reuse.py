@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -213,15 +212,6 @@ def test_no_flipped_bit_is_taken_for_what_was_measured(file: Path) -> None:
         known, met = opened(file)
         assert known.find([proposal()]) == {}, bytes(flipped)
         assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_MEASUREMENT], bytes(flipped)
-
-
-def test_a_line_without_a_checksum_as_earlier_versions_wrote_it_is_measured_again_in_silence(file: Path) -> None:
-    record = json.loads(file.read_text())
-    del record["crc32"]
-    file.write_text(json.dumps(record) + "\n")
-    known, met = opened(file)
-    assert known.find([proposal()]) == {}
-    assert met == []
 
 
 def test_the_newest_of_two_counts(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +13,8 @@ import pytest
 import yaml
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
-from orchestrator.study.events import proposed
+from orchestrator.study.events import RunBegan, proposed
 from orchestrator.study.run_directory import (
     as_it_began,
     logs_of,
@@ -24,11 +24,11 @@ from orchestrator.study.run_directory import (
 )
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
-from trainers.config import Compile
 
 
 def begin(run_dir: Path, config: StudyConfig) -> None:
     with open_run_directory(config, run_dir) as journal:
+        journal.append(RunBegan(token="first", given=config.model_dump(mode="json", exclude_unset=True)))
         journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
 
 
@@ -47,56 +47,50 @@ def test_a_study_begun_before_a_key_existed_goes_on_with_its_default(tmp_path: P
         open_run_directory(study_of(budget={"device_hours": 1}), tmp_path)
 
 
-def test_a_study_of_version_0_2_goes_on_as_it_was_meant(tmp_path: Path) -> None:
-    begin(tmp_path, study_of(objective="samples"))
-    rewrite(tmp_path, without=("budget", "target_loss"), objective="val_loss")
-    open_run_directory(study_of(objective="samples"), tmp_path).close()
-    rewrite(tmp_path, objective="val_loss")
-    with pytest.raises(ValueError, match="objective: samples there, time now"):
-        open_run_directory(study_of(), tmp_path)
+def begun_with(run_dir: Path, config: StudyConfig, key: str, default: Any) -> None:
+    """Begin a study with a version that has another default for this key, which the study file leaves open."""
+    begin(run_dir, config)
+    tree = yaml.safe_load((run_dir / "study.yaml").read_text())
+    *parents, last = key.split(".")
+    within = tree
+    for name in parents:
+        within = within[int(name) if name.isdigit() else name]
+    assert within[last] != default
+    within[last] = default
+    rewrite(run_dir, **tree)
 
 
-def test_a_study_begun_with_a_fixed_beta2_goes_on_with_it(tmp_path: Path) -> None:
-    own = study_of().optimizer.model_dump()
-    begin(tmp_path, study_of(optimizer=own | {"beta2_scaling": "none"}))
-    tree = yaml.safe_load((tmp_path / "study.yaml").read_text())
-    del tree["optimizer"]["beta2_scaling"]
-    rewrite(tmp_path, optimizer=tree["optimizer"])
-    resumed = as_it_began(study_of(), tmp_path)
-    assert resumed.optimizer.beta2_scaling == "none"
+@pytest.mark.parametrize(
+    ("key", "default"), [("seeds", [0, 1]), ("optimizer.beta2_scaling", "none"), ("stages.0.rounds", 5)]
+)
+def test_a_study_goes_on_with_the_defaults_that_it_began_with(tmp_path: Path, key: str, default: Any) -> None:
+    config = study_of(optimizer={"lr": 1e-3}, stages=[{"type": "frontier", "steps": 9}])
+    begun_with(tmp_path, config, key, default)
+    resumed = as_it_began(config, tmp_path)
     open_run_directory(resumed, tmp_path).close()
-    with pytest.raises(ValueError, match=r"optimizer\.beta2_scaling: none there, samples now"):
-        open_run_directory(as_it_began(study_of(optimizer=own), tmp_path), tmp_path)
-    assert as_it_began(study_of(), tmp_path / "new").optimizer.beta2_scaling == "samples"
+    with pytest.raises(ValueError, match=re.escape(key)):
+        open_run_directory(config, tmp_path)
+    assert as_it_began(config, tmp_path / "new") == config
 
 
-def test_a_study_of_sgd_begun_with_the_square_root_goes_on_with_it(tmp_path: Path) -> None:
-    """Since then the rule that nobody names is the optimizer's own."""
-    sgd = {"type": "sgd", "lr": 0.1}
-    begin(tmp_path, study_of(optimizer=sgd | {"lr_scaling": "sqrt"}))
-    resumed = as_it_began(study_of(optimizer=sgd), tmp_path)
-    assert resumed.optimizer.lr_scaling == "sqrt"
-    open_run_directory(resumed, tmp_path).close()
-    assert as_it_began(study_of(optimizer=sgd), tmp_path / "new").optimizer.lr_scaling == "auto"
+def test_a_key_that_the_study_began_with_and_that_is_gone_from_its_file_is_another_study(tmp_path: Path) -> None:
+    begin(tmp_path, study_of(seeds=[3, 4], optimizer={"lr": 1e-3, "weight_decay": 0.3}))
+    for changed, said in (
+        (study_of(optimizer={"lr": 1e-3, "weight_decay": 0.3}), r"seeds\.0: 3 there, 0 now"),
+        (study_of(seeds=[3, 4], optimizer={"lr": 1e-3}), r"optimizer\.weight_decay: 0\.3 there"),
+        (
+            study_of(seeds=[3, 4], optimizer={"lr": 1e-3, "weight_decay": 0.3, "beta2_scaling": "none"}),
+            "beta2_scaling: samples there",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            open_run_directory(as_it_began(changed, tmp_path), tmp_path)
 
 
-def test_a_study_begun_with_compiled_blocks_alone_goes_on_with_them(tmp_path: Path) -> None:
-    """Since then the frontier tries the model as one graph, too, where nobody says what to compile."""
-    begin(tmp_path, study_of(stages=[{"type": "frontier", "compile": [True]}]))
-    left_open = study_of(stages=[{"type": "frontier"}])
-    resumed = as_it_began(left_open, tmp_path)
-    assert compile_of(resumed) == (True,)
-    open_run_directory(resumed, tmp_path).close()
-    assert compile_of(as_it_began(left_open, tmp_path / "new")) == ()
-    named = study_of(stages=[{"type": "frontier", "compile": ["whole"]}])
-    with pytest.raises(ValueError, match="compile"):
-        open_run_directory(as_it_began(named, tmp_path), tmp_path)
-
-
-def compile_of(config: StudyConfig) -> tuple[Compile, ...]:
-    frontier = config.keys_of(Frontier)
-    assert frontier is not None
-    return frontier.compile
+def test_until_its_first_trial_a_study_may_change(tmp_path: Path) -> None:
+    with open_run_directory(study_of(seeds=[3, 4]), tmp_path) as journal:
+        journal.append(RunBegan(token="first", given={"seeds": [3, 4]}))
+    assert as_it_began(study_of(), tmp_path) == study_of()
 
 
 def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import resource
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support.storage import failing, on_failing_storage
 from tests.support.tiny import config, cpu_run, in_fresh_process
-from trainers import lines, loop
+from trainers import loop
 from trainers.files import StorageLost
 from trainers.loop import train
 from trainers.notices import Notice, NoticeKind, heard_by
@@ -129,38 +128,12 @@ def test_a_damaged_line_costs_its_own_steps_alone(tmp_path: Path) -> None:
     assert told_of(path)[0] == [*steps(1, 2, 3), *steps(6, 7, 8)]
 
 
-def without_checksums(content: bytes) -> bytes:
-    """The lines of a file as earlier versions wrote them."""
-    records = list(map(json.loads, content.splitlines()))
-    return b"".join(json.dumps({k: v for k, v in one.items() if k != "crc32"}).encode() + b"\n" for one in records)
-
-
-def test_lines_of_earlier_versions_are_read_as_they_were_and_damage_in_them_ends_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    append(path, map(line_of, TAKEN_AGAIN))
-    expected = read_steps(path)
-    path.write_bytes(without_checksums(path.read_bytes()))
-    assert told_of(path) == (expected, [])
-    for _, flipped in flips(path.read_bytes()):
-        path.write_bytes(flipped)
-        told_of(path)
-
-
 def test_a_figure_that_is_not_finite_is_null_in_the_file_and_nan_for_the_reader(tmp_path: Path) -> None:
     append(tmp_path / "steps.jsonl", [line_of([Step(1, 4, math.inf, math.nan, 1e-3, 0.5)])])
     assert (tmp_path / "steps.jsonl").read_text().count("[null]") == 2
     (step,) = read_steps(tmp_path / "steps.jsonl")
     assert math.isnan(step.loss)
     assert math.isnan(step.gradient_norm)
-
-
-def test_a_line_of_an_earlier_version_has_no_share_of_waiting(tmp_path: Path) -> None:
-    told = json.loads(line_of(steps(1, 2)))
-    del told["crc32"], told["data_wait"]
-    (tmp_path / "steps.jsonl").write_bytes(lines.line_of(json.dumps(told).encode()))
-    found = read_steps(tmp_path / "steps.jsonl")
-    assert all(math.isnan(step.data_wait) for step in found)
-    assert without_waits(found) == without_waits(steps(1, 2))
 
 
 def test_a_short_measurement_leaves_no_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def made_with(config: TrialConfig, train_set: Samples, val_set: Samples, frozen:
     frozen: a digest of the weights that are not trained, which are in no checkpoint; None where all are trained.
     """
     return {
-        **made_with_before_0_3(config),
+        **spoken(config),
         "configuration": config.model_dump(mode="json"),
         "data": [*map(num_samples, (train_set, val_set)), getattr(train_set, "content_hash", None)],
         "code": {module: source_digest(module) for module in _modules_of_the_user(config)},
@@ -33,8 +33,8 @@ def made_with(config: TrialConfig, train_set: Samples, val_set: Samples, frozen:
     }
 
 
-def made_with_before_0_3(config: TrialConfig) -> dict[str, Any]:
-    """Return the part that earlier versions saved, too."""
+def spoken(config: TrialConfig) -> dict[str, Any]:
+    """Return the part that is told by names of its own, where it differs."""
     return {
         "effective_batch_size": config.effective_batch_size,
         "ramp": [(phase.from_samples, config.split_in(phase).effective_batch_size) for phase in config.ramp],
@@ -76,27 +76,22 @@ _SPOKEN = {
     "effective_batch_size": "an effective batch of", "ramp": "the ramp", "parallel": "parallel:",
     "optimizer_type": "the optimizer",
 }  # fmt: skip
-_BEFORE_RAMPS = {"ramp": []}
-"""What was so for every run before checkpoints said it."""
 
 
 def differences(before: MadeWith, now: MadeWith) -> dict[str, str]:
-    """Return, in words, in what a checkpoint and a run differ. What an earlier version has not saved does not differ."""
-    earlier = differences_before_0_3(before, now)
-    if "configuration" not in before:
-        return earlier
-    found = earlier | _differences_of_fields(before["configuration"], now["configuration"]) | earlier
+    """Return, in words, in what a checkpoint and a run differ."""
+    told = spoken_differences(before, now)
+    found = told | _differences_of_fields(before["configuration"], now["configuration"]) | told
     if before["data"] != now["data"]:
         found["data"] = "other data"
-    if before.get("frozen", now.get("frozen")) != now.get("frozen"):  # earlier versions saved the weights themselves
+    if before.get("frozen") != now.get("frozen"):
         found["frozen"] = "other weights that are not trained"
     changed = [module for module, digest in now["code"].items() if before["code"].get(module) != digest]
     return found | {module: f"other code in {module}" for module in changed}
 
 
-def differences_before_0_3(before: MadeWith, now: MadeWith) -> dict[str, str]:
-    """Return, in words, in what they differ of `made_with_before_0_3`."""
-    before = {key: before.get(key, _BEFORE_RAMPS.get(key, now[key])) for key in _SPOKEN}
+def spoken_differences(before: MadeWith, now: MadeWith) -> dict[str, str]:
+    """Return, in words, in what they differ of `spoken`."""
     changed = [key for key in _SPOKEN if before[key] != now[key]]
     return {key: f"{_SPOKEN[key]} {before[key]}, and this run has {now[key]}" for key in changed}
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
-from trainers.checkpoints.made_with import MadeWith, differences, differences_before_0_3, made_with_before_0_3
+from trainers.checkpoints.made_with import MadeWith, differences, spoken, spoken_differences
 from trainers.checksums import load_tensors
 from trainers.config import BranchPoint, TrialConfig
 from trainers.files import is_there, quoted, seen_from
@@ -36,7 +36,7 @@ def why_foreign(path: Path, state: dict[str, Any], made: MadeWith, token: str, k
     for difference in differences(state, made).values():
         return f"was made with {difference}"
     # What this driver has saved it has heard of, too; the journal that it was given the run from is older.
-    unknown = set() if known is None or saved_by == token else set(state.get("evaluated_at", ())) - known.evaluations
+    unknown = set() if known is None or saved_by == token else set(state["evaluated_at"]) - known.evaluations
     if unknown:
         return f"comes after the evaluation at {min(unknown)} samples, of which the journal does not tell"
     return None
@@ -49,7 +49,7 @@ def branch_state(point: BranchPoint, config: TrialConfig, directory: Path) -> di
     """
     source = seen_from(directory, point.directory)
     state = load_kept(source / "checkpoints", point.samples)
-    for key, difference in differences_before_0_3(state, made_with_before_0_3(config)).items():
+    for key, difference in spoken_differences(state, spoken(config)).items():
         if key in ("parallel", "optimizer_type"):
             raise ValueError(
                 f"{quoted(source)}, from which this run branches at {point.samples} samples, was made with {difference}; "

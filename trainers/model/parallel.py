@@ -139,8 +139,7 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `state_of` has returned; that of earlier versions holds the weights that are not trained, too. Every rank loads
-    all of it."""
+    """Load what `state_of` has returned. Every rank loads all of it."""
     if isinstance(module, FSDPModule):
         options = StateDictOptions(full_state_dict=True, strict=not frozen_of(module))
         set_model_state_dict(module, state["model"], options=options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.files import written_whole
-from trainers.lines import body_unless_changed, line_of, lines_in, tell_left_out
+from trainers.lines import body_of_last, line_of, lines_in, tell_left_out
 
 NOISE_CURVE_FILE = "noise.jsonl"
 
@@ -81,15 +81,12 @@ def read_noise_curve(path: Path) -> list[NoiseSnapshot]:
 
 def _snapshot_of(line: bytes) -> NoiseSnapshot | None:
     """Return the snapshot of a line; None where it is damaged."""
-    body = body_unless_changed(line)
+    body = body_of_last(line)
     if body is None:
         return None
-    try:
-        record = json.loads(body)
-        rows = tuple(AccumulatedGradient(**row) for row in record.pop("accumulated"))
-        return NoiseSnapshot(**record, accumulated=rows)
-    except (ValueError, LookupError, TypeError, AttributeError):  # a line without a checksum may fail anywhere
-        return None
+    record = json.loads(body)
+    rows = tuple(AccumulatedGradient(**row) for row in record.pop("accumulated"))
+    return NoiseSnapshot(**record, accumulated=rows)
 
 
 def add_to_noise_curve(path: Path, snapshot: NoiseSnapshot) -> None:

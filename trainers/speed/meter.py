@@ -191,10 +191,8 @@ class Meter:
     def load(self, state: dict[str, Any]) -> None:
         self._train_seconds_before = state["train_seconds"]
         self._compile_seconds += state["compile_seconds"]
-        self._observed = state.get("observed", {})  # which earlier checkpoints did not have
-        self.snapshot = state.get("snapshot", {})  # nor this
-        self.tokens.load(state.get("tokens", {}))  # nor this
+        self._observed, self.snapshot = state["observed"], state["snapshot"]
+        self.tokens.load(state["tokens"])
         if state["micro_batch_size"] == self.config.micro_batch_size:  # norms of other micro-batches say something else
-            self.begin_step(state.get("num_micro_batches", self.num_micro_batches))
-            # Earlier versions kept no number of targets: what cannot be weighed is left out.
-            self.noise.steps.extend(SquaredNorms(*step) for step in state["noise_steps"] if len(step) == 3)
+            self.begin_step(state["num_micro_batches"])
+            self.noise.steps.extend(SquaredNorms(*step) for step in state["noise_steps"])

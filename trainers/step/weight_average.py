@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainers.model.parallel import like, local, whole
@@ -65,10 +65,7 @@ class WeightAverage:
         """Return whole tensors. Where they are sharded, all ranks call this together."""
         return {"samples": self._samples, "values": [whole(value).cpu() for value in self._values]}
 
-    def load(self, state: dict[str, Any] | list[Tensor]) -> None:
-        """state: what `state` has returned. That of version 0.1.0 is a list: there the initial weights counted, as if
-        they had stood for ever, and such an average goes on so."""
-        if isinstance(state, list):
-            state = {"samples": math.inf, "values": state}
+    def load(self, state: dict[str, Any]) -> None:
+        """state: what `state` has returned."""
         self._samples, values = state["samples"], state["values"]
         self._values = [like(value, parameter) for value, parameter in zip(values, self._parameters, strict=True)]

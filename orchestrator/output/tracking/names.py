@@ -30,10 +30,7 @@ def run_id(study_name: str, name: str, token: str) -> str:
 def study_token(run_dir: Path) -> str:
     """Return six letters that belong to the run directory: the same study in another directory must not add to its
     runs."""
-    before_0_3, file = run_dir / "wandb" / "study-token", run_dir / TOKEN_FILE
-    with own_file(before_0_3, "read"):
-        if before_0_3.exists():
-            return before_0_3.read_text()
+    file = run_dir / TOKEN_FILE
     with own_file(file):
         if not file.exists():
             file.write_text(secrets.token_hex(3))

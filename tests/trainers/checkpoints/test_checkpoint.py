@@ -74,23 +74,6 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
 
 
-def test_a_checkpoint_of_version_0_1_goes_on(tmp_path: Path) -> None:
-    """It says little of what it was made with, it has neither the samples seen nor a seed, and the initial weights count in its average, which is a list."""
-    averaged: dict[str, Any] = STOPPABLE | {"ema_half_life_samples": 16}
-    trial, ends = config(**averaged), []
-    train(trial, lambda report: None, tmp_path / "whole")
-    assert train(trial, stop_at(48), tmp_path / "parts") == Answer.STOP
-    state = newest_state(tmp_path / "parts" / "checkpoints")
-    since = ("samples_seen", "seed", "ramp", "optimizer_type", "num_micro_batches")
-    for key in (*since, "configuration", "data", "code", "evaluated_at"):
-        del state[key]
-    state["average"] = state["average"]["values"]
-    save_checkpoint(tmp_path / "parts" / "checkpoints", "local", 48, state, keep=1)
-    assert train(trial, ends.append, tmp_path / "parts") == Answer.GO_ON
-    assert [report.samples_seen for report in ends] == [48, 96]
-    assert_equal_bit_by_bit(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))
-
-
 def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int) -> TrialConfig:
     """The same effective batch, without the dropout that differs between ranks."""
     changes: dict[str, Any] = {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
@@ -185,18 +168,6 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
         assert torch.equal(loaded.pop("weights"), weights), f"bit {bit}"
         assert loaded == {"seed": 3, "report": None}, f"bit {bit}"
     assert num_found > 980, "a flip in the checksum itself may go unnoticed, and no other"
-
-
-def test_a_flipped_bit_in_the_weights_of_an_earlier_versions_file_is_found(tmp_path: Path) -> None:
-    path, weights = tmp_path / "some.pt", torch.arange(64.0)
-    torch.save({"weights": weights}, path)
-    assert torch.equal(load_tensors(path)["weights"], weights)
-    content = path.read_bytes()
-    begin = content.index(weights.numpy().tobytes())
-    for bit in random.Random(0).sample(range(8 * begin, 8 * begin + 8 * 256), 50):
-        path.write_bytes(flipped(content, bit))
-        with pytest.raises(Damaged, match=r"checksum of its record .* is wrong"):
-            load_tensors(path)
 
 
 def test_running_out_of_memory_while_loading_is_no_damage(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, newest_state, relative_error
-from trainers.checksums import load_tensors, save_tensors
+from trainers.checksums import load_tensors
 from trainers.config import TrialConfig
 from trainers.loop import train
 from trainers.model import frozen
@@ -61,16 +61,6 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_trained_alone(tmp_path: Path
     assert ends[0]["samples_seen"] == ends[1]["samples_seen"] == 64
     for part in ("model", "average"):
         torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
-
-
-def test_a_checkpoint_of_an_earlier_version_holds_them_all_and_is_gone_on_from(tmp_path: Path) -> None:
-    path = stopped(tmp_path)
-    state = load_tensors(path)
-    state["model"] |= initial_module(trial(), cpu_run(trial()).train_set).state_dict() | state["model"]
-    del state["frozen"]
-    save_tensors(path, state)
-    assert train(trial(), stop_at(64), tmp_path) is Answer.GO_ON
-    assert not (tmp_path / "set_aside").exists()
 
 
 def test_a_checkpoint_over_other_frozen_weights_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -60,11 +58,3 @@ def test_a_notice_names_file_and_line_and_the_next_snapshot_mends_the_file(path:
     with heard_by(lambda notice: None):
         add_to_noise_curve(path, CURVE[2])
     assert told_of(path) == ([CURVE[0], CURVE[2]], [])
-
-
-def test_lines_of_earlier_versions_are_read_as_they_were_and_damage_in_them_ends_nothing(path: Path) -> None:
-    path.write_text("".join(json.dumps(asdict(snapshot)) + "\n" for snapshot in CURVE))
-    assert told_of(path) == (CURVE, [])
-    for flipped in flips(path.read_bytes()):
-        path.write_bytes(flipped)
-        told_of(path)

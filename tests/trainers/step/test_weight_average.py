@@ -57,15 +57,6 @@ def test_the_average_of_a_line_is_its_exact_weighted_mean_also_where_the_batch_g
         assert averaged(steps[:count]) == pytest.approx(weighted_mean(steps[:count]), rel=1e-5)
 
 
-def test_the_average_of_an_earlier_version_goes_on_with_its_initial_weights_in_it() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    average = WeightAverage([weight], half_life_samples=64)
-    average.load([torch.tensor([5.0])])
-    average.update(64)
-    with average.in_place():
-        assert weight.item() == pytest.approx((5.0 + 1.0) / 2, rel=1e-6)
-
-
 def test_the_average_is_what_is_evaluated_and_the_run_trains_on_as_without_it() -> None:
     plain, averaged = cpu_run(config()), cpu_run(config(ema_half_life_samples=16))
     losses = []

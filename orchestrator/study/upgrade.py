@@ -1,0 +1,40 @@
+"""Reads what earlier formats wrote, so that an older run directory can be looked at. No run goes on in one. Nothing else may know them.
+
+Format 1 left out what was not set, and had a memory knob that is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import JsonValue
+
+Record = dict[str, Any]
+"""The JSON of a line: only its `kind` and `version` tell which keys it has."""
+
+_REMOVED_KNOB = "optimizer_in_backward"
+
+
+def upgraded_line(record: Record, version: int) -> Record | None:
+    """Return the line of this format version that says what a line of an earlier one says; None if it tells of a trial of the removed
+    knob, which no study could go on with."""
+    if _REMOVED_KNOB in str(record.get("id")):  # a trial's id names its knobs
+        return None
+    return record | {"version": version} | _without_the_removed_knob(record)
+
+
+def _without_the_removed_knob(record: Record) -> Record:
+    findings = record.get("findings")
+    if record["kind"] != "concluded" or not isinstance(findings, dict) or "knobs" not in findings:
+        return {}
+    kept = [one for one in findings["knobs"] if _REMOVED_KNOB not in one["memory_knobs"]]
+    return {"findings": findings | {"knobs": kept}}
+
+
+def upgraded_study(tree: JsonValue) -> JsonValue:
+    """Return the keys of a stored study.yaml as this version has them."""
+    if isinstance(tree, dict) and isinstance(stages := tree.get("stages"), list):
+        for stage in stages:
+            if isinstance(stage, dict) and isinstance(names := stage.get("memory_knobs"), list):
+                stage["memory_knobs"] = [name for name in names if name != _REMOVED_KNOB]
+    return tree
