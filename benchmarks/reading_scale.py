@@ -1,4 +1,4 @@
-"""Reading a study of 10,000 trials: CPU seconds and memory of the replay, `status`, `status --json` and `report`.
+"""Reading a study of 1,000 trials: CPU seconds and memory of the replay, `status`, `status --json` and `report`.
 
     python benchmarks/reading_scale.py [--device cpu|cuda] [--quick]
 
@@ -32,7 +32,7 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, TrialState
 from trainers.lines import line_of
 
-NUM_TRIALS, NUM_ROUNDS = 10_000, 7
+NUM_TRIALS, NUM_ROUNDS = 1_000, 7
 STUDY: dict[str, Any] = {
     "name": "scale",
     "model": {"target": "gpt", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 32}},

@@ -30,7 +30,6 @@ PEERS = "accelerate", "lightning"
             {"ours, 2 workers, throttled", "by hand, 0 workers", "lightning, 2 workers"},
         ),
         ("trial_overhead", (), {"ratio_1_rank", "ours_seconds", "naive_seconds", "recompile_seconds"}),
-        ("thousand_lanes", (), {"no_pruner, 600 trials", "asha, 200 trials", "reading"}),
         ("memory_prediction", (), {"worst_eager_error", "worst_compiled_error", "worst_error_of_two_ranks"}),
     ],
 )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import (
@@ -34,7 +33,7 @@ from orchestrator.study.events import (
 )
 from orchestrator.study.facts import Facts
 from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
+from orchestrator.study.trial import Hold, Metrics, Trial, TrialState
 from trainers.config import TrialConfig
 from trainers.notices import Notice
 from trainers.report import Known
@@ -86,23 +85,6 @@ class Study:
     """The time of the last event."""
     num_events: int = field(default=0, init=False, compare=False)
     """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
-    _ranked: dict[tuple[str, TrialState], list[tuple[int, int, str]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """The ranks of the trials by stage and state, sorted: a question asked at every event must not look at all
-    trials."""
-    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """For each trial, how many were proposed before it."""
-    _candidates: dict[str, dict[str, list[str]]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """For each stage, the trials of every candidate."""
-    _by_speed: dict[tuple[str, int], dict[tuple[object, ...], list[str]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """For each stage and effective batch the trials by what decides their speed."""
-    _parts: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Each part of a configuration that many trials have in common, held once, by its text."""
-    _given: dict[frozenset[str], set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The names of the fields that configurations were given, held once: for each trial they would take 2 kB."""
 
     @property
     def lanes_text(self) -> str:
@@ -134,16 +116,16 @@ class Study:
 
     def count(self, stage: str, *states: TrialState) -> int:
         """Return how many of the stage's trials are in one of these states."""
-        return sum(len(self._ranked.get((stage, state), ())) for state in states)
+        return sum(trial.stage == stage and trial.state in states for trial in self.trials.values())
 
     def in_state(self, stage: str, state: TrialState) -> list[Trial]:
         """Return the stage's trials in this state: those let past the most rungs first, then in the order proposed."""
-        return [self.trials[trial_id] for _, _, trial_id in self._ranked.get((stage, state), ())]
+        found = [trial for trial in self.trials.values() if trial.stage == stage and trial.state is state]
+        return sorted(found, key=lambda trial: -len(trial.promoted))
 
     def furthest(self, stage: str, state: TrialState) -> Trial | None:
         """Return the first trial of `in_state`; None if there is none."""
-        ranked = self._ranked.get((stage, state))
-        return self.trials[ranked[0][2]] if ranked else None
+        return next(iter(self.in_state(stage, state)), None)
 
     def known(self, trial: Trial) -> Known:
         """Return what the journal knows of a trial's run: its checkpoint may not tell of more."""
@@ -152,14 +134,19 @@ class Study:
 
     def candidates(self, stage: str) -> dict[str, list[Trial]]:
         """Return the stage's trials by their candidates, in the order proposed."""
-        by_name = self._candidates.get(stage, {})
-        return {name: [self.trials[trial_id] for trial_id in seeds] for name, seeds in by_name.items()}
+        found: dict[str, list[Trial]] = {}
+        for trial in self.of_stage(stage):
+            found.setdefault(trial.candidate, []).append(trial)
+        return found
 
     def speed_rivals(self, trial: Trial) -> list[Trial]:
         """Return the trials of its stage that have its effective batch in another split or mode."""
-        by_kind = self._by_speed[trial.stage, trial.config.effective_batch_size]
-        mine = speed_kind(trial.config)
-        return [self.trials[name] for kind, names in by_kind.items() if kind != mine for name in names]
+        mine, batch = speed_kind(trial.config), trial.config.effective_batch_size
+        return [
+            other
+            for other in self.of_stage(trial.stage)
+            if other.config.effective_batch_size == batch and speed_kind(other.config) != mine
+        ]
 
     def apply(self, event: Event) -> None:
         """Take in one event. An event that was applied before changes nothing."""
@@ -204,8 +191,7 @@ class Study:
 
     def _propose(self, event: Proposed) -> None:
         """Add the trial that a stage wants: the one that it has wanted before, if that is the same run."""
-        self._file(event)
-        proposal, before = self._sharing(event.proposal()), self.withdrawn.pop(event.id, None)
+        proposal, before = event.proposal(), self.withdrawn.pop(event.id, None)
         if before is None or before.config != proposal.config:
             self._put(Trial(proposal, metrics={**event.expected}))
         else:
@@ -219,22 +205,7 @@ class Study:
         for name in (stage, *later):
             self.conclusions.pop(name, None)
         for trial in [trial for trial in self.trials.values() if trial.stage in later]:
-            self._withdraw(trial)
-
-    def _withdraw(self, trial: Trial) -> None:
-        self.withdrawn[trial.id] = self.trials.pop(trial.id)
-        ranked = self._ranked[trial.stage, trial.state]
-        del ranked[bisect_left(ranked, self._rank(trial))]
-        self._candidates[trial.stage][trial.candidate].remove(trial.id)
-        if not self._candidates[trial.stage][trial.candidate]:
-            del self._candidates[trial.stage][trial.candidate]
-        self._by_speed[trial.stage, trial.config.effective_batch_size][speed_kind(trial.config)].remove(trial.id)
-
-    def _file(self, event: Proposed) -> None:
-        """List a new trial under its candidate and its speed, neither of which ever changes."""
-        self._candidates.setdefault(event.stage, {}).setdefault(event.candidate, []).append(event.id)
-        by_kind = self._by_speed.setdefault((event.stage, event.config.effective_batch_size), {})
-        by_kind.setdefault(speed_kind(event.config), []).append(event.id)
+            self.withdrawn[trial.id] = self.trials.pop(trial.id)
 
     def _note(self, event: Noticed) -> None:
         notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
@@ -256,43 +227,11 @@ class Study:
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
             self._put(replace(_freed(trial, self.last, lost=True), state=TrialState.WAITING))
 
-    def _sharing(self, proposal: Proposal) -> Proposal:
-        """Return the proposal, sharing in memory what its configuration has in common with other trials.
-
-        Most trials of a grid differ in a number or two, and each would take 6 kB.
-        """
-        config = proposal.config
-        parts = {name: getattr(config, name) for name in _SHARED_PARTS}
-        shared = {name: self._parts.setdefault(_text_of(part), part) for name, part in parts.items()}
-        given = self._given.setdefault(frozenset(config.model_fields_set), config.model_fields_set)
-        return replace(proposal, config=TrialConfig.model_construct(given, **(dict(config) | shared)))
-
     def _put(self, trial: Trial) -> None:
-        """Add or replace a trial, and keep the ranks sorted. Nothing else may write to `trials`."""
+        """Add or replace a trial. Nothing else may write to `trials`."""
         before = self.trials.get(trial.id)
         self.trials[trial.id] = trial
         self.lane_seconds += trial.seconds - (before.seconds if before else 0.0)
-        self._numbers.setdefault(trial.id, len(self._numbers))
-        place, rank = (trial.stage, trial.state), self._rank(trial)
-        if before is not None:
-            old_place, old_rank = (before.stage, before.state), self._rank(before)
-            if (old_place, old_rank) == (place, rank):
-                return
-            old = self._ranked[old_place]
-            del old[bisect_left(old, old_rank)]
-        insort(self._ranked.setdefault(place, []), rank)
-
-    def _rank(self, trial: Trial) -> tuple[int, int, str]:
-        return -len(trial.promoted), self._numbers[trial.id], trial.id
-
-
-# Parts of a configuration that most trials of a study have in common.
-_SHARED_PARTS = ("model", "data", "optimizer", "schedule", "device_peaks")
-
-
-def _text_of(part: object) -> str:
-    """Return a text that parts with the same values share; a model's own JSON is made ten times faster than its repr."""
-    return f"{type(part)} {part.model_dump_json()}" if isinstance(part, BaseModel) else repr(part)
 
 
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:

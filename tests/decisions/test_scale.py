@@ -1,4 +1,4 @@
-"""What an event costs the driver does not depend on how many trials the study has."""
+"""What the driver asks of a study at every event."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from orchestrator.stages import stage_of
 from orchestrator.study.events import Ended, Evaluated, Event, Paused, Promoted, RunBegan, Started, proposed
 from orchestrator.study.journal import Journal
 from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import Player, director_of, know, study_of
-from tests.support.worlds import TIMED, bowl, by_rate, curves
+from tests.support.worlds import TIMED, bowl, curves
 
 CONFIG = base_trial(study_of(), None)
 
@@ -63,44 +63,6 @@ def test_what_is_found_by_state_is_what_a_look_at_all_trials_finds(seed: int) ->
                 assert study.furthest(stage, state) == next(iter(scanned), None)
                 assert study.count(stage, state) == len(scanned)
     assert {trial.state for trial in study.trials.values()} == set(TrialState), "some of each"
-
-
-class Counted(dict[str, Trial]):
-    """Trials that count how often one of them is looked at."""
-
-    looks = 0
-
-    def __getitem__(self, key: str) -> Trial:
-        self.looks += 1
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.looks += 1
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self.looks += 1
-        return super().__contains__(key)
-
-    def values(self) -> Any:
-        self.looks += len(self)
-        return super().values()
-
-
-def looks_per_trial(folder: Path, num_rates: int, num_lanes: int) -> float:
-    rates = [1e-5 * (i + 1) for i in range(num_rates)]
-    config = study_of(stages=[{"type": "grid", "micro_batch_size": [8], "learning_rate": rates}], evaluations=4)
-    with Journal(folder / f"{num_rates}.jsonl", config.name) as journal:
-        journal.study.trials = counted = Counted()
-        study = Player(director_of(config, journal, "grid", num_lanes), by_rate, num_lanes).play()
-    assert study.count("grid", TrialState.COMPLETE) == num_rates
-    return counted.looks / num_rates
-
-
-@pytest.mark.parametrize("num_lanes", [1, 4])
-def test_a_trial_among_many_takes_no_more_looks_at_trials_than_one_among_few(tmp_path: Path, num_lanes: int) -> None:
-    few, many = (looks_per_trial(tmp_path, num_rates, num_lanes) for num_rates in (20, 200))
-    assert many == pytest.approx(few, rel=0.05)
 
 
 def test_who_is_asked_once_would_never_answer_otherwise(tmp_path: Path) -> None:

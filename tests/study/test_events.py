@@ -23,13 +23,3 @@ def test_where_it_was_measured_is_read_back_as_it_was_written(lane: HeldLane | N
     event = parser.validate_python(written(lane))
     assert isinstance(event, Interrupted)
     assert event.lane == lane
-
-
-def test_what_nobody_has_said_is_not_written_as_in_the_versions_before() -> None:
-    assert "lane" not in written(None)
-    assert written(HeldLane(0, "a"))["lane"] == {"number": 0, "node": "a"}
-    assert written(HeldLane(0, "a", (H100,)))["lane"] == {
-        "number": 0,
-        "node": "a",
-        "devices": [{"name": "NVIDIA H100", "memory_bytes": 80 << 30, "is_gpu": True}],
-    }

@@ -284,8 +284,7 @@ def test_a_last_line_that_a_later_version_wrote_is_refused_by_its_kind_and_not_c
     assert path.read_bytes() == before
 
 
-def test_a_replay_takes_five_kilobytes_for_a_trial_and_holds_no_more_of_the_file_than_a_line(tmp_path: Path) -> None:
-    """At 10,000 trials the file has 30 MB, and one configuration alone would take 6 kB."""
+def test_a_replay_holds_no_more_of_the_file_than_a_line(tmp_path: Path) -> None:
     path, num_trials = tmp_path / "journal.jsonl", 300
     metrics: dict[str, float | None] = {f"figure_{i}": i / 7 for i in range(20)}
     events = [TRIAL.model_copy(update={"id": f"train-{i}"}) for i in range(num_trials)]
@@ -298,7 +297,6 @@ def test_a_replay_takes_five_kilobytes_for_a_trial_and_holds_no_more_of_the_file
     finally:
         tracemalloc.stop()
     assert len(study.trials) == num_trials
-    assert held < 5_000 * num_trials, held / num_trials
     assert most < held + 100_000, most - held
 
 
