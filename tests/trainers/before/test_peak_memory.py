@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.support.every import for_every
 from trainers.before.peak_memory import Line, PeakMemory, calibrated, highest, peak_of
 
 
@@ -14,7 +15,7 @@ def some_lines(seed: int) -> list[Line]:
     return [Line(generator.uniform(0, 1e6), generator.uniform(0, 1e4)) for _ in range(40)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(seed=range(20))
 def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed: int) -> None:
     lines = some_lines(seed)
     found = PeakMemory(highest(lines))
@@ -23,7 +24,7 @@ def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed: int) 
     assert len(found.lines) < len(lines)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(seed=range(20))
 def test_the_largest_that_fits_does_and_one_more_does_not(seed: int) -> None:
     predicted = PeakMemory(highest(some_lines(seed)))
     limit = random.Random(seed).uniform(1.1e6, 4e6)
@@ -43,7 +44,7 @@ def test_a_step_of_other_operations_at_another_size_is_a_line_through_its_peaks(
     assert [predicted.bytes_at(size) for size in (1, 2, 8, 16)] == [30, 30, 90, 170]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_every(seed=range(10))
 def test_calibration_moves_the_prediction_through_what_was_measured(seed: int) -> None:
     predicted = PeakMemory(highest(some_lines(seed)))
     one = calibrated(predicted, {7: 2.5e6})
