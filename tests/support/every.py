@@ -27,21 +27,21 @@ def for_every(**things: Iterable[Any]) -> Callable[[Law], Law]:
     def one_test(law: Law) -> Law:
         @functools.wraps(law)
         def holds_for_all(**fixtures: Any) -> None:
-            broken = dict[str, Exception]()
+            broken = list[tuple[str, Exception]]()
             for case in cases:
                 try:
                     law(**case, **fixtures)
                 except Exception as error:
-                    broken[_told(case)] = error
+                    broken.append((_told(case), error))
                 except (
                     pytest.fail.Exception
                 ) as error:  # a test's time limit speaks like this, too: nothing goes on after it
                     error.add_note(f"with {_told(case)}")
                     raise
             if broken:
-                lines = [f"  {case}: {_first_line(error)}" for case, error in broken.items()]
+                lines = [f"  {case}: {_in_one_line(error)}" for case, error in broken]
                 text = "\n".join([f"{len(broken)} of {len(cases)} break this law:", *lines])
-                raise AssertionError(text) from next(iter(broken.values()))
+                raise AssertionError(text) from broken[0][1]
 
         signature = inspect.signature(law)
         fixtures = [each for name, each in signature.parameters.items() if name not in things]
@@ -52,7 +52,7 @@ def for_every(**things: Iterable[Any]) -> Callable[[Law], Law]:
 
 
 def _told(case: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_shown(value)}" for name, value in case.items())
+    return ", ".join(f"{name}={_short(_shown(value), 100)}" for name, value in case.items())
 
 
 def _shown(value: Any) -> str:
@@ -61,6 +61,10 @@ def _shown(value: Any) -> str:
     return getattr(value, "__name__", None) or str(value)
 
 
-def _first_line(error: Exception) -> str:
-    text = (str(error).splitlines() or [""])[0]
-    return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
+def _in_one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    return _short(" ".join(text.split()), 400)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
