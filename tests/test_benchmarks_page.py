@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from record import names
 
+from tests.support.processes import HANGS_AFTER_SECONDS
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 REMEDY = "run: python benchmarks/write_page.py benchmarks/results"
@@ -19,7 +21,7 @@ REMEDY = "run: python benchmarks/write_page.py benchmarks/results"
 
 def tool(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
 
 
 def page_of(tmp_path: Path, **changes: Any) -> str:

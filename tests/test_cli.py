@@ -18,6 +18,7 @@ from orchestrator.cli import main
 from orchestrator.study.events import Concluded
 from orchestrator.study.journal import Journal, replay
 from tests.support.lane_player import Player, director_of, know
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
 from trainers.lines import line_of
 
@@ -42,7 +43,7 @@ def batchscout(*arguments: str, cwd: Path, **environment: str) -> subprocess.Com
     """Another process, as a user starts it."""
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
     command = [sys.executable, "-m", "orchestrator", *arguments]
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

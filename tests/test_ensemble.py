@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
 import torch
 from ensemble import AdamW, Ensemble, Muon, Sgd, ensemble, unstacked
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.support.every import for_every
 
 SHAPES = {"matrix": (3, 5), "bias": (5,), "head": (5, 1)}
 RATES, DECAYS = torch.tensor([0.003, 0.03, 0.03]), torch.tensor([0.1, 0.1, 0.4])
@@ -78,10 +79,9 @@ def trained_alone(member: int, optimizer: AdamW | Sgd | Muon) -> tuple[Tensor, l
     return torch.cat([weight.detach().flatten() for weight in weights.values()]), norms
 
 
-@pytest.mark.parametrize(
-    "optimizer", [AdamW(), Sgd(), Muon(frozenset({"matrix"})), Muon(frozenset({"matrix", "head"}))]
+@for_every(
+    optimizer=[AdamW(), Sgd(), Muon(frozenset({"matrix"})), Muon(frozenset({"matrix", "head"}))], member=range(MEMBERS)
 )
-@pytest.mark.parametrize("member", range(MEMBERS))
 def test_a_member_is_trained_as_torch_trains_it_alone(optimizer: AdamW | Sgd | Muon, member: int) -> None:
     state = replace(members(optimizer), max_gradient_norm=CLIP)
     alone, norms = trained_alone(member, optimizer)

@@ -17,6 +17,7 @@ import torch
 from batchscout import load
 from orchestrator.config.load import load_study
 from orchestrator.config.trial import base_trial
+from tests.support.every import for_every
 from trainers.before.first_pass import FirstPass, parts
 from trainers.config import TrialConfig
 from trainers.data.targets import counted_in
@@ -53,8 +54,7 @@ def lines_added(folder: Path, answer: str) -> int:
     return len(marked) + sum(bool(line.strip()) and not line.startswith("#") for line in text.splitlines())
 
 
-@pytest.mark.parametrize("answer", MOST_LINES)
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_every(answer=MOST_LINES, name=SCRIPTS)
 def test_an_answer_takes_a_few_lines_more(name: str, answer: str) -> None:
     assert lines_added(EXAMPLES / name, answer) <= MOST_LINES[answer]
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.studies import ON_TEXT
 
 pytestmark = pytest.mark.slow  # each starts the program, and that a first pass
@@ -56,7 +57,7 @@ def said_to(home: Path, verb: str, **changes: Any) -> tuple[int, str]:
     (home / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
     command = [sys.executable, "-m", "orchestrator", verb, "study.yaml"]
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=home, env=settings, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=home, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
     said = done.stdout.removeprefix("reading the data, building the model and predicting its memory\n") + done.stderr
     return done.returncode, said
 
@@ -111,5 +112,5 @@ def test_a_real_interrupt_in_a_constructor_stops_the_study_as_ever(home: Path, p
             assert driver.poll() is None, driver.communicate()[1]
             time.sleep(0.05)
         driver.send_signal(signal.SIGINT)
-        said = driver.communicate(timeout=60)[1]
+        said = driver.communicate(timeout=HANGS_AFTER_SECONDS)[1]
     assert (driver.returncode, "stopped; nothing that was measured" in said) == (130, True), said

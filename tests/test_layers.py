@@ -13,6 +13,7 @@ import pytest
 
 import orchestrator
 import trainers
+from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[1]
 # A room imports itself, `trainers`, the files that know nothing of studies, and the rooms that stand here beside it.
@@ -106,12 +107,12 @@ def upward(package: str, room: str, below: set[str]) -> dict[str, set[str]]:
     return {file: rooms for file, rooms in found.items() if rooms}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@for_every(room=ROOMS)
 def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert upward("orchestrator", room, ROOMS[room] | LEAVES) == {}
 
 
-@pytest.mark.parametrize("room", ROOMS_OF_TRAINERS)
+@for_every(room=ROOMS_OF_TRAINERS)
 def test_a_room_of_the_trainers_imports_only_the_rooms_below_it(room: str) -> None:
     assert upward("trainers", room, ROOMS_OF_TRAINERS[room] | LEAVES_OF_TRAINERS) == {}
 
@@ -170,7 +171,7 @@ def imported_test_modules(source: str) -> set[str]:
     return {name for name in imports(source) if any(part.startswith("test_") for part in name.split("."))}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+@for_every(file=sorted((ROOT / "tests").rglob("*.py")))
 def test_no_file_imports_a_test_module(file: Path) -> None:
     """What tests share lives in tests/support: a test module can then be moved, or split, alone."""
     assert imported_test_modules(file.read_text()) == set()

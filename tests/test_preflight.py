@@ -29,6 +29,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.run_directory import open_run_directory
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
 from trainers.before.first_pass import FirstPass
@@ -474,7 +475,7 @@ named = threading.Event()
 
 
 def model_that_waits_until_it_is_named(vocab_size: int, seq_len: int, **sizes: Any) -> GPT:
-    assert named.wait(30)
+    assert named.wait(HANGS_AFTER_SECONDS)
     return GPT(vocab_size=vocab_size, seq_len=seq_len, **sizes)
 
 

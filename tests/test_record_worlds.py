@@ -28,6 +28,7 @@ from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
 
 from orchestrator.config.keys import StudyOptimizer
+from tests.support.every import for_every
 from trainers.step.learning_rate import learning_rate_of_step
 
 WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
@@ -119,7 +120,7 @@ def test_the_worlds_are_small() -> None:
     assert 0 < sum(file.stat().st_size for file in FILES) < 2e6
 
 
-@pytest.mark.parametrize("file", sorted(WORLDS.glob("*.jsonl")), ids=lambda file: file.stem)
+@for_every(file=sorted(WORLDS.glob("*.jsonl")))
 def test_a_recorded_world_can_be_judged_in(file: Path) -> None:
     world = load(file)
     batches = world.batches()
@@ -135,7 +136,7 @@ def test_a_recorded_world_can_be_judged_in(file: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@for_every(file=FILES)
 def test_the_best_rate_lies_inside_those_of_its_batch(file: Path) -> None:
     world = load(file)
     for batch in world.batches():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import HANGS_AFTER_SECONDS
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,7 @@ def stopped_by(number: signal.Signals, code: str) -> tuple[int, str]:
     while "ready" not in before[-1] and before[-1]:
         before.append(process.stdout.readline())
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)
     return process.returncode, "".join(before) + output
 
 
@@ -80,7 +82,7 @@ def test_a_program_whose_terminal_was_closed_still_ends_in_order(tmp_path: Path)
     os.close(theirs)
     assert os.read(ours, 100).startswith(b"ready")
     os.close(ours)  # the kernel sends SIGHUP now
-    assert process.wait(30) == 130
+    assert process.wait(HANGS_AFTER_SECONDS) == 130
 
 
 def test_a_program_that_is_stuck_where_no_handler_runs_is_left_all_the_same() -> None:
@@ -98,7 +100,7 @@ def test_what_ends_in_time_after_a_signal_is_not_left() -> None:
     work = "print('ready', flush=True); [time.sleep(0.01) for _ in iter(interrupt_has_come, True)]"
     code = (
         "import os\ntry:\n"
-        f"  with left_if_stuck(30, lambda: os._exit(1)), interrupts_afterwards(): {work}\n"
+        f"  with left_if_stuck({HANGS_AFTER_SECONDS}, lambda: os._exit(1)), interrupts_afterwards(): {work}\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
     assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
@@ -146,5 +148,5 @@ def test_one_that_comes_when_nothing_listens_any_more_changes_no_exit_code(
     )
     verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom orchestrator.cli import program\nprogram()"
     process = start(f"import os\n{destroyed}\n{verb}")
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)
     assert process.returncode == 2, output

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from world_table import World, load
 
+from tests.support.every import for_every
+
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -46,9 +48,7 @@ def test_a_world_says_what_was_recorded(table: Path) -> None:
     assert world.runs[-1].other_keys == {"betas": [0.9, 0.99]}
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.015, 0.04])
-@pytest.mark.parametrize("budget", [1000, 1700, 4000])
-@pytest.mark.parametrize("fraction", [0.25, 0.4, 1.0])
+@for_every(rate=[0.01, 0.015, 0.04], budget=[1000, 1700, 4000], fraction=[0.25, 0.4, 1.0])
 def test_between_what_was_recorded_a_linear_surface_is_met_exactly(
     table: Path, rate: float, budget: int, fraction: float
 ) -> None:

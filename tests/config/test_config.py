@@ -26,6 +26,7 @@ from orchestrator.config.trial import (
     warmup_samples,
 )
 from orchestrator.study.run_directory import load_stored_study
+from tests.support.every import for_every
 from tests.support.lane_player import study_of
 from trainers.config import OptimizerConfig, Split
 from trainers.strict import Strict
@@ -170,13 +171,13 @@ def test_model_and_data_are_all_that_is_needed(tmp_path: Path) -> None:
     assert [stage.type for stage in study.stages] == ["frontier", "throughput", "equivalence", "train", "learning_rate"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@for_every(path=CONFIGS)
 def test_every_file_in_configs_is_a_study(path: Path) -> None:
     study = load_study(path, [])
     assert parse_study(study.model_dump(mode="json"), "again") == study
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@for_every(path=CONFIGS)
 def test_a_resolved_study_survives_its_file(path: Path) -> None:
     """study.yaml of a run directory: what is written is what is read."""
     resolved = load_study(path, []).model_dump(mode="json")
@@ -400,7 +401,7 @@ def test_faults_of_set_are_said(tmp_path: Path, override: str, said: str) -> Non
     assert re.search(said, refusal(tmp_path, "name: n\nstages: [{type: frontier}]\n", override))
 
 
-@pytest.mark.parametrize("stage", [pytest.param(stage, id=stage.__name__) for stage in get_args(StageKeys)])
+@for_every(stage=get_args(StageKeys))
 def test_an_unknown_key_of_any_stage_is_answered_with_the_stages_own(tmp_path: Path, stage: type[Strict]) -> None:
     message = refusal(tmp_path, f"stages: [{{type: {stage.model_fields['type'].default}, nonsense: 1}}]")
     assert message.endswith(f"nonsense: no such key; the keys here are: {', '.join(stage.model_fields)}")
@@ -443,7 +444,7 @@ def test_every_key_of_a_study_file_is_among_those_whose_documentation_is_read() 
         assert {key.split(".")[1] for key in keys_of(owner)} == owner.model_fields.keys()
 
 
-@pytest.mark.parametrize("key", DOCUMENTED)
+@for_every(key=DOCUMENTED)
 def test_every_key_has_documentation_in_whole_sentences(key: str) -> None:
     text = DOCUMENTED[key]
     assert len(text.split()) >= 3, "nothing under the field"
@@ -451,9 +452,8 @@ def test_every_key_has_documentation_in_whole_sentences(key: str) -> None:
     assert not re.search(r"^\W*(likewise|\.\.\.)", text, re.IGNORECASE), "each key is read alone"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [f"{owner.__name__}.{name}" for owner in (StudyConfig, Batch, *get_args(StageKeys)) for name in nullable(owner)],
+@for_every(
+    key=[f"{owner.__name__}.{name}" for owner in (StudyConfig, Batch, *get_args(StageKeys)) for name in nullable(owner)]
 )
 def test_what_null_does_is_said_where_null_is_allowed(key: str) -> None:
     assert "null: " in DOCUMENTED[key]
@@ -562,10 +562,14 @@ def test_the_first_rung_of_every_run_lies_past_its_warm_up(budget: int) -> None:
             assert all(first < other < own for other in others)
 
 
-@pytest.mark.parametrize("pruner", [
-    AshaPruner(), AshaPruner(min_samples=64), AshaPruner(min_samples=100, reduction_factor=3),
-])  # fmt: skip
-@pytest.mark.parametrize("own", [100, 511, 512, 640, 5000])
+@for_every(
+    pruner=[
+        AshaPruner(),
+        AshaPruner(min_samples=64),
+        AshaPruner(min_samples=100, reduction_factor=3),
+    ],
+    own=[100, 511, 512, 640, 5000],
+)
 def test_the_rungs_of_a_run_lie_at_the_same_shares_of_its_budget_as_the_baselines_of_its(
     pruner: AshaPruner, own: int
 ) -> None:

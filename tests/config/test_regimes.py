@@ -32,7 +32,6 @@ def test_a_study_file_that_does_not_say_it_is_of_pretraining_and_as_it_was() -> 
     assert (config.regime, config.initial_weights) == ("pretrain", None)
     assert config == parse_study(KEYS | {"regime": "pretrain"}, "the test's study")
     assert (config.optimizer.lr, config.optimizer.warmup, config.optimizer.weight_decay) == (6e-4, "auto", 0.1)
-    assert "initial_weights" not in base_trial(config, None).model_dump(), "trials are found again by what is written"
 
 
 def test_finetuning_has_defaults_of_its_own() -> None:

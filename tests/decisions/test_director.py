@@ -31,6 +31,7 @@ from orchestrator.study.journal import Journal, read_lines, replay
 from orchestrator.study.messages import Message
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
+from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, study_of
 from tests.support.worlds import (
@@ -855,7 +856,7 @@ def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(
 # Any study at all
 
 
-@pytest.mark.parametrize("seed", range(25))
+@for_every(seed=range(25))
 def test_whatever_happens_a_stage_ends_and_the_baseline_is_never_cut_for_losing(tmp_path: Path, seed: int) -> None:
     """Random losses, accidents, rungs, lanes, seeds, objectives, a random moment at which the driver dies."""
     draw = random.Random(seed)
@@ -887,7 +888,7 @@ def test_whatever_happens_a_stage_ends_and_the_baseline_is_never_cut_for_losing(
             return {"outcome": how, "reason": f"{how}: by chance"}
         return {"loss": loss, "val_loss": math.nan if samples > ends_at else loss, "train_seconds": samples / 10}
 
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / f"{seed}.jsonl"
     with Journal(path, config.name) as journal:
         journal.append(RunBegan(token="first"))
         know(journal, found=TIMED)

@@ -14,6 +14,7 @@ from orchestrator.config.stages import AshaPruner, NoPruner
 from orchestrator.decisions.decision import Action
 from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
+from tests.support.every import for_every
 
 RULES = {"spike_deviations": 6.0, "spike_steps": 3, "above_start": 1.1}
 
@@ -41,8 +42,7 @@ def test_rungs_are_the_first_times_powers_of_the_factor_below_the_budget() -> No
     assert NoPruner().rungs(512, 512) == ()
 
 
-@pytest.mark.parametrize("budget", [64, 100, 333, 512, 1024, 5000])
-@pytest.mark.parametrize("first", [None, 32, 64, 511])
+@for_every(budget=[64, 100, 333, 512, 1024, 5000], first=[None, 32, 64, 511])
 def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, first: int | None) -> None:
     pruner = AshaPruner(min_samples=first)
     baselines, rungs = pruner.rungs(512, 512), pruner.rungs(512, budget)
@@ -52,9 +52,7 @@ def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, fir
         assert 0 < rung < budget
 
 
-@pytest.mark.parametrize("num", range(1, 10))
-@pytest.mark.parametrize("factor", [2, 3, 4])
-@pytest.mark.parametrize("synchronous", [True, False])
+@for_every(num=range(1, 10), factor=[2, 3, 4], synchronous=[True, False])
 def test_when_all_are_there_the_best_share_rounded_up_goes_on(num: int, factor: int, synchronous: bool) -> None:
     values = [float(value) for value in range(num)]
     random.Random(num).shuffle(values)
@@ -99,7 +97,7 @@ def test_synchronous_everyone_waits_for_those_who_can_still_change_the_verdict()
     assert judge([*arrived(1.0, 2.0, 3.0), gone]) == {"t0": "go on", "t1": "go on", "t2": "stop"}
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_every(seed=range(100))
 def test_synchronous_a_verdict_before_all_have_come_is_the_one_they_would_have_had_then(seed: int) -> None:
     """Whatever those who were missing bring, and whether they come or end on the way: no clock decides."""
     draw = random.Random(seed)
@@ -136,8 +134,7 @@ def test_early_places_are_rounded_down_up_where_a_lane_idles_and_few_while_newco
         assert early_places(num, factor, first=True, demand=IDLE) == math.ceil(num / factor)
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("demand", DEMANDS)
+@for_every(seed=range(40), demand=DEMANDS)
 def test_nobody_is_cut_but_by_as_many_better_peers_as_go_on_when_all_have_come(seed: int, demand: Demand) -> None:
     draw = random.Random(seed)
     factor, num = draw.choice([2, 3, 4]), draw.randint(1, 12)

@@ -28,6 +28,7 @@ from tests.docs.blocks import (
     run_console,
     run_python,
 )
+from tests.support.every import for_every
 
 PAGES = sorted(written_pages())
 MEASUREMENTS = "docs/benchmarks.md"
@@ -117,7 +118,7 @@ def study_of(keys: object) -> dict[str, Any]:
     return whole | weights | budget | rest
 
 
-@pytest.mark.parametrize("block", [one for one in all_blocks() if one.language == "yaml"], ids=lambda one: one.page)
+@for_every(block=[one for one in all_blocks() if one.language == "yaml"])
 def test_study_files_are_read(block: Block) -> None:
     parse_study(study_of(yaml.safe_load(block.text) or {}), block.page)
 
@@ -133,7 +134,7 @@ def typed_on(page: str) -> list[str]:
     return [line for line in (*inline_code(page), *shown) if re.match(r"(batchscout|python|pytest) ", line)]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_every(page=PAGES)
 def test_commands_in_the_text_exist(page: str) -> None:
     for command in typed_on(page):
         words = shlex.split(command.replace("[", " ").replace("]", " "))

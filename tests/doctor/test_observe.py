@@ -17,6 +17,7 @@ import pytest
 from orchestrator.doctor.facts import Needs
 from orchestrator.doctor.needs import needs_of
 from orchestrator.doctor.observe import cluster_at, compiler_for, disk_at, hub_at, import_elsewhere, quota_of
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +139,9 @@ def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_s
     }  # fmt: skip
     settings.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-m", "orchestrator", "doctor", "own.yaml", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS
+    )
     assert (done.returncode, done.stderr) == (1, "")
     told = json.loads(done.stdout)
     verdicts = {check["name"]: check["verdict"] for check in told["checks"]}

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.execution import cluster_servers
 from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 LISTENS = """
 import socket, sys
@@ -48,7 +49,7 @@ def test_a_gcs_has_ended_once_its_host_has_refused_for_a_while(monkeypatch: pyte
         gcs = Gcs(address)
         assert gcs.loss() is None
     assert gcs.loss() is None, "it may be started again"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANGS_AFTER_SECONDS
     while (said := gcs.loss()) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert said == f"Ray's gcs_server at {address} has ended"

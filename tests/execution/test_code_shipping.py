@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.execution import code_shipping, local_cluster, session
 from tests.support.cluster_file import cluster_yaml, local_variant
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 CLONE = Path(__file__).parents[2]
 NOBODY = 65534
@@ -250,7 +251,9 @@ def test_a_model_in_the_users_directory_resolves_on_driver_and_workers(here: Pat
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(CLONE)}
     (tmp_path / "home").mkdir()
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, script], env=env, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS, check=False
+    )
     results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert len(results) == 2, done.stdout + done.stderr
     (local, remote) = results

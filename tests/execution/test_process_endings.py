@@ -19,7 +19,7 @@ from orchestrator.execution.dispatcher import Dispatcher, crash_log
 from orchestrator.study.causes import Cause
 from orchestrator.study.messages import Assignment, Host, Message
 from orchestrator.units import ending_text, exit_text
-from tests.support.processes import WAITS, kernel_tells
+from tests.support.processes import HANGS_AFTER_SECONDS, WAITS, kernel_tells
 
 needs_a_new_kernel = pytest.mark.skipif(not kernel_tells(), reason="Linux tells of another's end since 6.15")
 
@@ -68,7 +68,7 @@ def test_the_end_of_a_process_is_known_before_anybody_has_waited_for_it() -> Non
         assert pidfd is not None
         assert child.stdin is not None
         child.stdin.close()
-        assert process_endings.wait_for_end(pidfd, seconds=10.0)
+        assert process_endings.wait_for_end(pidfd, seconds=HANGS_AFTER_SECONDS)
         assert not process_endings.was_waited_for(pidfd)
         assert process_endings.exit_code(pidfd) == -9
         child.stdin = None
@@ -121,7 +121,7 @@ def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> 
                 process.__exit__(None, None, None)
         return await dispatcher.next_message("a")
 
-    return asyncio.run(asyncio.wait_for(scene(), timeout=30))
+    return asyncio.run(asyncio.wait_for(scene(), timeout=HANGS_AFTER_SECONDS))
 
 
 @needs_a_new_kernel

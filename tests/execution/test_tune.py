@@ -18,6 +18,7 @@ from orchestrator.study.messages import Assignment, Message
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from tests.support.lane_player import director_of, study_of
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -34,7 +35,7 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(tmp_path: Path, end
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
     actor: Any = ray.remote(Dispatcher)
     dispatcher = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
-    together = threading.Barrier(num_lanes, timeout=60)
+    together = threading.Barrier(num_lanes, timeout=HANGS_AFTER_SECONDS)
     args = [(dispatcher, f"lane-{i}", together, ending == "pruned") for i in range(num_lanes)]
     lanes = [threading.Thread(target=end_together, args=one, daemon=True) for one in args]
     for lane in lanes:

@@ -25,6 +25,7 @@ from orchestrator.launch import job, node
 from orchestrator.launch.node import start_command, this_node
 from orchestrator.launch.slurm import SlurmJob, script
 from tests.support.ports import free_ports
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -118,16 +119,16 @@ def test_a_node_ends_soon_after_the_first_ones_ray_and_bears_a_longer_silence(
 ) -> None:
     """A silence may be the network's. Who refuses connections says that nobody listens any more."""
     monkeypatch.setattr(node, "SECONDS_REFUSED", 0.5)
-    monkeypatch.setattr(node, "SECONDS_UNANSWERED", 6.0)
 
-    def seconds_until_over(port: int) -> float:
+    def seconds_until_over(port: int, unanswered: float) -> float:
+        monkeypatch.setattr(node, "SECONDS_UNANSWERED", unanswered)
         began = time.monotonic()
         node.until_over(node.Node(1, "127.0.0.1", port, 1, 0), ray_of_this_node)
         return time.monotonic() - began
 
-    assert seconds_until_over(free_ports(1)[0]) < 6.0
+    assert seconds_until_over(free_ports(1)[0], HANGS_AFTER_SECONDS) < HANGS_AFTER_SECONDS
     with silent_port() as port:
-        assert seconds_until_over(port) >= 6.0
+        assert seconds_until_over(port, 6.0) >= 6.0
 
 
 def test_a_node_whose_ray_has_ended_before_the_job_says_so_and_ends_well(
@@ -304,7 +305,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(30)
+            process.wait(HANGS_AFTER_SECONDS)
 
 
 MUNGE_FILES = {

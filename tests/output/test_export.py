@@ -26,6 +26,7 @@ from batchscout import load
 from orchestrator.cli import main
 from orchestrator.output.exports import export
 from orchestrator.output.recommendation import Recommendation
+from tests.support.every import for_every
 from tests.support.example_study import example_recommendation
 from trainers.config import Schedule, TrialConfig
 from trainers.step.learning_rate import learning_rate_of_step
@@ -96,13 +97,13 @@ def test_an_unknown_target_is_refused_with_those_there_are() -> None:
         export(recommendation(), "keras")
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@for_every(to=TARGETS)
 def test_every_target_says_where_its_steps_come_from(to: str) -> None:
     text = export(recommendation(), to)
     assert "ceil(samples / 64): budget 1000 -> 16, warm-up 100 -> 2" in text
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@for_every(to=TARGETS)
 def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
     text = export(recommendation(verdict="first\nimport nothing_of_this_name"), to)
     assert "first import nothing_of_this_name" in text
@@ -119,8 +120,7 @@ def test_the_answer_is_the_first_comment_and_each_of_its_reasons_another() -> No
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["selective", 0.5])
-@pytest.mark.parametrize("to", ["hf", "accelerate", "lightning", "deepspeed", "nanogpt"])
+@for_every(mode=["selective", 0.5], to=["hf", "accelerate", "lightning", "deepspeed", "nanogpt"])
 def test_checkpointing_that_the_target_cannot_say_is_said_in_words(to: str, mode: str | float) -> None:
     said = "activation_checkpointing"
     assert any(
@@ -238,8 +238,7 @@ def test_lightning_trainer_is_the_recommendation() -> None:
     assert names["micro_batch_size"] == 16
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("warmup_samples", [0, 640])
+@for_every(schedule=SCHEDULES, warmup_samples=[0, 640])
 def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[str, Any], warmup_samples: int) -> None:
     r = recommendation(schedule=schedule, sample_budget=6400, warmup_samples=warmup_samples)
     built = lightning_of(r)[1]["configure_optimizers"](torch.nn.Linear(2, 2))
@@ -298,16 +297,14 @@ def two_rates(model: torch.nn.Module) -> list[dict[str, Any]]:
     return [{"params": weights[:1], "lr": 0.5}, {"params": weights[1:], "lr": 0.05}]
 
 
-@pytest.mark.parametrize("to", ["hf", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt"])
-@pytest.mark.parametrize(
-    "optimizer",
-    [
+@for_every(
+    to=["hf", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt"],
+    optimizer=[
         {"type": "muon"},
         {"type": "adafactor"},
         {"type": "adamw", "kwargs": {"amsgrad": True}},
         {"type": "own", "target": "my.module:Lion", "kwargs": {"betas": [0.9, 0.99]}},
     ],
-    ids=["muon", "adafactor", "a variant", "own"],
 )
 def test_a_trainer_that_cannot_say_the_optimizer_says_so(to: str, optimizer: dict[str, Any]) -> None:
     name = optimizer.get("target") or optimizer["type"]
@@ -338,7 +335,7 @@ def test_torchtitan_toml_keeps_the_batch_identity() -> None:
     assert tomllib.loads(export(replace(recommendation(), compile="whole"), "torchtitan"))["compile"]["enable"] is True
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@for_every(to=TARGETS)
 def test_an_export_says_where_float32_was_tf32(to: str) -> None:
     said = "its float32 is TF32: call torch.set_float32_matmul_precision('high')"
     assert said not in export(recommendation(), to)
@@ -588,9 +585,7 @@ def test_lightnings_trainer_takes_the_keys() -> None:
     assert (trainer.accumulate_grad_batches, trainer.max_steps) == (2, math.ceil(1000 / 32))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit", "adamw_4bit"])
-@pytest.mark.parametrize("parallel", [None, "fsdp"])
+@for_every(schedule=SCHEDULES, optimizer=["adamw", "sgd", "adamw_8bit", "adamw_4bit"], parallel=[None, "fsdp"])
 def test_axolotls_schema_takes_every_key(schedule: dict[str, Any], optimizer: str, parallel: str | None) -> None:
     """Held by itself, without what axolotl then asks the machine for."""
     schemas = pytest.importorskip("axolotl.utils.schemas.config", reason="axolotl is not installed")
@@ -604,9 +599,7 @@ def test_axolotls_schema_takes_every_key(schedule: dict[str, Any], optimizer: st
         assert taken[key] == tree[key], key
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mode", ["none", "selective", "full", 0.5])
-@pytest.mark.parametrize("parallel", [None, "fsdp"])
+@for_every(schedule=SCHEDULES, mode=["none", "selective", "full", 0.5], parallel=[None, "fsdp"])
 def test_torchtitan_reads_the_file(
     schedule: dict[str, Any], mode: str | float, parallel: str | None, tmp_path: Path
 ) -> None:
@@ -620,8 +613,7 @@ def test_torchtitan_reads_the_file(
         assert {key: getattr(getattr(read, section), key) for key in keys} == keys
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("parallel", [None, "fsdp"])
+@for_every(schedule=SCHEDULES, parallel=[None, "fsdp"])
 def test_deepspeed_reads_the_file(schedule: dict[str, Any], parallel: str | None) -> None:
     config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed is not installed")
     schedules = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="deepspeed is not installed")
@@ -659,7 +651,7 @@ def test_axolotl_yaml_keeps_the_batch_identity() -> None:
     assert tree["lr_scheduler_kwargs"] == {"num_decay_steps": 4, "decay_type": "linear"}
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@for_every(to=TARGETS)
 def test_what_is_the_models_or_the_loops_is_said_to_every_trainer(to: str) -> None:
     plain = export(recommendation(), to)
     kept = recommendation(cross_entropy="chunked", batch_norm="all ranks", ema_half_life_samples=640)
@@ -691,7 +683,7 @@ def test_shards_are_said_to_every_trainer(to: str, said: str) -> None:
 LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "bias": "lora_only"}
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@for_every(to=TARGETS)
 def test_adapters_are_said_to_every_trainer(to: str) -> None:
     text = export(recommendation(peft=LORA), to)
     assert "peft.LoraConfig(r=16, lora_alpha=32, target_modules='all-linear', bias='lora_only')" in text

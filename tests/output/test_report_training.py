@@ -45,7 +45,7 @@ def test_the_recommended_run_and_the_baseline_are_shown_from_their_own_files(stu
     assert [one.name for one in read_curves(tmp_path, study, baseline)] == ["baseline"], "each run once"
     section = training_section(curves)
     assert section is not None
-    assert len(section.findall(".//svg")) == 5, "loss, gradient norm, noise scale, coherence, SNR"
+    assert len(section.findall(".//svg")) == 6, "loss, gradient norm, waiting, noise scale, coherence, SNR"
     cells = [[cell.text for cell in row.findall("td")] for row in section.findall(".//tbody/tr")]
     assert len(cells) == 4, "two sums at each of two snapshots"
     assert cells[2] == ["400", "2", "8", "0.25", "0.04", "1.5", "1e-05", "0.0002", "0.2", "-", "0.003"]
@@ -84,7 +84,7 @@ def test_a_study_whose_runs_kept_nothing_has_no_such_section(study: Study, tmp_p
 
 
 def test_a_long_run_is_thinned_and_its_spike_stays() -> None:
-    (loss, norm) = step_figures([RunCurves("baseline", steps(50_000, spike_at=31_234), [])])
+    loss, norm, _ = step_figures([RunCurves("baseline", steps(50_000, spike_at=31_234), [])])
     marks = loss.series[0].marks
     assert MOST_POINTS / 2 <= len(marks) <= MOST_POINTS
     assert max(marks, key=lambda mark: mark.y).x == 8 * 31_234
@@ -94,10 +94,10 @@ def test_a_long_run_is_thinned_and_its_spike_stays() -> None:
 
 
 def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_gaps() -> None:
-    some = [*steps(4), Step(5, 40, math.inf, math.nan, 1e-3)]
+    some = [*steps(4), Step(5, 40, math.inf, math.nan, 1e-3, 0.0)]
     section = training_section([RunCurves("baseline", some, [snapshot(16, None), snapshot(32, 8.0)])])
     assert section is not None
-    assert len(section.findall(".//svg")) == 5
+    assert len(section.findall(".//svg")) == 6
 
 
 def test_a_noise_scale_without_an_upper_end_is_drawn_with_an_arrow(tmp_path: Path) -> None:

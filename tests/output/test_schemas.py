@@ -19,6 +19,7 @@ from orchestrator.output.status import json_pieces
 from orchestrator.study.journal import replay
 from orchestrator.study.run_directory import load_stored_study
 from orchestrator.verbs.helping import SCHEMAS
+from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[2]
 STUDY_FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
@@ -52,7 +53,7 @@ def test_a_schema_is_printed_as_it_is_and_names_its_version(
     assert SCHEMAS == SCHEMA_NAMES
 
 
-@pytest.mark.parametrize("file", STUDY_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+@for_every(file=STUDY_FILES)
 def test_every_study_file_validates_and_names_a_schema_that_is_there(file: Path) -> None:
     text = file.read_text()
     assert faults("study", yaml.safe_load(text)) == []

@@ -22,6 +22,7 @@ from orchestrator.output.tracking.names import run_id
 from orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
 from orchestrator.study.causes import Cause
 from orchestrator.study.trial import Trial, TrialState
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tracked import evaluate, found_in, opened, run_twice, trial
 from trainers.files import StorageLost
 from trainers.notices import Notice, NoticeKind
@@ -58,7 +59,7 @@ def records(file: Path) -> Iterator[Any]:
 
 def finished_records(file: Path) -> list[Any]:
     """All records, the exit among them: finish() returns shortly before W&B's own process has written the file out."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_AFTER_SECONDS
     while time.monotonic() < deadline:
         found = list(records(file))
         if any(record.WhichOneof("record_type") == "exit" for record in found):

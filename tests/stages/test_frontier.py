@@ -29,6 +29,7 @@ from orchestrator.study.messages import Message
 from orchestrator.study.reuse import Measurements
 from orchestrator.study.state import Conclusion, Study
 from orchestrator.study.trial import Proposal, TrialState
+from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import know, next_trial, study_of
 from tests.support.worlds import NONE
@@ -262,7 +263,7 @@ def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said
     assert sum(trial.proposal.fresh_process for trial in known.study.trials.values()) == 1
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_every(seed=range(40))
 def test_in_any_world_the_choice_fits_is_verified_and_nobody_was_truly_faster_by_more_than_a_tie(seed: int) -> None:
     draw = random.Random(seed)
     modes = ["none", "full"]
@@ -527,7 +528,7 @@ def test_no_point_is_verified_twice_and_none_in_a_mode_that_is_nowhere_the_faste
     assert fresh(known) == ["frontier-none-m2-verified"]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_every(seed=range(10))
 def test_whatever_is_trained_is_no_larger_than_what_fitted_in_a_fresh_process_in_its_mode(seed: int) -> None:
     draw = random.Random(seed)
     bound = {"none": draw.randrange(8, 25), "full": draw.randrange(30, 90)}
@@ -812,7 +813,7 @@ def random_points(seed: int) -> list[Point]:
     return [Point(str(i), draw.uniform(1, 9), draw.uniform(1, 9)) for i in range(draw.randrange(1, 30))]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_every(seed=range(30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(seed: int) -> None:
     points = random_points(seed)
     front = pareto_front(points)

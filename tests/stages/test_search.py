@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from tests.support.every import for_every
 from trainers.before.peak_memory import Line
 
 LARGEST = 1024
@@ -111,9 +112,7 @@ def is_right(found: SearchEnd, true: int | None) -> bool:
     return got == true if true < 50 else 0.98 * true <= got <= true
 
 
-@pytest.mark.parametrize("device", [{}, {"headroom": 0.05}, {"refuses_early": 0.03}], ids=str)
-@pytest.mark.parametrize("guess", [*GUESSES, Guess(0.95)], ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@for_every(device=[{}, {"headroom": 0.05}, {"refuses_early": 0.03}], guess=[*GUESSES, Guess(0.95)], shape=SHAPES)
 def test_the_answer_is_exact_below_50_and_within_2_percent_above(
     shape: Callable[..., Peak], guess: Guess, device: dict[str, float]
 ) -> None:
@@ -125,8 +124,7 @@ def test_the_answer_is_exact_below_50_and_within_2_percent_above(
         assert len(world.probes) <= 2 * math.log2(LARGEST)
 
 
-@pytest.mark.parametrize("guess", GUESSES, ids=str)
-@pytest.mark.parametrize("shape", [linear, rippled])
+@for_every(guess=GUESSES, shape=[linear, rippled])
 def test_five_probes_and_two_out_of_memory_events_are_enough_on_average(
     shape: Callable[..., Peak], guess: Guess
 ) -> None:
@@ -180,9 +178,7 @@ def test_below_a_size_that_was_refused_although_the_line_allows_it_it_stays_back
     assert step == Next(35, "the line through 10, 20 puts the limit at 50.0, but 40 does not fit")
 
 
-@pytest.mark.parametrize("smallest", [1, 3, 10])
-@pytest.mark.parametrize("largest", [10, 100, 4096])
-@pytest.mark.parametrize("capacity", [None, 60.0])
+@for_every(smallest=[1, 3, 10], largest=[10, 100, 4096], capacity=[None, 60.0])
 def test_any_world_is_searched_to_an_end_that_its_probes_prove(
     smallest: int, largest: int, capacity: float | None
 ) -> None:

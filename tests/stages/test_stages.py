@@ -14,6 +14,7 @@ from orchestrator.stages.mode import Mode
 from orchestrator.stages.stage import Stage
 from orchestrator.study.causes import Cause
 from orchestrator.study.facts import Facts
+from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
 from tests.support.worlds import FRONTIER, KNOWN, NONE
@@ -287,7 +288,7 @@ def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
 # All of them
 
 
-@pytest.mark.parametrize("keys", get_args(StageKeys))
+@for_every(keys=get_args(StageKeys))
 def test_every_stage_of_a_study_file_has_its_entry(keys: Any) -> None:
     assert isinstance(stage_of(keys()), Stage)
 

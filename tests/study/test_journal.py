@@ -35,6 +35,7 @@ from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Halted, Study
 from orchestrator.study.trial import Proposal, TrialState
+from tests.support.every import for_every
 from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
@@ -107,9 +108,9 @@ def test_what_has_ended_never_changes(tmp_path: Path) -> None:
     assert study.trials == before
 
 
-@pytest.mark.parametrize("cut", range(1, 40))
+@for_every(cut=range(1, 40))
 def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on_from_there(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / f"{cut}.jsonl"
     with Journal(path, "s") as journal:
         journal.append(ready("a"))
     whole = path.read_bytes()

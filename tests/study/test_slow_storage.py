@@ -12,6 +12,7 @@ from orchestrator.study import journal as module
 from orchestrator.study.events import RunBegan
 from orchestrator.study.journal import Journal
 from orchestrator.study.slow_storage import told_if_storage_hangs
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 BEGAN = RunBegan(token="t")
 
@@ -31,7 +32,7 @@ def test_a_write_that_hangs_is_told_while_it_hangs_and_when_it_is_over(
         is_told.set()
 
     def hangs(file: int) -> None:
-        assert is_told.wait(30), "nobody was told while the write hung"
+        assert is_told.wait(HANGS_AFTER_SECONDS), "nobody was told while the write hung"
         os.fdatasync(file)
 
     with Journal(tmp_path / "journal.jsonl", "s") as journal, told_if_storage_hangs(journal, say, seconds=0.05):
@@ -46,7 +47,10 @@ def test_a_write_that_hangs_is_told_while_it_hangs_and_when_it_is_over(
 
 
 def test_storage_that_answers_is_not_spoken_of(tmp_path: Path, said: list[str]) -> None:
-    with Journal(tmp_path / "journal.jsonl", "s") as journal, told_if_storage_hangs(journal, said.append, seconds=30):
+    with (
+        Journal(tmp_path / "journal.jsonl", "s") as journal,
+        told_if_storage_hangs(journal, said.append, seconds=HANGS_AFTER_SECONDS),
+    ):
         journal.append(BEGAN)
         journal.raise_if_lost()
     assert said == []

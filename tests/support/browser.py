@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-_SECONDS_TO_ANSWER = 15
+_SECONDS_TO_ANSWER = 120
 
 
 def chromium() -> str | None:

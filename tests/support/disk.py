@@ -12,7 +12,7 @@ from pathlib import Path
 # linux/ext4.h: EXT4_IOC_SHUTDOWN, and its flag that nothing is written any more.
 SHUT_DOWN, WITHOUT_A_FLUSH = 0x8004587D, 2
 NUM_BYTES = 128 << 20
-SECONDS_TO_LET_GO = 20.0
+SECONDS_TO_LET_GO = 60.0
 
 
 class NotHere(Exception):

@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 LISTENING = "0A"
+HANGS_AFTER_SECONDS = 200.0
+"""What a test waits for that is to come at once. It costs nothing: only what hangs takes so long, and on a busy machine nothing else
+does. pytest ends the test itself after a little more."""
 WAITS = "import sys; sys.stdin.read()"
 """What a child does until its pipe is closed."""
 

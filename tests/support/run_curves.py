@@ -12,7 +12,7 @@ from trainers.step_log import Step, read_steps
 
 def steps(count: int, spike_at: int | None = None) -> list[Step]:
     return [
-        Step(number, 8 * number, 9.0 if number == spike_at else 2.0 + 1 / number, 1.0 / number, 1e-3)
+        Step(number, 8 * number, 9.0 if number == spike_at else 2.0 + 1 / number, 1.0 / number, 1e-3, 0.0)
         for number in range(1, count + 1)
     ]
 

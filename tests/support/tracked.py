@@ -40,7 +40,7 @@ def evaluate(tracker: Observer, samples: float, val_loss: float, trial_id: str =
 
 
 def keep_steps(run_dir: Path, numbers: range) -> None:
-    steps = [step_log.Step(number, 2 * number, 4.0 / number, 0.5, 1e-3) for number in numbers]
+    steps = [step_log.Step(number, 2 * number, 4.0 / number, 0.5, 1e-3, 0.0) for number in numbers]
     step_log.append(trial_directory(run_dir, "train-m2") / step_log.FILE_NAME, [step_log.line_of(steps)])
 
 

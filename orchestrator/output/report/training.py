@@ -95,11 +95,9 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
         ),
         Figure("gradient_norms", samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
     ]
-    if any(one.marks for one in waits):  # earlier versions have not measured it
-        share = Axis("share of the step waiting for data", "{:.0%}".format, zero=True)
-        told = f"From {INPUT_BOUND:.0%} on the run is input-bound: more data.workers would make it faster, and another batch would not."
-        figures.append(Figure("data_wait", samples, share, tuple(waits), told))
-    return figures
+    share = Axis("share of the step waiting for data", "{:.0%}".format, zero=True)
+    told = f"From {INPUT_BOUND:.0%} on the run is input-bound: more data.workers would make it faster, and another batch would not."
+    return [*figures, Figure("data_wait", samples, share, tuple(waits), told)]
 
 
 def _thinned(steps: Sequence[Step], values: Sequence[float]) -> tuple[Mark, ...]:

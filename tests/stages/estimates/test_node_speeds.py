@@ -14,6 +14,7 @@ from orchestrator.stages.estimates.node_speeds import Straggler, Timed, place_of
 from orchestrator.stages.estimates.timing import in_turn
 from orchestrator.study.messages import HeldLane
 from orchestrator.study.trial import Hold, Proposal, Trial, TrialState
+from tests.support.every import for_every
 from tests.support.lane_player import study_of
 
 BASE = base_trial(study_of(), None)
@@ -43,9 +44,9 @@ def test_a_straggler_is_found_and_the_interval_holds_how_slow_it_is(
     assert {(one.place, one.num_others) for one in held} == {(("node-b",), num_nodes - 1)}
 
 
-@pytest.mark.parametrize(("num_nodes", "num_each"), [(2, 2), (2, 15), (4, 3), (4, 10)])
-@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
-def test_nodes_that_are_alike_are_hardly_ever_called_slow(num_nodes: int, num_each: int, noise: float) -> None:
+@for_every(size=[(2, 2), (2, 15), (4, 3), (4, 10)], noise=[0.01, 0.1, 0.3])
+def test_nodes_that_are_alike_are_hardly_ever_called_slow(size: tuple[int, int], noise: float) -> None:
+    num_nodes, num_each = size
     found = [slower_places(timed({}, num_nodes, num_each, noise, seed)) for seed in range(400)]
     assert sum(map(bool, found)) <= 0.05 * len(found)
 

@@ -26,6 +26,7 @@ from orchestrator.stages.estimates.ranking import (
 )
 from orchestrator.stages.estimates.surface import PRIOR
 from orchestrator.study.trial import Proposal, Trial, TrialState
+from tests.support.every import for_every
 from tests.support.lane_player import study_of
 
 CONFIG = base_trial(study_of(), None)
@@ -49,8 +50,7 @@ def trial(
     return Trial(proposal, state=state, metrics=metrics, **rest)
 
 
-@pytest.mark.parametrize("noise_scale", [0.3, 20.0, 5000.0])
-@pytest.mark.parametrize("batch", [1, 32, 4096])
+@for_every(noise_scale=[0.3, 20.0, 5000.0], batch=[1, 32, 4096])
 def test_goodput_is_tokens_times_token_efficiency_or_steps_times_step_efficiency(
     noise_scale: float, batch: int
 ) -> None:

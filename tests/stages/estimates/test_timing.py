@@ -8,6 +8,7 @@ import random
 import pytest
 
 from orchestrator.stages.estimates.timing import MARGIN, Timings
+from tests.support.every import for_every
 
 NUM_STUDIES = 200
 MIN_ROUNDS, MAX_ROUNDS = 3, 8
@@ -42,8 +43,7 @@ WORLDS = [
 ]
 
 
-@pytest.mark.parametrize("disturbance", [0.0, 0.05])
-@pytest.mark.parametrize("true", WORLDS)
+@for_every(disturbance=[0.0, 0.05], true=WORLDS)
 def test_with_5_percent_of_noise_the_fastest_is_within_5_percent_and_the_intervals_hold(
     true: list[float], disturbance: float
 ) -> None:
@@ -58,8 +58,7 @@ def test_with_5_percent_of_noise_the_fastest_is_within_5_percent_and_the_interva
     assert share(covered) >= 0.9
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
-@pytest.mark.parametrize("num_equal", [2, 3, 5])
+@for_every(noise=[0.01, 0.05, 0.1], num_equal=[2, 3, 5])
 def test_equals_are_hardly_ever_put_in_an_order(num_equal: int, noise: float) -> None:
     ordered = []
     for seed in range(NUM_STUDIES):

@@ -140,6 +140,7 @@ def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:
 def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.touch()
+    began = time.time()
     held_elsewhere(tmp_path)
     silence(tmp_path, 12)
     assert is_locked(path)
@@ -151,7 +152,7 @@ def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_pat
     left = re.search(r"if it is no more, its lease runs out in (\d+) s by itself$", str(refused.value))
     assert seen is not None
     assert left is not None
-    assert 12 <= int(seen[1]) < 18
+    assert 12 <= int(seen[1]) <= 13 + time.time() - began
     assert int(seen[1]) + int(left[1]) in (59, 60, 61), "each is rounded"
     assert not isinstance(refused.value, RunsOut), "it has been heard of lately"
 
@@ -159,11 +160,12 @@ def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_pat
 def test_the_lease_of_a_driver_that_died_on_another_machine_runs_out(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.touch()
+    began = time.time()
     held_elsewhere(tmp_path)
     silence(tmp_path, 40)
     with pytest.raises(RunsOut) as refused:
         Journal(path, "s")
-    assert 19 < refused.value.seconds_left <= 20
+    assert 19.9 - (time.time() - began) < refused.value.seconds_left <= 20
     silence(tmp_path, 21)
     assert not is_locked(path)
     with Journal(path, "s"):

@@ -33,6 +33,7 @@ from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
 from tests.support.ports import free_ports
+from tests.support.processes import HANGS_AFTER_SECONDS
 from trainers import loop
 from trainers.files import StorageLost
 
@@ -337,7 +338,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(port: str) -> None:
         time.sleep(9)
         assert not written.done()
         with object_store(PORT=port):
-            written.result(60)
+            written.result(HANGS_AFTER_SECONDS)
             assert store.read("two") == b"2"
 
 
@@ -360,7 +361,7 @@ def test_a_process_waits_for_a_store_that_has_answered_another(port: str) -> Non
         time.sleep(9)
         assert another.poll() is None
         with object_store(PORT=port):
-            assert another.wait(60) == 0
+            assert another.wait(HANGS_AFTER_SECONDS) == 0
             assert ObjectStore(uri).read("two") == b"2"
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.execution.process_endings import wait_for_end
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, Samples, config, data
 from trainers.before import first_pass as module
 from trainers.before.first_pass import PARTS, FirstPass, first_pass
@@ -57,7 +58,7 @@ class Faulty(nn.Module):
         return logits.mean() if self.does == "return a mean" else logits.sum(), torch.tensor(logits.shape[0])
 
 
-def passed_by(does: str, seconds: float = 60.0, **changes: Any) -> FirstPass:
+def passed_by(does: str, seconds: float = HANGS_AFTER_SECONDS, **changes: Any) -> FirstPass:
     model = {"target": "tests.trainers.before.test_first_pass:Faulty", "kwargs": {"does": does}}
     return first_pass(config(model=model, **changes), seconds)
 
@@ -240,7 +241,7 @@ def test_it_does_not_outlive_whoever_asked(tmp_path: Path) -> None:
             time.sleep(0.05)
         process = os.pidfd_open(int(note.read_text()))
         asker.kill()
-    assert wait_for_end(process, seconds=10.0)
+    assert wait_for_end(process, seconds=HANGS_AFTER_SECONDS)
     os.close(process)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
+from tests.support.every import for_every
 from trainers.before.peak_memory import Line, PeakMemory, highest, peak_of
 
 
@@ -14,7 +13,7 @@ def some_lines(seed: int) -> list[Line]:
     return [Line(generator.uniform(0, 1e6), generator.uniform(0, 1e4)) for _ in range(40)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(seed=range(20))
 def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed: int) -> None:
     lines = some_lines(seed)
     found = PeakMemory(highest(lines))
@@ -23,7 +22,7 @@ def test_the_highest_lines_are_the_peak_of_all_of_them_at_every_size(seed: int) 
     assert len(found.lines) < len(lines)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(seed=range(20))
 def test_the_largest_that_fits_does_and_one_more_does_not(seed: int) -> None:
     predicted = PeakMemory(highest(some_lines(seed)))
     limit = random.Random(seed).uniform(1.1e6, 4e6)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.support.every import for_every
 from tests.support.map_style import map_style_sets
 from tests.support.storage import Call, failing, on_failing_storage
 from tests.support.tiny import in_fresh_process
@@ -78,8 +79,7 @@ def stream(samples: TokenSamples) -> np.ndarray:
 SPLITS_OF_24 = [(1, 1, 24), (24, 1, 1), (2, 12, 1), (3, 4, 2), (6, 1, 4), (1, 6, 4), (4, 3, 2)]
 
 
-@pytest.mark.parametrize("split", [Split(*sizes) for sizes in SPLITS_OF_24], ids=str)
-@pytest.mark.parametrize("first_sample", [0, 24, 7])
+@for_every(split=[Split(*sizes) for sizes in SPLITS_OF_24], first_sample=[0, 24, 7])
 def test_every_split_of_an_effective_batch_sees_exactly_the_same_samples(split: Split, first_sample: int) -> None:
     micro_batches = [
         micro_batch_numbers(first_sample, micro_step, rank, split)

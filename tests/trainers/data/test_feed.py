@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support import fed
+from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
 from trainers.config import DataConfig, TrialConfig
 from trainers.data.draws import drawing_apart, drawing_from
@@ -139,8 +140,8 @@ def test_a_worker_is_waited_for_that_is_about_to_end() -> None:
     """The kernel closes what a process has open before it tells its parent how the process ended."""
     worker = multiprocessing.get_context("fork").Process(target=closes_its_connections_and_then_ends)
     worker.start()
-    assert wait([worker.sentinel], timeout=30)
-    assert codes_of_ended([worker], seconds=30) == [3]
+    assert wait([worker.sentinel], timeout=HANGS_AFTER_SECONDS)
+    assert codes_of_ended([worker], seconds=HANGS_AFTER_SECONDS) == [3]
     assert codes_of_ended([], seconds=0.01) == []
 
 
@@ -173,7 +174,7 @@ def test_a_rank_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
         workers = [int(pid) for pid in rank.stdout.readline().split()]
         rank.kill()
     assert len(workers) == 2
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + HANGS_AFTER_SECONDS
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "a worker outlives its rank"
 

@@ -7,13 +7,16 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
+from tests.support.every import for_every
 from trainers.data.token_budget import cut, dealt, divided, filled
 
+Step = tuple[list[int], int, int]
+"""(lengths, budget, ranks)"""
 
-def steps() -> Iterator[tuple[list[int], int, int]]:
-    """(lengths, budget, ranks): uneven, equal, one of each, and ones where few samples meet many ranks."""
+
+def steps() -> Iterator[Step]:
+    """Uneven ones, equal ones, one of each, and ones where few samples meet many ranks."""
     random = np.random.default_rng(0)
     for number_of_ranks in (1, 2, 3, 8):
         for num_samples in (number_of_ranks, 4 * number_of_ranks, 24 * number_of_ranks):
@@ -26,10 +29,9 @@ def steps() -> Iterator[tuple[list[int], int, int]]:
 ALL = list(steps())
 
 
-@pytest.mark.parametrize(("lengths", "budget", "num_ranks"), ALL)
-def test_each_sample_comes_once_within_the_budget_and_ranks_have_equally_many_micro_batches(
-    lengths: list[int], budget: int, num_ranks: int
-) -> None:
+@for_every(step=ALL)
+def test_each_sample_comes_once_within_the_budget_and_ranks_have_equally_many_micro_batches(step: Step) -> None:
+    lengths, budget, num_ranks = step
     ranks = cut(lengths, budget, num_ranks)
     micro_batches = list(itertools.chain(*ranks))
     assert sorted(itertools.chain(*micro_batches)) == list(range(len(lengths)))
@@ -39,10 +41,9 @@ def test_each_sample_comes_once_within_the_budget_and_ranks_have_equally_many_mi
     assert ranks == cut(lengths, budget, num_ranks)
 
 
-@pytest.mark.parametrize(("lengths", "budget", "num_ranks"), ALL)
-def test_there_are_never_more_micro_batches_than_where_all_samples_are_the_longest(
-    lengths: list[int], budget: int, num_ranks: int
-) -> None:
+@for_every(step=ALL)
+def test_there_are_never_more_micro_batches_than_where_all_samples_are_the_longest(step: Step) -> None:
+    lengths, budget, num_ranks = step
     micro_batch_size = budget // max(lengths)
     assert len(cut(lengths, budget, num_ranks)[0]) <= math.ceil(len(lengths) / num_ranks / micro_batch_size)
 

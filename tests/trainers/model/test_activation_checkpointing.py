@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tests.support.every import for_every
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
 from trainers.device.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
@@ -218,8 +219,7 @@ def test_parameters_have_the_same_names_in_every_mode() -> None:
     assert names(0.5, compile=True) == expected
 
 
-@pytest.mark.parametrize("written_by", EAGER)
-@pytest.mark.parametrize("read_by", EAGER)
+@for_every(written_by=EAGER, read_by=EAGER)
 def test_a_state_written_in_one_mode_loads_in_another(written_by: str, read_by: str) -> None:
     first = cpu_run(config(activation_checkpointing=written_by))
     first.step()

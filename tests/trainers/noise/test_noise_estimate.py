@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import for_every
 from tests.support.gradients import known_windows
 from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise, interval_of_ratio
 
@@ -29,16 +30,11 @@ def coverage(noise_scale: float, split: tuple[int, int], num_steps: int, truth: 
     return sum(covers(estimate_noise(steps, size, count), truth or noise_scale) for steps in windows) / 300
 
 
-@pytest.mark.parametrize("num_steps", [5, 10, 40])
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("noise_scale", [10.0, 200.0, 5000.0, 50_000.0])
+@for_every(num_steps=[5, 10, 40], split=SPLITS, noise_scale=[10.0, 200.0, 5000.0, 50_000.0])
 def test_the_interval_covers_the_true_noise_scale(noise_scale: float, split: tuple[int, int], num_steps: int) -> None:
     assert 0.90 <= coverage(noise_scale, split, num_steps) <= 0.99
 
 
-@pytest.mark.parametrize("num_steps", [5, 40])
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("noise_scale", [10.0, 50_000.0])
 @pytest.mark.parametrize(
     ("truth", "changes"),
     [
@@ -48,6 +44,7 @@ def test_the_interval_covers_the_true_noise_scale(noise_scale: float, split: tup
     ],
     ids=["uneven targets", "few directions with most of the noise", "every sample twice"],
 )
+@for_every(num_steps=[5, 40], split=SPLITS, noise_scale=[10.0, 50_000.0])
 def test_it_covers_what_the_noise_of_batches_so_drawn_is(
     truth: float, changes: dict[str, Any], noise_scale: float, split: tuple[int, int], num_steps: int
 ) -> None:

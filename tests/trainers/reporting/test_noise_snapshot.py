@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from tests.support.every import for_every
 from tests.support.gradients import known_windows
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
@@ -334,9 +335,7 @@ def test_a_snapshot_takes_no_training_time(tmp_path: Path, monkeypatch: pytest.M
     assert reports[-1].metrics["train_seconds"] == readings * reports[-1].samples_seen / trial.effective_batch_size
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("world_size", [1, 2, 8])
-@pytest.mark.parametrize("micro_batch_size", [1, 6])
+@for_every(parallel=["ddp", "fsdp"], world_size=[1, 2, 8], micro_batch_size=[1, 6])
 def test_snapshots_cost_at_most_their_share(micro_batch_size: int, world_size: int, parallel: str) -> None:
     if parallel == "fsdp" and world_size == 1:
         return

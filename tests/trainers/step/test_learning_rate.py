@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.every import for_every
 from tests.support.tiny import config, cpu_run
 from trainers.step.learning_rate import learning_rate_of_step
 
@@ -54,8 +55,7 @@ def test_constant_stays() -> None:
     assert {rate(s, type="constant") for s in (8, 512, 1024, 1032)} == {PEAK}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("micro_batch_size", [1, 16, 128])
+@for_every(shape=SHAPES, micro_batch_size=[1, 16, 128])
 def test_at_equal_samples_the_rate_is_the_same_for_every_batch_size(shape: str, micro_batch_size: int) -> None:
     """Exactly where the rate is constant or warms up; while it falls, to a step's share of the fall."""
     for samples in range(128, BUDGET + 1, 128):
