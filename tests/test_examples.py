@@ -35,8 +35,8 @@ MOST_LINES = {"speed": 5, "study": 15}
 WHOLE = "trl_sft"
 """The folder whose whole study runs here; of the others it is the first stage."""
 SHORT_STUDY = (
-    "sample_budget=1024", "evaluation_samples=32", "stages.throughput.rounds=2", "stages.throughput.max_rounds=2",
-    "stages.equivalence.steps=5", "stages.train.max_runs=2",
+    "sample_budget=512", "evaluation_samples=32", "stages.throughput.multiples=[1,2]", "stages.throughput.rounds=1",
+    "stages.throughput.max_rounds=1", "stages.equivalence.steps=5", "stages.train.max_runs=2",
 )  # fmt: skip
 SCALED_DOWN = ("largest=4", "smallest=4", "activation_checkpointing=[none]", "compile=[false]", "finalists=1")
 

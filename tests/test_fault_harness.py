@@ -1,4 +1,4 @@
-"""What the fault harness judges by, and its means of striking; `.ci/run` lets it strike a study seven times."""
+"""What the fault harness judges by, its means of striking, and a study that it strikes seven times."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.disk import NotHere
 from tests.support.memory_group import MemoryGroup
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.storage import fault, interposed_library
+from tests.support.tiny import ROOT
 
 
 def test_what_a_process_trained_is_told_apart_by_what_it_built() -> None:
@@ -92,3 +94,18 @@ def test_the_kernel_ends_the_process_of_choice_for_want_of_memory_and_no_other()
             process.kill()
             process.communicate()
         group.remove()
+
+
+SEVEN = ("--faults", "7", "--levels", "driver,lane,controller,relay,node,sigterm,drain", "--longest-quiet", "6")
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_study_that_is_struck_seven_times_loses_nothing() -> None:
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as folder:  # where no other test looks for a cluster
+        command = [sys.executable, "-m", "tests.fault_harness", *SEVEN]
+        settings["RAY_TMPDIR"] = folder
+        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "7 faults, nothing lost: " in done.stdout

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.tiny import ROOT
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
 PEERS = "accelerate", "lightning"
 

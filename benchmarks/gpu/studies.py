@@ -119,7 +119,8 @@ def main_job(setting: Setting) -> Found:
     stages = [
         {
             "type": "frontier", "activation_checkpointing": ["none", "full"], "smallest": 2 if tiny else 16,
-            "largest": 16 if tiny else 128, "compile": [not tiny], "cross_entropy": ["whole"], "finalists": 2, "rounds": 1,
+            "largest": 8 if tiny else 128, "compile": [not tiny], "cross_entropy": ["whole"],
+            "finalists": 1 if tiny else 2, "rounds": 1,
             "max_rounds": 1, "max_samples": 100_000,
         },
         {"type": "throughput", "multiples": [1, 2], "rounds": 1, "max_rounds": 1, "max_samples": 100_000},
@@ -127,7 +128,7 @@ def main_job(setting: Setting) -> Found:
     ]  # fmt: skip
     study = AStudy(
         setting, "main", **shape, stages=stages, memory_limit="16MiB" if tiny else "4GiB",
-        sample_budget=512 if tiny else 8_192, evaluation_samples=8 if tiny else 256, evaluations=2,
+        sample_budget=256 if tiny else 8_192, evaluation_samples=8 if tiny else 256, evaluations=2,
         optimizer={"lr": 1e-3, "reference_batch_size": 8 if tiny else 32},
     )  # fmt: skip
     done = study.run()

@@ -25,7 +25,7 @@ from tests.support.processes import descendants, read
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120

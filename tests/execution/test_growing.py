@@ -16,7 +16,7 @@ from tests.faults.scene import until
 from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay, without_rays_settings
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(720)]
 
 SECONDS_TO_COME = 200
 # Nodes come and go in their own time: alone on this machine the longest study here takes two minutes.

@@ -18,7 +18,7 @@ from tests.support.nodes import cluster_of
 from tests.support.processes import kernel_tells, kill_node_of
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 LARGE, SMALL = {"accelerator_type:large": 1}, {"accelerator_type:small": 1}
 

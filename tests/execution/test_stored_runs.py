@@ -31,7 +31,7 @@ from trainers.loop import train
 from trainers.report import Report
 from trainers.step_log import read_steps
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 STUDY: dict[str, Any] = TINY | {"sample_budget": 512, "evaluations": 8, "placement": {"lanes": 1, "cpus_per_rank": 1}}

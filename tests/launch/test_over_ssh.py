@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,10 @@ import yaml
 
 from orchestrator.cli import main
 from orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
+from tests.faults.scene import until
 from tests.support.cluster_file import cluster_yaml, local_variant
 from tests.support.machines import CLONE, HOME, Machine, listens_for_ssh, machines, missing
+from tests.support.processes import read
 from tests.support.studies import TINY, grid
 
 HOSTILE = "a b;touch INJECTED $(touch INJECTED) `touch INJECTED` 'x' \"y\" $HOME ~ * !! && | >INJECTED"
@@ -104,6 +107,8 @@ class Site:
     laptop: Machine
     head: Machine
     worker: Machine
+    runs: Path
+    """The run directories, on storage that the head, the worker and this machine see."""
 
     def ray(self, *command: str, code: int = 0) -> str:
         return self.laptop.run("ray", *command, code=code, folder=ON_THE_LAPTOP)
@@ -128,7 +133,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         left_out = [f"--exclude={pattern}" for pattern in cluster_yaml()["rsync_exclude"]]
         laptop.run("rsync", "-a", *left_out, f"{CLONE}/", f"{ON_THE_LAPTOP}/")
         laptop.write(ON_THE_LAPTOP / "cluster.yaml", yaml.safe_dump(cluster_file(head, worker)))
-        yield Site(laptop, head, worker)
+        yield Site(laptop, head, worker, shared)
 
 
 def cluster_file(head: Machine, worker: Machine) -> dict[str, Any]:
@@ -161,8 +166,7 @@ def set_up(command: str) -> str:
     return command
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_a_cluster_is_started_given_studies_looked_at_and_ended_over_ssh(site: Site) -> None:
     name = "a b;touch INJECTED $(touch INJECTED) `touch INJECTED` 'x' \"y\" $HOME ~ * !!"
@@ -206,3 +210,41 @@ def nothing_leaks(site: Site) -> None:
         assert machine.run("stat", "--format=%a", ".ray", ".ray/auth_token").split() == ["700", "600"]
         told = machine.run("sh", "-c", 'grep -rlsF "$0" "$@" || true', token, *where).split("\n")
         assert told == [f"{HOME}/.ray/auth_token", ""]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_that_was_submitted_over_ssh_and_killed_goes_on_where_it_was_when_it_is_submitted_again(
+    site: Site,
+) -> None:
+    model = {"target": "tests.support.studies:Sleeps", "kwargs": {"seconds": 0.02}}
+    study = STUDY | {"name": "killed", "sample_budget": 512, "evaluations": 8, "model": model}
+    site.laptop.write(ON_THE_LAPTOP / "mine/killed.yaml", yaml.safe_dump(study))
+    site.laptop.run("sh", "-c", "umask 077; ray get-auth-token --generate")
+    site.ray("up", "--yes", "cluster.yaml")
+    submit = ("ray", "submit", "cluster.yaml", "configs/submit.py", "mine/killed.yaml", "--min-nodes", "2")
+    first = subprocess.Popen(
+        site.laptop.command(submit, ON_THE_LAPTOP),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    journal = site.runs / "killed" / "journal.jsonl"
+    try:
+        until(lambda: first.poll() is not None or '"kind":"evaluated"' in read(journal), "an evaluation", 300)
+        assert first.poll() is None, first.communicate()[0]
+        running = [line.split() for line in site.head.run("ps", "-eww", "-o", "pid=,args=").splitlines()]
+        (driver,) = [pid for pid, *command in running if command[:1] == ["python"] and "submit.py" in command[1]]
+        site.head.run("kill", "-KILL", driver)
+    finally:
+        said, _ = first.communicate(timeout=60)
+    assert first.returncode != 0, said
+    before = journal.read_text()
+    again = site.laptop.run(*submit, folder=ON_THE_LAPTOP)
+    assert "Train with micro-batch 4" in again
+    assert journal.read_text().startswith(before), "nothing that was journaled is lost"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kinds = Counter(line["kind"] for line in lines)
+    assert (kinds["run_began"], kinds["evaluated"], kinds["ended"]) == (2, 8, 1), "no evaluation is made twice"

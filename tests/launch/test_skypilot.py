@@ -88,8 +88,7 @@ def test_without_a_token_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None
         job.main(["batchscout"])
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_study_runs_on_two_nodes_each_of_which_ends_its_own_ray(tmp_path: Path) -> None:
     study = TINY | {"sample_budget": 512, "stages": grid(learning_rate=[1e-3, 2e-3])}

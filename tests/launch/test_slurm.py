@@ -324,8 +324,7 @@ def wait_for(holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(1000)
 def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_its_study(slurm: Slurm) -> None:
     study = TINY | {"name": "a study", "sample_budget": 4096, "stages": grid(learning_rate=[1e-3, 2e-3])}

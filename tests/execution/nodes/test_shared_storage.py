@@ -87,8 +87,7 @@ def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and
     asyncio.run(asyncio.wait_for(scene(), 10))
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_starts(tmp_path: Path) -> None:
     if why := why_there_is_no_blind_node():
