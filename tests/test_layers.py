@@ -16,7 +16,7 @@ import trainers
 
 ROOT = Path(__file__).parents[1]
 # A room imports itself, `trainers`, the files that know nothing of studies, and the rooms that stand here beside it.
-LEAVES = {"units", "signals", "terminal"}
+LEAVES = {"installed", "units", "signals", "terminal"}
 ROOMS = {
     "config": set[str](),
     "study": {"config"},
