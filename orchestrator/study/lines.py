@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.version0 import upgraded
 from orchestrator.terminal import printable
-from trainers.files import own_file, quoted
+from trainers.files import exists, own_file, quoted
 from trainers.lines import CHECKSUM_KEY, body_of
 from trainers.notices import NoticeKind, give_notice
 
@@ -38,7 +38,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     of that: no crash of a process leaves one. Raises ValueError, with the line's number, for a torn or damaged line
     elsewhere, and for a line that a later version of this program wrote.
     """
-    if not path.exists():
+    if not exists(path):
         return
     end = 0
     with own_file(path, "read"), path.open("rb") as file:

@@ -15,7 +15,16 @@ from orchestrator.config.stages import Frontier, StageKeys
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
-from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
+from trainers.files import (
+    PARTIAL,
+    StorageLost,
+    exists,
+    make_private_directory,
+    own_file,
+    quoted,
+    storage_error,
+    written_whole,
+)
 
 MAX_DIFFERENCES = 8
 
@@ -60,14 +69,14 @@ def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
     with _as_the_user_chose(run_dir):
         _refuse_other_files(run_dir)
     with own_file(run_dir, "read"):
-        if path.exists() and journal.exists() and replay(journal, config.name).trials:
+        if exists(path) and exists(journal) and replay(journal, config.name).trials:
             _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
 
 
 def _refuse_other_files(run_dir: Path) -> None:
-    if run_dir.exists() and not run_dir.is_dir():
+    if exists(run_dir) and not run_dir.is_dir():
         raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
-    if run_dir.exists() and not (run_dir / "study.yaml").exists() and not all(map(_is_ours, run_dir.iterdir())):
+    if exists(run_dir) and not exists(run_dir / "study.yaml") and not all(map(_is_ours, run_dir.iterdir())):
         raise ValueError(f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it")
 
 
@@ -76,7 +85,7 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
     defaults, and all runs of a study are compared under one rule."""
     path = run_dir / "study.yaml"
     with _as_the_user_chose(run_dir):
-        if not path.is_file():
+        if not exists(path):
             return config
     stored = read_yaml(path)
     if not isinstance(stored, dict):
@@ -121,7 +130,7 @@ def _is_ours(entry: Path) -> bool:
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
     """Write study.yaml. It may change until the first trial is proposed; raises ValueError if it changed after that."""
-    before, now = _stored(path) if path.exists() else None, config.model_dump(mode="json")
+    before, now = _stored(path) if exists(path) else None, config.model_dump(mode="json")
     if before == now:
         return
     if before is not None and has_begun:
@@ -178,7 +187,7 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: Sto
         with own_file(directory, "removed"):
             for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
                 leftover.unlink(missing_ok=True)
-            if not is_kept and (directory / "checkpoints").exists():
+            if not is_kept and exists(directory / "checkpoints"):
                 shutil.rmtree(directory / "checkpoints")
     if published is not None:
         published.add_trials()
@@ -206,7 +215,7 @@ def put_former_try_by(run_dir: Path, trial: Trial, published: StoredStudy | None
     with own_file(directory):
         for log, aside in zip(former, put_by, strict=True):
             log.rename(aside)
-        if (directory / "checkpoints").exists():
+        if exists(directory / "checkpoints"):
             shutil.rmtree(directory / "checkpoints")
     if published is not None:
         published.add_logs(put_by)
