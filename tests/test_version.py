@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -53,6 +54,17 @@ def test_a_version_that_was_installed_by_force_is_refused_with_both_numbers_and_
         done = typed("-m", "orchestrator", verb, str(ROOT / "configs" / "quickstart.yaml"))
         assert (done.returncode, done.stderr) == (2, f"batchscout: {told}\n")
     assert typed("-c", "import batchscout; batchscout.find()").stderr.endswith(f"ValueError: {told}\n")
+
+
+def test_the_pages_name_the_versions_that_would_be_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least, beyond = re.findall(r"3\.(\d+)", project["requires-python"])
+    for page in ("README.md", "CONTRIBUTING.md", "docs/quickstart.md", "cluster.yaml"):
+        said = (ROOT / page).read_text()
+        assert re.findall(r"Python (?:must be )?(3\.\d+ to 3\.\d+)", said) == [f"3.{least} to 3.{int(beyond) - 1}"], (
+            page
+        )
+        assert set(re.findall(r"torch[>=][^']*", said)) <= set(project["dependencies"]), page
 
 
 def test_the_changelog_begins_with_the_version_that_would_be_installed() -> None:
