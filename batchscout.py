@@ -51,6 +51,9 @@ def find(
 
     Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
     """
+    from orchestrator.installed import refuse_other_versions
+
+    refuse_other_versions()
     from orchestrator.find import Subject
     from orchestrator.find import find as run  # loads torch and Ray
 

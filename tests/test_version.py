@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+
+from orchestrator.installed import admitted
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +34,37 @@ def test_version_is_that_of_the_installation_and_loads_nothing_heavy(tmp_path: P
     (installed / "METADATA").write_text("Metadata-Version: 2.4\nName: batchscout\nVersion: 9.8.7\n")
     found = version_where(tmp_path)
     assert found.stdout.splitlines() == ["batchscout 9.8.7", "[]"], found.stderr
+
+
+@pytest.mark.parametrize(("library", "number"), [("ray", "2.51.1"), ("ray", "99.0"), ("torch", "2.10.0+cpu")])
+def test_a_version_that_was_installed_by_force_is_refused_with_both_numbers_and_the_remedy(
+    library: str, number: str, tmp_path: Path
+) -> None:
+    forced = tmp_path / f"{library}-{number}.dist-info"
+    forced.mkdir()
+    (forced / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {library}\nVersion: {number}\n")
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    wanted = admitted(library)
+    told = f"{library} {number} is installed, and {library}{wanted.specifier} is needed; pip install '{wanted}'"
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *words], env=settings, cwd=tmp_path, capture_output=True, text=True)
+
+    for verb in ("run", "plan", "trial"):
+        done = typed("-m", "orchestrator", verb, str(ROOT / "configs" / "quickstart.yaml"))
+        assert (done.returncode, done.stderr) == (2, f"batchscout: {told}\n")
+    assert typed("-c", "import batchscout; batchscout.find()").stderr.endswith(f"ValueError: {told}\n")
+
+
+def test_the_pages_name_the_versions_that_would_be_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least, beyond = re.findall(r"3\.(\d+)", project["requires-python"])
+    for page in ("README.md", "CONTRIBUTING.md", "docs/quickstart.md", "cluster.yaml"):
+        said = (ROOT / page).read_text()
+        assert re.findall(r"Python (?:must be )?(3\.\d+ to 3\.\d+)", said) == [f"3.{least} to 3.{int(beyond) - 1}"], (
+            page
+        )
+        assert set(re.findall(r"torch[>=][^']*", said)) <= set(project["dependencies"]), page
 
 
 def test_the_changelog_begins_with_the_version_that_would_be_installed() -> None:

@@ -44,7 +44,17 @@ def own_file(path: Path, done: Done = "written") -> Iterator[None]:
 def is_there(path: Path) -> bool:
     """Return whether this file of ours exists. Raises StorageLost where the storage does not tell."""
     with own_file(path, "read"):
-        return path.exists()
+        return exists(path)
+
+
+def exists(path: Path) -> bool:
+    """Return whether something is at this path. Raises OSError where the storage does not tell: from Python 3.14 on `Path.exists` takes
+    that for a no, and a study would begin anew where its disk fails."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers import lines
-from trainers.files import own_file
+from trainers.files import exists, own_file
 
 FILE_NAME = "steps.jsonl"
 NUM_DIGITS = {"loss": 7, "gradient_norm": 7, "learning_rate": 7, "data_wait": 2}
@@ -81,7 +81,7 @@ def _ends_a_line(path: Path) -> bool:
 def settle(path: Path) -> None:
     """Sync the file to the disk, if there is one: a checkpoint must not outlive a crash that its steps do not."""
     with own_file(path):
-        if path.exists():
+        if exists(path):
             with path.open("ab") as file:
                 os.fsync(file.fileno())
 

@@ -20,6 +20,7 @@ from orchestrator.doctor.facts import (
     Tracker,
 )
 from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
+from orchestrator.installed import admitted, is_admitted
 from orchestrator.units import bytes_text, counted
 from trainers.files import quoted
 
@@ -92,16 +93,20 @@ def memory(found: Memory) -> Check:
 
 
 def torch(found: Imported) -> Check:
-    return _imported("torch", found, "install it anew: pip install 'torch>=2.11,<2.14'")
+    return _imported("torch", found)
 
 
 def ray(found: Imported) -> Check:
-    return _imported("ray", found, "install it anew: pip install 'ray[default,tune,train]>=2.60,<2.61'")
+    return _imported("ray", found)
 
 
-def _imported(name: str, found: Imported, remedy: str) -> Check:
+def _imported(name: str, found: Imported) -> Check:
+    wanted = admitted(name)
     if found.error:
-        return Check(name, f"cannot be imported: {found.error}", "fault", remedy)
+        return Check(name, f"cannot be imported: {found.error}", "fault", f"install it anew: pip install '{wanted}'")
+    if not is_admitted(name, found.version):
+        said = f"{name} {found.version}; batchscout runs with {wanted.specifier}"
+        return Check(name, said, "fault", f"pip install '{wanted}'")
     return Check(name, f"{name} {found.version}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from orchestrator.doctor.check import Check
 from orchestrator.doctor.facts import Driver, Gpu, Needs, Torch
+from orchestrator.installed import admitted
 from orchestrator.units import bytes_text, counted
 
 SHARE_OF_OTHERS = 0.1
@@ -26,12 +27,12 @@ def gpu(driver: Driver | None, found: Torch) -> Check:
     if found.cuda is None:
         return Check(
             "gpu", f"{has}; torch {found.imported.version} is a build for CPUs, and uses none of them", "fault",
-            f"install a build for CUDA: pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/{_wheels(driver)}",
+            f"install a build for CUDA: {_install(driver)}",
         )  # fmt: skip
     if int(found.cuda.split(".")[0]) > driver.cuda[0]:
         return Check(
             "gpu", f"{has}; torch {found.imported.version} is built for CUDA {found.cuda}, which this driver cannot run", "fault",
-            f"update the driver, or install a build for its CUDA: pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/{_wheels(driver)}",
+            f"update the driver, or install a build for its CUDA: {_install(driver)}",
         )  # fmt: skip
     if not found.gpus:
         said = found.why_none or "it says no more"
@@ -48,9 +49,10 @@ def gpu(driver: Driver | None, found: Torch) -> Check:
     return Check("gpu", f"{_named(found.gpus)}; driver {driver.version}, torch for CUDA {found.cuda}")
 
 
-def _wheels(driver: Driver) -> str:
-    """Return the folder of torch's wheels for what this driver can run."""
-    return "cu130" if driver.cuda >= (13, 0) else "cu126"
+def _install(driver: Driver) -> str:
+    """Return the command that installs torch's wheels for what this driver can run."""
+    build = "cu130" if driver.cuda >= (13, 0) else "cu126"
+    return f"pip install '{admitted('torch')}' --index-url https://download.pytorch.org/whl/{build}"
 
 
 def _named(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:

@@ -201,7 +201,8 @@ def _asked(address: str) -> Hub:
     try:
         request = urllib.request.Request(address, method="HEAD")
         urllib.request.urlopen(request, timeout=SECONDS_TO_CONNECT).close()
-    except urllib.error.HTTPError:  # it answers
+    except urllib.error.HTTPError as answer:
+        answer.close()
         return Hub(address)
     except (OSError, ValueError) as error:
         return Hub(address, error=str(getattr(error, "reason", error)))

@@ -15,7 +15,7 @@ from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.state import Study
 from orchestrator.study.storage.place import on_this_machine, run_place_of
 from orchestrator.units import counted
-from trainers.files import own_file, quoted
+from trainers.files import is_there, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -96,9 +96,7 @@ def load(run_dir: str | Path) -> LoadedStudy:
     where = on_this_machine(run_place_of(str(run_dir)), "batchscout.load")
     path = where / "study.yaml"
     for needed in (path, where / "journal.jsonl"):
-        with own_file(needed, "read"):
-            is_there = needed.is_file()
-        if not is_there:
+        if not is_there(needed):
             raise ValueError(
                 f"{quoted(where)} holds no study (no {needed.name} in it); check the path, or start one: batchscout run"
             )

@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 from orchestrator.study.events import FORMAT_VERSION, Event, parser
 from orchestrator.study.upgrade import upgraded_line
 from orchestrator.terminal import printable
-from trainers.files import own_file, quoted
+from trainers.files import exists, own_file, quoted
 from trainers.lines import body_of
 from trainers.notices import NoticeKind, give_notice
 
@@ -38,7 +38,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     of that: no crash of a process leaves one. A line of an earlier format is read as `upgrade` has it. Raises ValueError, with the line's number, for a torn or damaged line
     elsewhere, and for a line that a later version of this program wrote.
     """
-    if not path.exists():
+    if not exists(path):
         return
     end = 0
     with own_file(path, "read"), path.open("rb") as file:
@@ -58,7 +58,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def refuse_earlier_format(path: Path) -> None:
     """Raise ValueError if an earlier version of this program wrote the file, which may be read but not gone on with."""
-    if not path.exists():
+    if not exists(path):
         return
     with own_file(path, "read"), path.open("rb") as file:
         body = body_of(file.readline())

@@ -30,7 +30,7 @@ from orchestrator.study.messages import Device, FirstLane
 from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from trainers.config import DevicePeak
 from trainers.criteria import TransformersLoss
-from trainers.files import make_private_directory, own_file, quoted
+from trainers.files import exists, make_private_directory, own_file, quoted
 from trainers.knobs import optimizer_8bit
 from trainers.lines import body_of, line_of
 from trainers.notices import NoticeKind, give_notice
@@ -186,7 +186,7 @@ def _start_of_a_line(file: BinaryIO) -> bytes:
 def _records(file: Path) -> list[_Record]:
     """Return every record that is as it was written; what a damaged line told is measured again, and a notice says so."""
     with own_file(file, "read"):
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        lines = file.read_bytes().splitlines(keepends=True) if exists(file) else []
     found = {number: _record(line) for number, line in enumerate(lines, start=1)}
     damaged = [number for number, record in found.items() if record is None and lines[number - 1].endswith(b"\n")]
     if damaged:

@@ -19,7 +19,16 @@ from orchestrator.study.lines import read_lines, refuse_earlier_format
 from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.study.upgrade import upgraded_study
-from trainers.files import PARTIAL, StorageLost, make_private_directory, own_file, quoted, storage_error, written_whole
+from trainers.files import (
+    PARTIAL,
+    StorageLost,
+    exists,
+    make_private_directory,
+    own_file,
+    quoted,
+    storage_error,
+    written_whole,
+)
 
 MAX_DIFFERENCES = 8
 
@@ -65,14 +74,14 @@ def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
         _refuse_other_files(run_dir)
     with own_file(run_dir, "read"):
         refuse_earlier_format(journal)
-        if path.exists() and journal.exists() and replay(journal, config.name).trials:
+        if exists(path) and exists(journal) and replay(journal, config.name).trials:
             _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
 
 
 def _refuse_other_files(run_dir: Path) -> None:
-    if run_dir.exists() and not run_dir.is_dir():
+    if exists(run_dir) and not run_dir.is_dir():
         raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
-    if run_dir.exists() and not (run_dir / "study.yaml").exists() and not all(map(_is_ours, run_dir.iterdir())):
+    if exists(run_dir) and not exists(run_dir / "study.yaml") and not all(map(_is_ours, run_dir.iterdir())):
         raise ValueError(f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it")
 
 
@@ -86,7 +95,7 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
     other defaults, and all runs of a study are compared under one rule."""
     with _as_the_user_chose(run_dir):
         given = _given_at_the_start(run_dir / "journal.jsonl")
-        has_begun = given is not None and (run_dir / "study.yaml").is_file()
+        has_begun = given is not None and exists(run_dir / "study.yaml")
     return _with_defaults_of(load_stored_study(run_dir / "study.yaml"), config, given) if has_begun else config
 
 
@@ -147,7 +156,7 @@ def _is_ours(entry: Path) -> bool:
 
 def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
     """Write study.yaml. It may change until the first trial is proposed; raises ValueError if it changed after that."""
-    before, now = _stored(path) if path.exists() else None, config.model_dump(mode="json")
+    before, now = _stored(path) if exists(path) else None, config.model_dump(mode="json")
     if before == now:
         return
     if before is not None and has_begun:
@@ -203,7 +212,7 @@ def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: Sto
         with own_file(directory, "removed"):
             for leftover in [directory / "weights.pt", *directory.rglob(f".*{PARTIAL}")]:
                 leftover.unlink(missing_ok=True)
-            if not is_kept and (directory / "checkpoints").exists():
+            if not is_kept and exists(directory / "checkpoints"):
                 shutil.rmtree(directory / "checkpoints")
     if published is not None:
         published.add_trials()
@@ -231,7 +240,7 @@ def put_former_try_by(run_dir: Path, trial: Trial, published: StoredStudy | None
     with own_file(directory):
         for log, aside in zip(former, put_by, strict=True):
             log.rename(aside)
-        if (directory / "checkpoints").exists():
+        if exists(directory / "checkpoints"):
             shutil.rmtree(directory / "checkpoints")
     if published is not None:
         published.add_logs(put_by)

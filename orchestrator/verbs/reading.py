@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.study.storage.place import RunPlace, beside
 from orchestrator.terminal import printable
 from orchestrator.verbs.study_file import copy_to_read
-from trainers.files import own_file, quoted
+from trainers.files import exists, own_file, quoted
 
 if TYPE_CHECKING:
     from orchestrator.config.keys import StudyConfig
@@ -38,7 +38,7 @@ def status(arguments: argparse.Namespace) -> int:
 
     def state() -> tuple[int, bool]:
         with own_file(journal, "read"):
-            return (journal.stat().st_size if journal.exists() else 0), is_locked(journal)
+            return (journal.stat().st_size if exists(journal) else 0), is_locked(journal)
 
     watch(lambda: _show_status(place), state)
     return 0
@@ -128,7 +128,7 @@ def export(arguments: argparse.Namespace) -> int:
     with copy_to_read(arguments.run_dir) as run_dir:
         path = run_dir / "recommendation.json"
         with own_file(path, "read"):
-            text = path.read_text() if path.exists() else None
+            text = path.read_text() if exists(path) else None
         if text is None:
             raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
     print(printable(export_text(Recommendation.from_json(text), arguments.to)))

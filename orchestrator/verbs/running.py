@@ -16,6 +16,9 @@ from trainers.files import quoted
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    from orchestrator.installed import refuse_other_versions
+
+    refuse_other_versions()
     from orchestrator import preflight
     from orchestrator.config.trial import uses_compile
     from orchestrator.execution.code_shipping import import_from_here
@@ -43,6 +46,9 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
+    from orchestrator.installed import refuse_other_versions
+
+    refuse_other_versions()
     config = config_of(arguments)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from orchestrator.execution.code_shipping import import_from_here
@@ -78,6 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
+    from orchestrator.installed import refuse_other_versions
+
+    refuse_other_versions()
     config = config_of(arguments)
     from orchestrator.execution.code_shipping import import_from_here
     from orchestrator.trial import run_trial

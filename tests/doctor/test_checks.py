@@ -20,6 +20,7 @@ from orchestrator.doctor.checks import (
     limits,
     memory,
     processors,
+    ray,
     torch,
     wandb,
 )
@@ -41,6 +42,7 @@ from orchestrator.doctor.facts import (
 )
 from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
 from orchestrator.doctor.told import as_json, in_all, print_checks
+from orchestrator.installed import admitted
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
 DRIVER = Driver("550.54", (12, 4), 1)
@@ -138,6 +140,14 @@ def test_a_library_that_cannot_be_imported_is_quoted() -> None:
     check = torch(Imported(error="ImportError: libcudart.so.12: cannot open shared object file"))
     assert check.finding == "cannot be imported: ImportError: libcudart.so.12: cannot open shared object file"
     assert check.remedy.startswith("install it anew: pip install 'torch")
+
+
+@pytest.mark.parametrize("number", ["2.51.1", "99.0.0"])
+def test_a_library_that_was_installed_by_force_is_held_against_what_is_admitted(number: str) -> None:
+    check = ray(Imported(number))
+    wanted = admitted("ray")
+    assert said(check) == ("fault", f"ray {number}; batchscout runs with {wanted.specifier}")
+    assert check.remedy == f"pip install '{wanted}'"
 
 
 @pytest.mark.parametrize(

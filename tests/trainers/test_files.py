@@ -111,3 +111,12 @@ def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageLost, match=said), written_whole(tmp_path / "report.html") as file:
         file.write(b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_path_that_storage_tells_nothing_of_is_not_taken_for_an_absent_one(tmp_path: Path) -> None:
+    """Python 3.14 took it for one: a study would have begun anew where its disk fails."""
+    (tmp_path / "file").touch()
+    found = [files.exists(tmp_path / name) for name in ("file", "absent", "file/below", "absent/below")]
+    assert found == [True, False, False, False]
+    with pytest.raises(StorageLost, match="could not be read: File name too long"):
+        files.is_there(tmp_path / (300 * "x"))

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files import PARTIAL, own_file, quoted
+from trainers.files import PARTIAL, exists, own_file, quoted
 
 LEASE_SECONDS = 60.0
 """How long a driver may be silent before another may follow it."""
@@ -202,7 +202,7 @@ class Lease:
 
     def is_held(self) -> bool:
         """True if this process still has it. Asks the storage. Raises OSError where it does not answer."""
-        return self.is_at(self._run_dir) and not self._path(self.number + 1).exists()
+        return self.is_at(self._run_dir) and not exists(self._path(self.number + 1))
 
     def is_followed(self) -> bool:
         """True if this process was silent and another has followed it. Asks the storage. Raises OSError where it does not answer."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from trainers.files import PARTIAL, StorageLost, own_file, quoted, written_whole
+from trainers.files import PARTIAL, StorageLost, exists, own_file, quoted, written_whole
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -157,7 +157,7 @@ class ObjectStore:
         """Make a folder what is below a name, as far as its files are wanted by their names. removes: whether files go that are wanted and
         are not there."""
         there = {name: one for name, one in self.stored(below).items() if wanted(name)}
-        if not there and not folder.exists():
+        if not there and not exists(folder):
             return
         with own_file(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ def beside(place: RunPlace, name: str) -> str:
 
 def is_there(place: RunPlace, name: str) -> bool:
     """True if the run directory has this file."""
-    return (place / name).exists() if isinstance(place, Path) else name in place.stored()
+    return exists(place / name) if isinstance(place, Path) else name in place.stored()
 
 
 def on_this_machine(place: RunPlace, what: str) -> Path:

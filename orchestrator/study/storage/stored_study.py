@@ -18,7 +18,7 @@ from orchestrator.study.storage.lease import LEASE_SECONDS, Holder
 from orchestrator.study.storage.object_lease import ObjectLease
 from orchestrator.study.storage.place import ObjectStore
 from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_no_checkpoint, is_no_open_log
-from trainers.files import make_private_directory, own_file, quoted, written_whole
+from trainers.files import exists, make_private_directory, own_file, quoted, written_whole
 
 SEGMENT_DIGITS = 8
 REQUESTS_AT_ONCE = 16
@@ -80,7 +80,7 @@ class StoredStudy:
 
     def add_trials(self) -> None:
         """Have there what trials that run in this copy have left: what ranks that crashed or were ended could not write there."""
-        if self.trials.generation is None and (self.run_dir / TRIALS).exists():
+        if self.trials.generation is None and exists(self.run_dir / TRIALS):
             self.store.add(self.run_dir / TRIALS, TRIALS, self._is_finished)
 
     def _is_finished(self, name: str) -> bool:
@@ -114,7 +114,7 @@ class StoredStudy:
 def publish_results(store: ObjectStore, run_dir: Path) -> None:
     """Write report and recommendation there, as far as they are here."""
     for name in RESULTS:
-        if (run_dir / name).exists():
+        if exists(run_dir / name):
             store.upload(run_dir / name, name)
 
 
@@ -176,7 +176,7 @@ def _copy_of(store: ObjectStore, generation: int) -> Path:
     with own_file(copies):
         make_private_directory(copies)
         others = sorted(other for other in copies.iterdir() if other != copy)
-        if others and not copy.exists():
+        if others and not exists(copy):
             others.pop().rename(copy)
         for other in others:
             shutil.rmtree(other, ignore_errors=True)

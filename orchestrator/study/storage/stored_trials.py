@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
 from orchestrator.study.storage.place import ObjectStore, files_by_object
 from trainers.data.cache import alone
-from trainers.files import make_private_directory, own_file
+from trainers.files import exists, make_private_directory, own_file
 
 TRIALS = "trials"
 CHECKPOINTS, CHECKPOINT = "checkpoints", ".pt"
@@ -61,7 +61,7 @@ class Publication:
 
     def __init__(self, store: ObjectStore, folder: Path, below: str) -> None:
         self._store, self._folder, self._below = store, folder, below
-        self._known = set(filter(is_replaced, files_by_object(folder, below))) if folder.exists() else set[str]()
+        self._known = set(filter(is_replaced, files_by_object(folder, below))) if exists(folder) else set[str]()
 
     def update(self) -> None:
         """Write what is new, and remove the checkpoints of this process that a later one here has replaced. Raises StorageLost where the
@@ -79,7 +79,7 @@ class Publication:
 
     def add(self, name: str) -> None:
         """Write one file, if it is there."""
-        if (self._folder / name).exists():
+        if exists(self._folder / name):
             self._store.upload(self._folder / name, f"{self._below}/{name}")
 
 

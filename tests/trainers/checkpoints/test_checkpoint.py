@@ -193,10 +193,15 @@ def test_a_half_written_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert newest_state(tmp_path) == {"number": 16}
 
 
+class Unwritable:
+    def __reduce__(self) -> str:
+        raise RuntimeError("it cannot be written")
+
+
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     before = save_checkpoint(tmp_path, "a", 8, {"number": 8}, keep=1)
-    with pytest.raises(AttributeError, match="pickle"):
-        save_checkpoint(tmp_path, "a", 16, {"number": lambda: 16}, keep=1)
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        save_checkpoint(tmp_path, "a", 16, {"number": 16, "more": Unwritable()}, keep=1)
     assert list(tmp_path.iterdir()) == [before]
 
 
