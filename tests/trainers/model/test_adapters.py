@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.tiny import config, cpu_run
-from trainers.config import ModelConfig, TrialConfig
+from trainers.config import TrialConfig
 from trainers.model.gpt import GPT
 from trainers.model.models import initial_module
 from trainers.speed.flops import flops_per_sample
@@ -38,11 +38,6 @@ def adapted(peft: dict[str, Any], **changes: Any) -> TrialConfig:
 
 def on_gpt(peft: dict[str, Any], **changes: Any) -> TrialConfig:
     return config(model={"target": "gpt", "kwargs": GPT_KWARGS, "peft": peft}, **changes)
-
-
-def test_a_model_without_adapters_is_written_as_it_ever_was() -> None:
-    assert ModelConfig(target="gpt").model_dump() == {"target": "gpt", "kwargs": {}, "blocks": None}
-    assert ModelConfig(target="gpt", peft={}).model_dump()["peft"] == {}
 
 
 def test_only_the_adapters_are_trained() -> None:
