@@ -18,7 +18,7 @@ import torch
 from tests.support import fed
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
-from trainers.config import DataConfig, TrialConfig
+from trainers.config import TrialConfig
 from trainers.data.draws import drawing_apart, drawing_from
 from trainers.data.workers import WorkerFault, codes_of_ended, ended_early
 from trainers.device.out_of_memory import is_out_of_memory
@@ -86,11 +86,6 @@ def test_what_a_set_draws_is_left_to_no_other() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     with drawing_apart(), drawing_from(5):
         assert torch.equal(fed.drawn({"input_ids": torch.zeros(4, dtype=torch.long)}, 100)["input_ids"], first)
-
-
-def test_the_number_of_workers_is_left_out_of_what_is_written_where_nobody_names_it() -> None:
-    assert DataConfig(target="text").model_dump() == {"target": "text", "kwargs": {}}
-    assert DataConfig(target="text", workers=0).model_dump()["workers"] == 0
 
 
 @pytest.mark.parametrize(("has", "asked", "gets"), [(2, None, 2), (0, None, 0), (2, 0, 0), (0, 1, 1)])
