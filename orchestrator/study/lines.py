@@ -62,7 +62,7 @@ def refuse_earlier_format(path: Path) -> None:
         return
     with own_file(path, "read"), path.open("rb") as file:
         body = body_of(file.readline())
-    version = json.loads(body)["version"] if body else FORMAT_VERSION
+    version = _version_of(json.loads(body)) if body else FORMAT_VERSION
     if version < FORMAT_VERSION:
         raise ValueError(
             f"{quoted(path)} has journal format {version}, and this batchscout goes on with format {FORMAT_VERSION} alone; its "
@@ -95,7 +95,7 @@ def _event_of(body: bytes, where: str) -> Event | None:
         return parser.validate_json(body)
     except ValidationError as error:
         record, fault = json.loads(body), error
-    if record["version"] < FORMAT_VERSION:
+    if _version_of(record) < FORMAT_VERSION:
         record = upgraded_line(record, FORMAT_VERSION)
         if record is None:
             return None
@@ -110,10 +110,16 @@ def _where(number: int, path: Path) -> str:
     return f"line {number} of {quoted(path)}"
 
 
+def _version_of(record: dict[str, JsonValue]) -> int:
+    """Return the format of a line; today's where it names none, so that what is amiss with it is said as of any other line."""
+    version = record.get("version")
+    return version if isinstance(version, int) else FORMAT_VERSION
+
+
 def _not_readable(record: dict[str, JsonValue], error: ValidationError, where: str) -> str:
     """Return why a line cannot be read that is just as it was written."""
-    version = record["version"]
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    version = _version_of(record)
+    if version > FORMAT_VERSION:
         return (
             f"{where} has journal format {version}, and this batchscout reads up to {FORMAT_VERSION}; go on with the version that "
             "wrote it, or a later one"

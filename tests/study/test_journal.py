@@ -269,6 +269,17 @@ def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("version", [None, "2", 0.5])
+def test_a_version_that_is_no_number_of_a_format_is_named_with_its_line(tmp_path: Path, version: Any) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "s") as journal:
+        journal.append(ready("a"))
+    path.write_bytes(rewritten(path.read_bytes(), version=version))
+    for read in (replay, Journal):
+        with pytest.raises(ValueError, match=r"line 1 of .* is no event that .* \(version: .* or restore the file"):
+            read(path, "s")
+
+
 def test_a_last_line_that_a_later_version_wrote_is_refused_by_its_kind_and_not_cut_off(tmp_path: Path) -> None:
     """It is whole, as its checksum says: no crash has torn it."""
     path = tmp_path / "journal.jsonl"
