@@ -66,7 +66,7 @@ def refuse_earlier_format(path: Path) -> None:
     if version < FORMAT_VERSION:
         raise ValueError(
             f"{quoted(path)} has journal format {version}, and this batchscout goes on with format {FORMAT_VERSION} alone; its "
-            "report, exports and comparison are still had from it; to run the study, choose another --dir"
+            "report, exports and comparison still work; to run the study, choose another --dir"
         )
 
 
