@@ -28,10 +28,11 @@ AtLeastOne = Field(min_length=1)
 RampKind = Literal["doubling", "linear"]
 
 FEWEST_STEPS = 40
-"""A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried."""
+"""A run of fewer optimizer steps trains nothing that could be compared: its batch is not tried, unless the baseline's run has no
+more."""
 PROBED_SHARES = {"frontier": 0.04, "throughput": 0.04, "equivalence": 0.02}
-"""The samples that each stage of probes may take, as a share of the most that the study's full runs may take, where the
-study file does not say it: a tenth in all."""
+"""What each stage of probes may take, as a share of the most that the study's full runs may take: of their time, and in the
+equivalence stage of their samples."""
 
 DEFAULT_FIRST_RUNG_SHARE = 1 / 4
 """The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
@@ -130,9 +131,7 @@ class Frontier(Strict):
     smallest: PositiveInt = 1
     """The micro-batch size, in samples per rank, at which the search starts."""
     largest: PositiveInt = 1024
-    """The micro-batch size, in samples per rank, at which the search ends even if memory does not. It ends earlier
-    where a full training run would have fewer than 40 optimizer steps of that size in the time that the baseline takes
-    for `sample_budget`."""
+    """The micro-batch size, in samples per rank, at which the search ends even if memory does not."""
     max_step_seconds: Positive = 60
     """The longest optimizer step to consider, in seconds. Larger micro-batches are not tried where their step would
     take longer, and one whose step does take longer ends as too_slow."""
@@ -149,8 +148,8 @@ class Frontier(Strict):
     to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
-    takes beyond these, until it was timed for 2 seconds, do not count. null: 4 % of the most that the study's full training
-    runs may take, and any number in a study without such runs."""
+    takes beyond these, until it was timed for 2 seconds, do not count. null: any number. What limits the stage is the time of its
+    optimizer steps: 4 % of the most that the study's full training runs may take, and 60 s at least."""
 
 
 class Throughput(Strict):
@@ -160,7 +159,8 @@ class Throughput(Strict):
     """`throughput`. Times the effective batches that may be trained, in turns, each in the fastest split into
     micro-batches and the fastest mode. They are powers of two times `world_size` below the batch that the frontier
     chose, that batch and its `multiples`, and the baseline. Those within a factor of 1.3 of another are left out, and
-    those of which the baseline's time holds fewer than 40 optimizer steps."""
+    those of which the baseline's time holds fewer than 40 optimizer steps, or fewer than the baseline's own where these are
+    fewer."""
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
     """Which multiples of the chosen micro-batch size times `world_size` are timed, by accumulating gradients."""
     steps: Annotated[int, Field(ge=8)] = 20
@@ -175,8 +175,8 @@ class Throughput(Strict):
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
     taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes
-    beyond these, until it was timed for 2 seconds, do not count. null: 4 % of the most that the study's full training runs may take,
-    and any number in a study without such runs."""
+    beyond these, until it was timed for 2 seconds, do not count. null: any number. What limits the stage is the time of its
+    optimizer steps: 4 % of the most that the study's full training runs may take, and 60 s at least."""
 
 
 class Equivalence(Strict):

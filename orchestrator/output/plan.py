@@ -49,8 +49,6 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if placed := _placement(config):
         console.print(shown(placed))
-    if probing := _probing(config, study, full_runs):
-        console.print(shown(probing))
     if estimate:
         console.print(shown(estimate))
 
@@ -132,17 +130,6 @@ def _not_predictable(error: Exception) -> str:
 
     why = str(error) if isinstance(error, NotCountable) else type(error).__name__
     return f"not predictable without running it ({why})"
-
-
-def _probing(config: StudyConfig, study: Study, full_runs: int) -> str | None:
-    """Return what the probes may cost, in samples and as a share of the training; None without a full run."""
-    most = {keys.type: stage_of(keys).most_samples(StageContext(keys, config, study)) for keys in config.stages}
-    known = {stage: samples for stage, samples in most.items() if samples is not None}
-    if not known or not full_runs:
-        return None
-    total, training = sum(known.values()), full_runs * config.sample_budget
-    each = ", ".join(f"{stage} {samples:,}" for stage, samples in known.items())
-    return f"at most {counted(total, 'sample')} of probes ({each}), {total / training:.0%} of the most that the full runs may take"
 
 
 def _memory(context: StageContext[Frontier]) -> Group:

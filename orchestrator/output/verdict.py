@@ -18,6 +18,7 @@ from orchestrator.stages.input_bound import input_bound
 from orchestrator.stages.learning_rate import LearningRateFindings
 from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.throughput import ThroughputFindings
+from orchestrator.stages.too_short import in_words, out_of_reach
 from orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
@@ -186,7 +187,8 @@ def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> 
     edge = " The learning rate is the last one tried on its side: a further one may be better." if on_edge else ""
     deciding = would_decide(config, study, winner)
     more = f" To decide it: {deciding}." if deciding else ""
-    return f"{_why(config, study, winner)}.{edge}{_at_an_end(config, study, winner)}{more}"
+    beyond = _out_of_reach(config, study)
+    return f"{_why(config, study, winner)}.{edge}{_at_an_end(config, study, winner)}{more}{beyond}"
 
 
 def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
@@ -337,6 +339,27 @@ def _at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
     if config.world_size < batch < min(others):
         return " It is the smallest batch that was compared: a smaller one may be better."
     return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
+
+
+MUCH_FASTER = 1.1
+"""A batch that is faster than all that were compared by less than this factor is not worth a longer study for its speed."""
+
+
+def _out_of_reach(config: StudyConfig, study: Study) -> str:
+    """Return which batches would train much faster than all that were compared, but are too large for so short a run; nothing
+    where none would, and where speed does not count."""
+    frontier = found(study, FrontierFindings)
+    if frontier is None or config.objective == "samples":
+        return ""
+    short = {one.effective_batch_size: one for one in out_of_reach(config, frontier.rates)}
+    reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
+    fastest = MUCH_FASTER * max(reached, default=0.0)
+    worth = [
+        short[size * config.world_size]
+        for size, rate in frontier.rates.items()
+        if size * config.world_size in short and rate > fastest
+    ]
+    return f" The study's runs are too short for {in_words(worth)}." if worth else ""
 
 
 def _is_on_edge(study: Study, winner: Trial) -> bool:

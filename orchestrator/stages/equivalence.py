@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from orchestrator.config.stages import Equivalence, Frontier
+from orchestrator.config.stages import PROBED_SHARES, Equivalence, Frontier
 from orchestrator.config.trial import precisions
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
@@ -21,7 +21,7 @@ from orchestrator.stages.probing import max_samples
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal, Trial, TrialState
-from orchestrator.units import number_text
+from orchestrator.units import counted, number_text
 from trainers.config import Split, TrialConfig
 from trainers.knobs import that_change_the_loss
 
@@ -167,7 +167,7 @@ def _of_micro_batch(context: StageContext[Equivalence], size: int) -> int:
     return context.split(size, 2).effective_batch_size
 
 
-def most_samples(context: StageContext[Equivalence]) -> int | None:
+def _most_samples(context: StageContext[Equivalence]) -> int | None:
     """Return how many samples the stage's trials take at most; None where that is not known yet."""
     steps, allowed = _most_runs(context) * context.stage.steps, max_samples(context)
     if context.stage.micro_batch_sizes or context.stage.effective_batch_size:
@@ -385,9 +385,11 @@ def _instead(context: StageContext[Equivalence]) -> list[str]:
     if context.stage.micro_batch_sizes or split == chosen or allowed is None:
         return []
     samples = _most_runs(context) * context.stage.steps * _of_micro_batch(context, chosen)
+    share = f"{PROBED_SHARES['equivalence']:.0%} of the most that the full runs may take"
+    limit = share if context.stage.max_samples is None else "max_samples"
     return [
         f"micro-batch {split} was split instead of the chosen {chosen}, with which the runs would take {samples:,} samples, more "
-        f"than max_samples ({allowed:,}); whether a split changes the model does not depend on its size"
+        f"than {limit} ({allowed:,}); whether a split changes the model does not depend on its size"
     ]
 
 
@@ -396,9 +398,13 @@ def describe(context: StageContext[Equivalence]) -> list[str]:
         splits = "the chosen micro-batch, or a cheaper one, against the two largest sizes that divide it, over one effective batch"
     else:
         splits = "one effective batch as " + ", ".join(map(str, _splits(context)[0]))
-    if context.stage.tolerance is not None:
-        return [splits]
-    return [splits, f"1 to {MOST_CONTROLS} controls: the largest again, with the samples in another order"]
+    controls = f"1 to {MOST_CONTROLS} controls: the largest again, with the samples in another order"
+    most = _most_samples(context)
+    return [
+        splits,
+        *([controls] if context.stage.tolerance is None else []),
+        *([f"at most {counted(most, 'sample')}"] if most is not None else []),
+    ]
 
 
 def figures(context: StageContext[Equivalence]) -> list[Figure]:
@@ -431,4 +437,4 @@ def _tolerance_lines(context: StageContext[Equivalence]) -> tuple[Line, ...]:
 
 COLUMNS = ("final_loss", "step_seconds", "tokens_per_second", "mfu", "rho")
 
-STAGE = Stage[Equivalence](propose, conclude, describe, figures, COLUMNS, most_samples=most_samples)
+STAGE = Stage[Equivalence](propose, conclude, describe, figures, COLUMNS)

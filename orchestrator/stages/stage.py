@@ -66,8 +66,6 @@ class Stage(Generic[Keys]):
     precedence. 0 for a stage whose trials are not full training runs."""
     num_full_runs: Callable[[StageContext[Keys]], int] = _zero
     """Returns how many full training runs the stage takes at most, for one seed."""
-    most_samples: Callable[[StageContext[Keys]], int | None] = _none
-    """Returns how many samples the stage's probes take at most; None where they are full training runs, or any number."""
     proposes_once: bool = False
     """True if the results of its own trials never change what it proposes: then it is asked once, not at every
     event."""

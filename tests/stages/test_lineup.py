@@ -60,10 +60,11 @@ def test_a_batch_of_too_few_steps_is_left_out_with_both_numbers() -> None:
     steps = round(2048 / RATES[8] * RATES[256] / 256)
     assert steps < FEWEST_STEPS
     assert budgets(found).keys() == {4, 8, 16, 64}
-    assert found.left_out == (
-        f"effective batch 256 was left out: its {256 * steps} samples are {steps} optimizer steps, fewer than "
-        f"{FEWEST_STEPS}; raise sample_budget to include it",
-    )
+    (note,) = found.left_out
+    assert "effective batch 256: a full run has 22 optimizer steps of it, and 40 are the fewest; 2.82 x" in note
+    enough = int(note.split("sample_budget: ")[1].split()[0])
+    assert 256 in budgets(lineup(RATES, sample_budget=enough))
+    assert 256 not in budgets(lineup(RATES, sample_budget=enough - 10))
     enough = lineup({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS)
     fewer = lineup({8: 100.0, 16: 100.0}, sample_budget=16 * FEWEST_STEPS - 16)
     assert [enough.left_out == (), fewer.left_out == ()] == [True, False]

@@ -78,7 +78,7 @@ def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many
     for name in known.ids()[1:]:
         known.end(name, rho=1e-6)
     told = " ".join(known.conclude().notes)
-    taken = "with which the runs would take 960 samples, more than max_samples"
+    taken = "with which the runs would take 960 samples, more than 2% of the most that the full runs may take"
     assert (f"micro-batch {first[1]} was split instead of the chosen 8, {taken}" in told) is (budget < 10_000)
 
 

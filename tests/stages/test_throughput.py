@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.stages.forms import forms, worth_timing
 from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
-from orchestrator.stages.probing import max_samples, rate_at
+from orchestrator.stages.probing import rate_at
 from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Ended, Started, proposed
@@ -153,8 +153,8 @@ def test_one_of_which_the_baselines_time_holds_fewer_than_40_steps_is_left_out_w
     # at 8 samples a micro-batch it is 4/3 as fast as at 4, so its run has 853 samples: 26 steps of 32
     assert batches_of(known) == [1, 2, 4, 8, 16]
     assert known.conclude().notes[1] == (
-        "effective batches 32, 64, 128 were left out: in the baseline's time a full run has 26, 13, 6 optimizer steps "
-        "of it, and 40 are the fewest"
+        "left out: effective batches 32, 64, 128: a full run has at most 26 optimizer steps of them, and 40 are the fewest; up to 1.33 x "
+        "as many samples/s as the baseline; sample_budget: 3840 would compare all of them"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_size_that_something_else_slowed_down_is_expected_to_be_as_fast_as_tho
         ]
         return replace(quiet_one, measured=tuple(points))
 
-    settings: dict[str, Any] = {"optimizer": {"reference_batch_size": 12}, "sample_budget": 768}
+    settings: dict[str, Any] = {"optimizer": {"reference_batch_size": 12}, "sample_budget": 10**5}
     assert 4 in batches_of(played(quiet_one, **settings))
     assert batches_of(played(slowed(4), **settings)) == batches_of(played(quiet_one, **settings))
     (small,) = (form for form in forms(slowed(4), 4, 1) if form.split.micro_batch_size == 4)
@@ -188,8 +188,8 @@ def test_at_equal_samples_a_faster_batch_has_no_more_steps() -> None:
     changes: dict[str, Any] = {"optimizer": {"reference_batch_size": 4}, "sample_budget": 640, "objective": "samples"}
     known = played(frontier(1, 2, 4, 8), **changes)
     assert known.conclude().notes[1] == (
-        "effective batches 32, 64, 128 were left out: of the baseline's samples a full run has 20, 10, 5 optimizer steps "
-        "of it, and 40 are the fewest"
+        "left out: effective batches 32, 64, 128: a full run has at most 20 optimizer steps of them, and 40 are the fewest; up to 1.33 x "
+        "as many samples/s as the baseline; sample_budget: 5120 would compare all of them"
     )
 
 
@@ -399,17 +399,33 @@ def test_a_batch_that_does_not_run_is_named_and_the_others_stand() -> None:
     assert "effective batch 16 did not run in every round; see the reasons of its trials" in known.conclude().notes
 
 
-@pytest.mark.parametrize("budget", [2048, 3072])
-def test_the_largest_batches_give_way_to_max_samples_and_are_named(budget: int) -> None:
+@pytest.mark.parametrize("allowed", [1000, 2000])
+def test_the_largest_batches_give_way_to_max_samples_and_are_named(allowed: int) -> None:
     found = frontier(1, 2, 4, 8, 16, 32)
-    known = played(found, sample_budget=budget, stage={"max_samples": None}, optimizer={"reference_batch_size": 16})
-    allowed = max_samples(known.context)
-    assert allowed is not None
+    stage = {"max_samples": allowed}
+    known = played(found, sample_budget=3072, stage=stage, optimizer={"reference_batch_size": 16})
     taken = sum(trial.config.sample_budget for trial in known.study.trials.values())
     needed = 3 * 8 * (16 + 32)  # the baseline and the chosen batch
     assert taken <= max(allowed, needed)
-    assert any(f"more than max_samples ({allowed:,})" in note for note in known.conclude().notes)
+    assert any(f"more than the {allowed:,} that max_samples leaves" in note for note in known.conclude().notes)
     assert {16, 32} <= {*batches_of(known)}
+
+
+def test_by_default_it_is_time_that_leaves_batches_out_and_never_the_smallest_or_the_largest() -> None:
+    """A quarter of the speed of the others' machine: the rounds of all of them take more than a minute."""
+    whole = frontier(1, 2, 4, 8, 16, 32)
+    rates = [(one.micro_batch_size, one.samples_per_second) for one in whole.measured]
+    slow = tuple(
+        replace(one, samples_per_second=rate / 4) for one, (_, rate) in zip(whole.measured, rates, strict=True) if rate
+    )
+    everything = batches_of(played(whole, sample_budget=3072))
+    some = batches_of(played(replace(whole, measured=slow), sample_budget=3072))
+    assert 2 < len(some) < len(everything)
+    assert {some[0], some[-1]} == {everything[0], everything[-1]}
+    assert any(
+        "that the study's length leaves" in note
+        for note in played(replace(whole, measured=slow), sample_budget=3072).conclude().notes
+    )
 
 
 def test_the_same_journal_gives_the_same_proposals() -> None:

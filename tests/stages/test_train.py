@@ -169,11 +169,11 @@ def test_a_passing_load_is_not_held_against_the_batch_whose_run_it_slowed(tmp_pa
     assert findings_of(known).off_speed == {}
 
 
-def test_no_run_is_asked_for_that_would_not_tell_since_the_speeds_are_vague(tmp_path: Path) -> None:
+def test_vague_speeds_end_no_study_early_and_what_would_decide_it_is_told(tmp_path: Path) -> None:
     """A single timing is known within 20 %, so which of the large batches is best stays open whatever is run."""
-    config, found = study(stage={"max_runs": 30}), [IDEAL.rates(BATCHES, within=0.2)]
+    config, found = study(stage={"max_runs": 12}), [IDEAL.rates(BATCHES, within=0.2)]
     known = play_stage(tmp_path / "journal.jsonl", config, "train", IDEAL, found=found)
-    assert len(known.trials) < 20
+    assert len(known.trials) == 12
     recommendation = recommended(config, known)
     assert recommendation.p_best is not None
     assert recommendation.p_best < ENOUGH
@@ -436,9 +436,7 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
     _, known = played(tmp_path, SMALL_IS_RIGHT, sample_budget=2048)
     notes = known.conclusions["train"].notes
-    assert [note.split(" was left out")[0] for note in notes if "was left out" in note] == [
-        "effective batch 64", "effective batch 128", "effective batch 256"
-    ]  # fmt: skip
+    assert any(note.startswith("left out: effective batches 64, 128, 256: a full run has") for note in notes)
 
 
 def test_no_candidate_that_finished_is_undetermined() -> None:

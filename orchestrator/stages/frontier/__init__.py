@@ -16,7 +16,7 @@ from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
 from orchestrator.stages.frontier.propose import modes, propose
 from orchestrator.stages.frontier.variants import variants
-from orchestrator.stages.probing import max_samples
+from orchestrator.stages.probing import allowed_in_words
 from orchestrator.stages.stage import Stage
 from orchestrator.units import counted, counted_between
 from trainers.knobs import in_words, that_change_the_loss
@@ -31,6 +31,7 @@ def describe(context: StageContext[Frontier]) -> list[str]:
         *_tried_beside(context),
         f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then, in a fresh process each, "
         f"{_verified(context)}",
+        *allowed_in_words(context),
     ]
 
 
@@ -78,7 +79,6 @@ STAGE = Stage[Frontier](
     figures,
     COLUMNS,
     winner=lambda context: winner_of(context.study, FrontierFindings),
-    most_samples=max_samples,
     step_seconds_limit=lambda context: context.stage.max_step_seconds,
     fails_by_mode=True,
     reuses_measurements=True,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
-from orchestrator.config.stages import FEWEST_STEPS, Frontier
+from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import held_against
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.frontier.doubts import disturbed_trials, on_blocks, on_max_samples, on_the_machine
+from orchestrator.stages.frontier.doubts import disturbed_trials, on_blocks, on_the_machine, on_what_was_left_out
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
 from orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
 from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
@@ -19,6 +19,8 @@ from orchestrator.stages.frontier.search import SearchEnd
 from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.input_bound import input_bound
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import num_full_runs
+from orchestrator.stages.too_short import in_words, out_of_reach
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import bytes_text, counted, rate_text
@@ -35,6 +37,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     if chosen is None:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
+    beyond = out_of_reach(context.config, findings.rates) if num_full_runs(context.config, context.study) else []
     notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
     unit = context.study.facts.rate_unit
     notes += (
@@ -42,17 +45,19 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     )
     notes += on_knobs(known, findings)
     notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
-    notes += on_max_samples(known) + on_the_machine(known)
-    return concluded(findings, _sentence(findings, unit), tuple(notes))
+    notes += [f"not compared: {in_words(beyond)}"] if beyond else []
+    notes += on_what_was_left_out(known) + on_the_machine(known)
+    return concluded(findings, _sentence(findings, unit, bool(beyond)), tuple(notes))
 
 
-def _sentence(findings: FrontierFindings, rate_unit: str) -> str:
+def _sentence(findings: FrontierFindings, rate_unit: str, of_use: bool) -> str:
+    """of_use: whether only some sizes were compared, those of which a full run has enough steps."""
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
-    said = [
-        f"{_describe(chosen.point)} {_is_fastest(findings)} inside the limit: {rate_text(chosen.tokens_per_second, rate_unit)}, {room}"
-    ]
+    among = ", of the sizes that a full run can use" if of_use else ""
+    rate = rate_text(chosen.tokens_per_second, rate_unit)
+    said = [f"{_describe(chosen.point)} {_is_fastest(findings)} inside the limit{among}: {rate}, {room}"]
     said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
     if largest.micro_batch_size != chosen.micro_batch_size:
         said.append(_on_the_largest(findings, rate_unit))
@@ -224,8 +229,8 @@ def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial])
         return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
     if known.most_of_tokens() <= found:
         return ": a larger one would hold more than micro_batch.tokens"
-    if known.most_usable(trials) <= found:
-        return f": of a larger one a full run has fewer than {FEWEST_STEPS} optimizer steps"
+    if known.most_in_time(trials) <= found:
+        return ": a larger one would take half of what is left of the probes' time"
     return ""
 
 
@@ -270,7 +275,7 @@ def _on_verifications(known: FrontierProgress) -> list[str]:
 
 
 def _on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
-    """Return what each variant of the fastest point gained or lost, of those that max_samples left to be timed."""
+    """Return what each variant of the fastest point gained or lost, of those that were timed."""
     fastest = known.finalists[0]
     tried = [(variant, variant.of(fastest)) for variant in variants(known.context)]
     return [_on_variant(known, fastest, one, variant, chosen) for variant, one in tried if one in known.finalists]

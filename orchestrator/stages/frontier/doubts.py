@@ -7,7 +7,6 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.measured import rate_of
 from orchestrator.stages.frontier.propose import FrontierProgress, modes, without_blocks
 from orchestrator.stages.frontier.variants import variants
-from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Trial
 from orchestrator.units import rate_text
 
@@ -25,18 +24,18 @@ def on_blocks(context: StageContext[Frontier]) -> list[str]:
     )
 
 
-def on_max_samples(known: FrontierProgress) -> list[str]:
-    """Return what was left out because the stage may take only so many samples."""
-    allowed = max_samples(known.context)
+def on_what_was_left_out(known: FrontierProgress) -> list[str]:
+    """Return what was left out because the stage may take only so long, or so many samples."""
     notes = [
-        f"{mode}: micro-batch {', '.join(map(str, sizes))} {'was' if len(sizes) == 1 else 'were'} left out: max_samples ({allowed:,})"
+        f"{mode}: micro-batch {', '.join(map(str, sizes))} {'was' if len(sizes) == 1 else 'were'} left out: {known.allowed}"
         for mode in modes(known.context)
         if (sizes := known.left_out(mode))
     ]
-    num_wanted = min(known.stage.finalists, len(known.fitting())) + len(variants(known.context))
-    if known.fitting() and len(known.finalists) < num_wanted:
+    usable = known.usable(known.fitting())
+    num_wanted = min(known.stage.finalists, len(usable)) + len(variants(known.context))
+    if usable and len(known.finalists) < num_wanted:
         timed = f"{len(known.finalists)} of {num_wanted} finalists were" if known.num_rounds else "no finalist was"
-        notes.append(f"{timed} timed in turns: max_samples ({allowed:,})")
+        notes.append(f"{timed} timed in turns: {known.allowed}")
     return notes
 
 

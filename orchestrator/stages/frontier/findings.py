@@ -138,3 +138,13 @@ class FrontierFindings:
     """The memory knobs that fitted, in the order in which they were tried."""
     disturbed: tuple[str, ...] = ()
     """The trials that something else on the machine slowed down: their figures are not kept for later studies."""
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """The most samples/s, over all ranks, that each micro-batch size that fits reached in any mode."""
+        known = [(one.micro_batch_size, one.samples_per_second) for one in self.measured]
+        rates = dict[int, float]()
+        for size, rate in known:
+            if rate is not None:
+                rates[size] = max(rate, rates.get(size, 0.0))
+        return rates

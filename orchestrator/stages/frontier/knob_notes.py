@@ -75,7 +75,7 @@ def _what_follows(one: KnobFindings, findings: FrontierFindings) -> str:
         return f"; it learns as well: {one.quality}"
     if that_change_the_loss(one.memory_knobs):
         why = (
-            "max_samples left no room to check the loss"
+            "the stage's time, or max_samples, left no room to check the loss"
             if one.is_faster
             else "it is not faster, so its loss was not checked"
         )
@@ -94,7 +94,7 @@ def _on_those_left_out(known: FrontierProgress) -> list[str]:
     probed = {trial.id for trial in known.trials()}
     others = [one for one in search.modes if known.name(OperatingPoint(one.mode, search.first_size(one))) not in probed]
     notes = [f"predicted to save nothing, and not probed: {idle}"] if idle else []
-    why = f"at most {MOST_PROBES} probes are for knobs, within max_samples"
+    why = f"at most {MOST_PROBES} probes are for knobs, within the stage's time"
     return notes + ([f"not probed: {_named(others)} ({why})"] if others else [])
 
 

@@ -20,10 +20,9 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import TIE
 from orchestrator.stages.frontier.findings import OperatingPoint, Quality
 from orchestrator.stages.frontier.measured import rate_of, says_nothing
-from orchestrator.stages.frontier.quality import CHECKED_SHARE, quality_of, quality_samples, quality_trials
+from orchestrator.stages.frontier.quality import CHECKED_SHARE, QUALITY_STEPS, quality_of, quality_split, quality_trials
 from orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import max_samples
 from orchestrator.study.trial import Proposal, Trial
 from trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
 
@@ -111,7 +110,7 @@ class KnobSearch:
         """True if a larger micro-batch would be tried without checkpointing, were there memory for it."""
         first = next((mode for mode in self.known.modes if mode.seq_len is None), None)
         end = self.known.search(first)[1] if first else None
-        return end is not None and not end.is_largest and self.known.capacity_bytes() is not None
+        return end is not None and self.known.memory_binds(end) and self.known.capacity_bytes() is not None
 
     def saves_nothing(self, one: KnobMode) -> bool:
         """True if the prediction, where there is one, sees no saving at the largest size that fits without the knob."""
@@ -208,14 +207,14 @@ class KnobSearch:
 
     @cached_property
     def to_check(self) -> list[KnobMode]:
-        """The modes whose loss must be looked at, since they change it and would be chosen otherwise; as many as max_samples leaves
-        room for."""
+        """The modes whose loss must be looked at, since they change it and would be chosen otherwise; as many as the stage may
+        take the time for."""
         wanted = [one for one in self.modes if that_change_the_loss(one.names) and self.is_faster(one)]
-        allowed, spent = max_samples(self.context), self.known.probed()
+        allowed, spent = self.known.allowed.part(CHECKED_SHARE), self.known.probed
         return [
             one
             for number, one in enumerate(wanted, start=1)
-            if allowed is None or spent + quality_samples(self.context, number) <= CHECKED_SHARE * allowed
+            if allowed.holds(spent + self.known.cost(one.ground, quality_split(self.context), number * QUALITY_STEPS))
         ]
 
     def is_faster(self, one: KnobMode) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,7 +27,22 @@ from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
 from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from orchestrator.stages.frontier.variants import Variant, variants
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import disturbed_rounds, largest_usable, max_samples, rate_at
+from orchestrator.stages.probing import (
+    NOTHING,
+    Allowance,
+    Cost,
+    allowance,
+    cost_of,
+    disturbed_rounds,
+    largest_usable,
+    num_full_runs,
+    rate_at,
+    rate_of_batch,
+    samples_per_second,
+    seconds_at,
+    total,
+)
+from orchestrator.stages.too_short import too_short
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from trainers.before.peak_memory import PeakMemory
@@ -36,7 +52,7 @@ from trainers.config import ActivationCheckpointing, Split
 TIMED_STEPS = 8
 # Accumulation steps of every trial here: the gradient that is kept while the next micro-batch runs takes memory, too.
 ACCUMULATED = 2
-# The probes may take this share of the samples that the stage may take; the rest is for timing and verification.
+# The probes may take this share of what the stage may take; the rest is for timing and verification.
 PROBES_SHARE = 0.5
 # After a point has fallen in its verification the finalists are timed so many times more.
 MORE_ROUNDS = 2
@@ -126,31 +142,32 @@ class FrontierProgress:
     # Probes
 
     def probes(self) -> list[Proposal]:
-        proposals = list[Proposal]()
+        proposals, unasked = list[Proposal](), NOTHING
         for mode in modes(self.context):
-            new = [one for one in proposals if one.id not in self.study.trials]
-            unasked = sum(one.config.sample_budget for one in new)
-            proposals += [self.probe(OperatingPoint(mode, size)) for size in self.sizes(mode, unasked)]
+            points = [OperatingPoint(mode, size) for size in self.sizes(mode, unasked)]
+            unasked += total(self._cost(point, self.stage.steps) for point in points if self.probe_of(point) is None)
+            proposals += map(self.probe, points)
         return proposals
 
-    def sizes(self, mode: Mode, unasked: int = 0) -> list[int]:
-        """Return the sizes that the search has asked for; when it is over, also the ladder below what it found.
+    def sizes(self, mode: Mode, unasked: Cost = NOTHING) -> list[int]:
+        """Return the sizes that the search has asked for; when it is over, also the ladder below what it found, as far as a
+        full run can use it.
 
-        unasked: the samples that probes of other modes will take, which the journal does not have yet.
+        unasked: what probes of other modes will take, which the journal does not have yet.
         """
         sizes, end = self.search(mode, unasked)
         if end is None or end.micro_batch_size is None:
             return sizes
-        spent = self.probed() + unasked
-        for size in ladder(self.stage.smallest, end.micro_batch_size):
+        spent = self.probed + unasked
+        for size in reversed(self._usable_ladder(end.micro_batch_size)):
             point = OperatingPoint(mode, size)
             if size in sizes or (self.probe_of(point) is None and self._left_out(point, spent)):
                 continue
             sizes.append(size)
-            spent += self._samples(point, self.stage.steps) if self.probe_of(point) is None else 0
+            spent += self._cost(point, self.stage.steps) if self.probe_of(point) is None else NOTHING
         return sizes
 
-    def search(self, mode: Mode, unasked: int = 0) -> tuple[list[int], SearchEnd | None]:
+    def search(self, mode: Mode, unasked: Cost = NOTHING) -> tuple[list[int], SearchEnd | None]:
         """Return (the sizes that the search has asked for, how it ended).
 
         The second is None while the last probe has not ended, or if that ended for another reason than its size. The
@@ -169,7 +186,7 @@ class FrontierProgress:
             point = OperatingPoint(mode, step.micro_batch_size)
             if self.probe_of(point) is None and self._must_wait(mode):
                 return sizes, None
-            if self.probe_of(point) is None and (why := self._left_out(point, self.probed() + unasked)):
+            if self.probe_of(point) is None and (why := self._left_out(point, self.probed + unasked)):
                 fits = max((one.micro_batch_size for one in probes if one.fits), default=None)
                 evidence = f"{fits} fits; {step.micro_batch_size} was left out: {why}"
                 return sizes, SearchEnd(fits, evidence, is_largest=fits is not None)
@@ -178,29 +195,61 @@ class FrontierProgress:
     def _step(self, mode: Mode, trials: list[Trial], probes: list[Probe]) -> Next | SearchEnd:
         predicted = self.predicted(mode)
         line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
-        return next_probe(
-            probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=self.largest_of(trials)
-        )
+        # Both ends of what fits are looked at, in the first mode: what larger batches would gain in speed is worth knowing.
+        largest = self.largest_of(trials, beyond_use=mode == modes(self.context)[0])
+        return next_probe(probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=largest)
 
-    def _left_out(self, point: OperatingPoint, spent: int) -> str:
+    def _left_out(self, point: OperatingPoint, spent: Cost) -> str:
         """Return why a point that the journal does not have is not to be probed; empty if it is.
 
-        spent: the samples of all probes before it.
+        spent: what all probes before it take.
         """
         if plain := self._roomy(point.mode):
-            return f"without checkpointing ({plain}) the largest size to try fits, too"
-        allowed, samples = max_samples(self.context), spent + self._samples(point, self.stage.steps)
-        if allowed is None or samples <= PROBES_SHARE * allowed:
-            return ""
-        return f"with it the probes would take {samples:,} samples, more than {PROBES_SHARE:.0%} of max_samples ({allowed:,})"
+            return f"without checkpointing ({plain}) all sizes that a run can use fit, too"
+        allowed = self.allowed.part(PROBES_SHARE)
+        if len(self._rates) < 2:  # one size is no range: the second one may take any time
+            allowed = replace(allowed, seconds=math.inf)
+        excess = allowed.exceeded_by(spent + self._cost(point, self.stage.steps))
+        return f"with it the probes would take {excess}" if excess else ""
 
     def over_budget(self, point: OperatingPoint) -> bool:
-        """True if max_samples does not let a point with knobs be probed."""
-        return bool(self._left_out(point, self.probed()))
+        """True if a point with knobs may not be probed."""
+        return bool(self._left_out(point, self.probed))
 
-    def probed(self) -> int:
-        """Return the samples of all probes that the journal has."""
-        return sum(trial.config.sample_budget for trial in self.trials() if trial.config.dynamic_micro_batch)
+    @cached_property
+    def probed(self) -> Cost:
+        """What all probes that the journal has take."""
+        return total(cost_of(trial) for trial in self.trials() if trial.config.dynamic_micro_batch)
+
+    @cached_property
+    def allowed(self) -> Allowance:
+        """What the stage may take."""
+        return self._allowance(self.trials())
+
+    def _allowance(self, trials: Iterable[Trial]) -> Allowance:
+        rates = _rates(trials)
+        return allowance(self.context, rate_of_batch(rates, self._baseline_size) if rates else None)
+
+    @property
+    def _baseline_size(self) -> int:
+        """The micro-batch size that is the baseline's effective batch without accumulation."""
+        return baseline_batch(self.context.config) // self.context.config.world_size
+
+    @cached_property
+    def _rates(self) -> dict[int, float]:
+        return _rates(self.trials())
+
+    def _cost(self, point: OperatingPoint, steps: int) -> Cost:
+        """Return what a trial of the point is expected to take, of so many optimizer steps."""
+        return self.cost(point.mode, self._split(point), steps)
+
+    def cost(self, mode: Mode, split: Split, steps: int) -> Cost:
+        """Return what so many optimizer steps of a split are expected to take, at the speed of what was probed."""
+        in_mode = [one for one in self.trials() if one.config.activation_checkpointing == mode.activation_checkpointing]
+        rates = _rates(in_mode) or self._rates
+        samples = steps * split.effective_batch_size
+        size = split.micro_batch_size
+        return Cost(samples / size * seconds_at(rates, size) if rates else 0.0, samples)
 
     def _must_wait(self, mode: Mode) -> bool:
         """True if the search without checkpointing goes on: it may show that this mode has nothing to give."""
@@ -218,7 +267,11 @@ class FrontierProgress:
         """
         plain = self._plain(mode)
         _, end = self.search(plain) if plain else ([], None)
-        return plain if end is not None and end.is_largest else None
+        return plain if end is not None and not self.memory_binds(end) else None
+
+    def memory_binds(self, end: SearchEnd) -> bool:
+        """True if, where the search ended, a run could use a larger size, and it is memory that does not hold it."""
+        return not end.is_largest and (end.micro_batch_size or 0) < self.most_usable
 
     def _plain(self, mode: Mode) -> Mode | None:
         """Return the same mode without checkpointing; None if that is this mode, or is not tried."""
@@ -238,17 +291,27 @@ class FrontierProgress:
         capacity = self.capacity_bytes()
         return trial.state is TrialState.COMPLETE and (capacity is None or peak_of(trial) <= capacity)
 
-    def largest_of(self, trials: list[Trial]) -> int:
+    def largest_of(self, trials: list[Trial], *, beyond_use: bool = False) -> int:
         """Return the largest size to try.
 
-        A step must not see a sample twice, nor take longer than max_step_seconds, a run must have enough of them, and a micro-batch
-        must not hold more tokens than the study file allows.
+        A step must not see a sample twice, nor take longer than max_step_seconds, a probe must not take the time of all others,
+        and a micro-batch must not hold more tokens than the study file allows.
+
+        beyond_use: whether to try sizes of which a full run has too few steps, too.
         """
         num_samples = self.study.facts.num_train_samples
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
+        of_use = self.stage.largest if beyond_use else self._usable_at(_rates(trials))
         return max(
             self.stage.smallest,
-            min(self.stage.largest, of_data, self.most_of_tokens(), self.slowest(trials), self.most_usable(trials)),
+            min(
+                self.stage.largest,
+                of_data,
+                of_use,
+                self.most_of_tokens(),
+                self.slowest(trials),
+                self.most_in_time(trials),
+            ),
         )
 
     def most_of_tokens(self) -> int:
@@ -258,22 +321,37 @@ class FrontierProgress:
             return self.stage.largest
         return micro_batch.tokens // longest
 
-    def most_usable(self, trials: list[Trial]) -> int:
-        """Return the largest size that a run can use at the best rate so far, held against the baseline's."""
-        world_size = self.context.config.world_size
-        rates = {trial.config.micro_batch_size: rate for trial in trials if (rate := rate_of(trial))}
+    @cached_property
+    def most_usable(self) -> int:
+        """The largest size that a run can use at the best rate so far, held against the baseline's."""
+        return self._usable_at(self._rates)
+
+    def _usable_at(self, rates: Mapping[int, float]) -> int:
         if not rates:
             return self.stage.largest
-        baseline = max(1, baseline_batch(self.context.config) // world_size)
-        at_the_baseline = max([rate_at(rates, baseline), *(rate for size, rate in rates.items() if size <= baseline)])
-        usable = largest_usable(self.context, max(rates.values()) / at_the_baseline)
-        return self.stage.largest if usable is None else max(1, usable // world_size)
+        usable = largest_usable(self.context, max(rates.values()) / rate_of_batch(rates, self._baseline_size))
+        return self.stage.largest if usable is None else max(1, usable // self.context.config.world_size)
+
+    def most_in_time(self, trials: list[Trial]) -> int:
+        """Return the largest size whose probe should take no more than half of the time that these have left to the probes;
+        twice the smallest at least."""
+        left = self._allowance(trials).part(PROBES_SHARE).seconds - total(map(cost_of, trials)).seconds
+        rates, smallest = _rates(trials), self.stage.smallest
+        if not rates or math.isinf(left):
+            return self.stage.largest
+        most = left / 2 / (self.stage.steps * ACCUMULATED * self.context.config.world_size)
+        sizes = range(2 * smallest, max(2 * smallest, self.stage.largest) + 1)
+        return max(2 * smallest, sizes[0] + bisect_right(sizes, most, key=lambda size: seconds_at(rates, size)) - 1)
 
     def slowest(self, trials: list[Trial]) -> int:
         """Return the size whose step would take max_step_seconds at the best rate so far."""
+        seconds = self._seconds_per_size(trials)
+        return int(self.stage.max_step_seconds / seconds) if seconds else self.stage.largest
+
+    def _seconds_per_size(self, trials: list[Trial]) -> float | None:
+        """Return the time of a step, for every sample of its micro-batch, at the best rate so far; None before one is known."""
         timed = [(trial.metric("step_seconds"), trial.config.micro_batch_size) for trial in trials]
-        rates = [seconds / size for seconds, size in timed if seconds is not None]
-        return int(self.stage.max_step_seconds / min(rates)) if rates and min(rates) > 0 else self.stage.largest
+        return min((seconds / size for seconds, size in timed if seconds), default=None)
 
     def probe(self, point: OperatingPoint) -> Proposal:
         name = self.name(point)
@@ -304,6 +382,21 @@ class FrontierProgress:
         that the study may go on with."""
         return self.without_knobs(seq_len) | ({} if seq_len else self.knobs.eligible())
 
+    def usable(self, fitting: Mapping[OperatingPoint, Trial]) -> dict[OperatingPoint, Trial]:
+        """Return those of which a full run has enough steps, and the smallest."""
+        smallest = min((point.micro_batch_size for point in fitting), default=0)
+        return {
+            point: trial
+            for point, trial in fitting.items()
+            if point.micro_batch_size == smallest or self._is_usable(point.micro_batch_size)
+        }
+
+    def _is_usable(self, size: int) -> bool:
+        if not num_full_runs(self.context.config, self.study) or not self._rates:
+            return True
+        speedup = rate_at(self._rates, size) / rate_of_batch(self._rates, self._baseline_size)
+        return too_short(self.context.config, size * self.context.config.world_size, speedup) is None
+
     def without_knobs(self, seq_len: int | None = None) -> dict[OperatingPoint, Trial]:
         """Return the same without any knob that is tried."""
         wanted = [mode for mode in modes(self.context) if mode.seq_len == seq_len]
@@ -327,10 +420,9 @@ class FrontierProgress:
 
     @cached_property
     def finalists(self) -> list[OperatingPoint]:
-        """The fastest probes that fit, and the variants of the fastest of all: as many of them as max_samples lets be
-        timed."""
-        fitting = self.fitting()
-        points = sorted(fitting, key=lambda point: -rate_of(fitting[point]))[: self.stage.finalists]
+        """The fastest probes that fit and are of use, and the variants of the fastest of all: as many of them as may be timed."""
+        usable = self.usable(self.fitting())
+        points = sorted(usable, key=lambda point: -rate_of(usable[point]))[: self.stage.finalists]
         points[2:2] = [variant.of(points[0]) for variant in variants(self.context) if points]
         while len(points) > 1 and not self._affordable(points, self.stage.rounds):
             points.pop()
@@ -354,13 +446,13 @@ class FrontierProgress:
         return clear or not self._affordable(self.finalists, num_rounds + 1)
 
     def _affordable(self, finalists: list[OperatingPoint], num_rounds: int) -> bool:
-        """True if max_samples holds so many rounds beside the probes and the verifications."""
-        allowed = max_samples(self.context)
-        costs = [self._samples(point, TIMED_STEPS) for point in finalists]
+        """True if the stage may take so many rounds beside the probes and the verifications."""
+        costs = [self._cost(point, TIMED_STEPS) for point in finalists]
         edges = set(self._edges_of(self.fitting())) - set(finalists) if self._trains() else set()
-        verifications = max(costs) + sum(self._samples(point, TIMED_STEPS) for point in edges)
-        checks = sum(trial.config.sample_budget for trial in self.trials() if trial.proposal.control)
-        return allowed is None or self.probed() + checks + verifications + num_rounds * sum(costs) <= allowed
+        longest = max(costs, key=lambda cost: cost.samples)
+        verifications = longest + total(self._cost(point, TIMED_STEPS) for point in edges)
+        checks = total(cost_of(trial) for trial in self.trials() if trial.proposal.control)
+        return self.allowed.holds(self.probed + checks + verifications + num_rounds * total(costs))
 
     def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
         return self.study.trials.get(self.name(point, f"round{number}"))
@@ -421,11 +513,13 @@ class FrontierProgress:
         return self.context.config.keys_of(Train) is not None
 
     def _edges_of(self, probes: dict[OperatingPoint, Trial]) -> list[OperatingPoint]:
-        """Return each mode's largest size of those at which it is the fastest: that is how they are trained.
+        """Return each mode's largest size of those at which it is the fastest and that a run can use: that is how they are
+        trained.
 
         Where the largest size fits the mode's smaller ones do, too, so they are not run in a process of their own.
         """
-        by_rate = sorted(probes, key=lambda point: rate_of(probes[point]))
+        usable = self.usable(probes)
+        by_rate = sorted(usable, key=lambda point: rate_of(usable[point]))
         fastest = {point.micro_batch_size: point for point in by_rate}
         return list({fastest[size].mode: fastest[size] for size in sorted(fastest)}.values())
 
@@ -442,11 +536,14 @@ class FrontierProgress:
         return self.study.trials.get(self.name(point, "verified"))
 
     def left_out(self, mode: Mode) -> list[int]:
-        """Return the sizes below the largest of a mode that max_samples does not let be probed."""
+        """Return the sizes below the largest of a mode that were not probed, for their time or samples."""
         sizes, end = self.sizes(mode), self.search(mode)[1]
         if end is None or end.micro_batch_size is None or self._roomy(mode):
             return []
-        return [size for size in ladder(self.stage.smallest, end.micro_batch_size) if size not in sizes]
+        return [size for size in self._usable_ladder(end.micro_batch_size) if size not in sizes]
+
+    def _usable_ladder(self, largest: int) -> list[int]:
+        return [size for size in ladder(self.stage.smallest, largest) if size <= self.most_usable]
 
     def verified(self) -> OperatingPoint | None:
         """Return the best point that fitted in a fresh process; None if none has."""
@@ -469,11 +566,14 @@ class FrontierProgress:
         """Return the points to verify, the best first.
 
         These are the finalists that fitted in every round: first those that tie for the fastest, the one with the least
-        memory leading, then the others by speed. All other points that fit follow, in case no finalist is verified.
+        memory leading, then the others by speed. All other points that fit follow, in case no finalist is verified, those last
+        that a full run cannot use.
         """
         fitting = self.fitting()
-        others = [point for point in fitting if point not in self.finalists]
-        return self._ranked_finalists() + sorted(others, key=lambda point: -rate_of(fitting[point]))
+        usable, others = self.usable(fitting), [point for point in fitting if point not in self.finalists]
+        return self._ranked_finalists() + sorted(
+            others, key=lambda point: (point not in usable, -rate_of(fitting[point]))
+        )
 
     def _ranked_finalists(self) -> list[OperatingPoint]:
         capacity, rates = self.capacity_bytes() or math.inf, self.timed.rates if self.timed else {}
@@ -503,10 +603,6 @@ class FrontierProgress:
         return [trial for trial in trials if trial is not None]
 
     # What all of them share
-
-    def _samples(self, point: OperatingPoint, steps: int) -> int:
-        """Return how many samples a trial of the point takes."""
-        return steps * self._split(point).effective_batch_size
 
     def _split(self, point: OperatingPoint) -> Split:
         return self.context.split(point.micro_batch_size, ACCUMULATED)
@@ -559,6 +655,16 @@ class FrontierProgress:
 
     def trials(self) -> list[Trial]:
         return self.context.trials()
+
+
+def _rates(trials: Iterable[Trial]) -> dict[int, float]:
+    """Return the most samples/s, over all ranks, that a micro-batch size reached in any mode."""
+    rates = dict[int, float]()
+    for trial in trials:
+        if rate := samples_per_second(trial):
+            size = trial.config.micro_batch_size
+            rates[size] = max(rate, rates.get(size, 0.0))
+    return rates
 
 
 def _ended_without_a_rate(trial: Trial | None) -> bool:

@@ -20,8 +20,10 @@ STEPS = 40
 """Optimizer steps of each run."""
 SEEDS = 3
 """Runs without the knob."""
+QUALITY_STEPS = (SEEDS + 1) * STEPS
+"""Optimizer steps of a mode's check, if no other mode's shares its runs without the knob."""
 CHECKED_SHARE = 0.75
-"""Probes and checks together may take this share of the samples that the stage may take; the rest is for timing and verification."""
+"""Probes and checks together may take this share of what the stage may take; the rest is for timing and verification."""
 
 
 def quality_trials(context: StageContext[Frontier], mode: Mode, ground: Mode) -> list[Proposal]:
@@ -36,20 +38,15 @@ def _proposal(context: StageContext[Frontier], name: str, mode: Mode, role: str,
     if name in context.study.trials:
         return context.study.trials[name].proposal
     evaluated = context.config.evaluation_samples
-    config = context.short_trial(split_of(context), mode, STEPS, seed=seed, evaluation_samples=evaluated)
+    config = context.short_trial(quality_split(context), mode, STEPS, seed=seed, evaluation_samples=evaluated)
     return Proposal(name, "frontier", config, candidate=name, role=role, control=True)
 
 
-def split_of(context: StageContext[Frontier]) -> Split:
+def quality_split(context: StageContext[Frontier]) -> Split:
     """Return the batch of the runs: the baseline's in the smallest micro-batches, which fit wherever anything does."""
     smallest = context.stage.smallest
     steps = max(1, baseline_batch(context.config) // (smallest * context.config.world_size))
     return context.split(smallest, steps)
-
-
-def quality_samples(context: StageContext[Frontier], num_modes: int) -> int:
-    """Return the samples that the checks of so many modes take, whose runs without the knob are not shared at the worst."""
-    return num_modes * (SEEDS + 1) * STEPS * split_of(context).effective_batch_size
 
 
 def quality_of(context: StageContext[Frontier], mode: Mode, ground: Mode) -> Quality | None:

@@ -8,7 +8,7 @@ two forms are close, in both.
 
 from orchestrator.config.stages import Throughput
 from orchestrator.stages.context import StageContext
-from orchestrator.stages.probing import max_samples
+from orchestrator.stages.probing import allowed_in_words
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.throughput.conclude import conclude
 from orchestrator.stages.throughput.figures import derived, figures
@@ -24,6 +24,7 @@ def describe(context: StageContext[Throughput]) -> list[str]:
         "the baseline's effective batch, powers of two up to the chosen micro-batch, and "
         f"{', '.join(map(str, stage.multiples))} x that; each in its fastest form",
         f"{rounds} over all of them, until the rates are known",
+        *allowed_in_words(context),
     ]
 
 
@@ -32,4 +33,4 @@ COLUMNS = (
     "noise_scale_high", "goodput",
 )  # fmt: skip
 
-STAGE = Stage[Throughput](propose, conclude, describe, figures, COLUMNS, derived, most_samples=max_samples)
+STAGE = Stage[Throughput](propose, conclude, describe, figures, COLUMNS, derived)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.config.stages import FEWEST_STEPS, Throughput
+from orchestrator.config.stages import Throughput
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
@@ -13,7 +13,8 @@ from orchestrator.stages.findings import found
 from orchestrator.stages.forms import Form, worth_timing
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.mode import mode_of
-from orchestrator.stages.probing import affordable_samples, largest_usable
+from orchestrator.stages.probing import num_full_runs
+from orchestrator.stages.too_short import in_words, too_short
 
 # Effective batches closer than this factor train much alike.
 APART = 1.3
@@ -80,19 +81,15 @@ def _forms(context: StageContext[Throughput], batch: int) -> list[Form]:
 
 
 def _usable(context: StageContext[Throughput], forms: dict[int, list[Form]]) -> tuple[dict[int, list[Form]], list[str]]:
-    """Return (the batches of which a run that costs what the baseline's does has enough steps, and the baseline; why
-    not the others)."""
+    """Return (the batches of which a full run has enough steps, and the baseline; why not the others)."""
+    if not num_full_runs(context.config, context.study):
+        return forms, []
     baseline = baseline_batch(context.config)
     reference = forms[baseline][0].predicted if baseline in forms else 0.0
-    short = dict[int, int]()
-    for batch, (fastest, *_) in forms.items():
-        speedup = fastest.predicted / reference if reference else 1.0
-        usable = largest_usable(context, speedup)
-        if usable is not None and batch > usable and batch != baseline:
-            short[batch] = int(affordable_samples(context.config, speedup) / batch)
-    allowed = "of the baseline's samples" if context.config.objective == "samples" else "in the baseline's time"
-    notes = [
-        f"{named(short)} left out: {allowed} a full run has {', '.join(str(short[one]) for one in sorted(short))} "
-        f"optimizer steps of it, and {FEWEST_STEPS} are the fewest"
-    ]
-    return {batch: some for batch, some in forms.items() if batch not in short}, notes if short else []
+    found = {
+        batch: too_short(context.config, batch, some[0].predicted / reference if reference else 1.0)
+        for batch, some in forms.items()
+    }
+    short = {batch: one for batch, one in found.items() if one is not None and batch != baseline}
+    notes = [f"left out: {in_words([*short.values()])}"] if short else []
+    return {batch: some for batch, some in forms.items() if batch not in short}, notes

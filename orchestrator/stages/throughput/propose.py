@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from orchestrator.config.stages import Throughput
@@ -13,9 +13,11 @@ from orchestrator.stages.chosen import chosen_mode, chosen_split
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
 from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
-from orchestrator.stages.forms import Form
+from orchestrator.stages.findings import found
+from orchestrator.stages.forms import Form, forms
+from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import disturbed_rounds, max_samples
+from orchestrator.stages.probing import Allowance, Cost, allowance, cost_of, disturbed_rounds, samples_per_second, total
 from orchestrator.stages.throughput.batches import Batches, batches, named
 from orchestrator.study.trial import Proposal, Trial, TrialState
 
@@ -43,40 +45,49 @@ class ThroughputProgress:
 
     @cached_property
     def batches(self) -> Batches:
-        """The effective batches that are timed: as many as max_samples holds `rounds` rounds of."""
-        wanted, allowed = batches(self.context), max_samples(self.context)
-        if allowed is None or self._cost(wanted.forms) <= allowed:
+        """The effective batches that are timed: as many as the stage may take `rounds` rounds of. The baseline and the chosen
+        one are, and where it is the time that is short the smallest and the largest, too."""
+        wanted = batches(self.context)
+        if self.allowed.holds(self._cost(wanted.forms)):
             return wanted
         forms = {batch: some[:1] for batch, some in wanted.forms.items()}
         needed = {baseline_batch(self.context.config), chosen_split(self.context).effective_batch_size}
-        dropped = list[int]()
-        for batch in sorted(forms.keys() - needed, reverse=True):
-            if self._cost(forms) > allowed:
-                dropped.append(batch)
-                del forms[batch]
-        why = f"left out: {self.context.stage.rounds} rounds with all of them take {self._cost(wanted.forms):,} samples"
-        notes = [f"{named(dropped)} {why}, more than max_samples ({allowed:,})"] if dropped else []
+        dropped = self._drop(forms, needed | {min(forms), max(forms)}, replace(self.allowed, samples=None))
+        dropped += self._drop(forms, needed, replace(self.allowed, seconds=math.inf))
+        why = f"left out: {self.context.stage.rounds} rounds with all of them take {self.allowed.exceeded_by(self._cost(wanted.forms))}"
+        notes = [f"{named(dropped)} {why}"] if dropped else []
         return Batches(forms, (*wanted.left_out, *notes))
+
+    def _drop(self, forms: dict[int, list[Form]], needed: set[int], allowed: Allowance) -> list[int]:
+        """Take batches out of the forms, the one that takes longest first, until the rounds are allowed; return them."""
+        dropped = list[int]()
+        optional = sorted(forms.keys() - needed, key=lambda batch: self._cost({batch: forms[batch]}).samples)
+        while optional and not allowed.holds(self._cost(forms)):
+            dropped.append(optional.pop())
+            del forms[dropped[-1]]
+        return dropped
+
+    @cached_property
+    def allowed(self) -> Allowance:
+        """What the stage may take; any time where no rate is known yet."""
+        baseline, frontier = baseline_batch(self.context.config), found(self.context.study, FrontierFindings)
+        fastest = forms(frontier, baseline, self.context.config.world_size)[:1] if frontier else []
+        return allowance(self.context, fastest[0].predicted if fastest else None)
 
     @cached_property
     def forms(self) -> list[Form]:
         return [form for some in self.batches.forms.values() for form in some]
 
-    def _cost(self, forms: dict[int, list[Form]]) -> int:
-        """Return the samples of the fewest rounds, without what measuring the noise scale takes."""
+    def _cost(self, forms: dict[int, list[Form]]) -> Cost:
+        """Return what the fewest rounds take, without what measuring the noise scale takes."""
         all_forms = [form for some in forms.values() for form in some]
-        return self.context.stage.rounds * sum(
-            _timed_steps(form) * form.split.effective_batch_size for form in all_forms
-        )
+        return self.context.stage.rounds * total(_cost(form, _timed_steps(form)) for form in all_forms)
 
     @cached_property
     def _measures_noise(self) -> bool:
-        """True if max_samples holds the steps that measure the noise scale, too."""
-        allowed = max_samples(self.context)
-        more = sum(
-            (self._noise_steps(form) - _timed_steps(form)) * form.split.effective_batch_size for form in self.forms
-        )
-        return allowed is None or self._cost(self.batches.forms) + more <= allowed
+        """True if the stage may take the steps that measure the noise scale, too."""
+        more = total(_cost(form, self._noise_steps(form) - _timed_steps(form)) for form in self.forms)
+        return self.allowed.holds(self._cost(self.batches.forms) + more)
 
     def _steps(self, form: Form, number: int) -> int:
         return self._noise_steps(form) if number == 1 and self._measures_noise else _timed_steps(form)
@@ -101,14 +112,8 @@ class ThroughputProgress:
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
         sure = timed.num_quiet_rounds >= self.context.stage.rounds and self._is_clear(timed)
-        allowed, another = (
-            max_samples(self.context),
-            sum(_timed_steps(form) * form.split.effective_batch_size for form in self.forms),
-        )
-        return sure or (allowed is not None and self._spent() + another > allowed)
-
-    def _spent(self) -> int:
-        return sum(trial.config.sample_budget for trial in self.context.trials())
+        another = total(_cost(form, _timed_steps(form)) for form in self.forms)
+        return sure or not self.allowed.holds(total(map(cost_of, self.context.trials())) + another)
 
     def _is_clear(self, timed: Timings[Form]) -> bool:
         """True if every rate is known well enough to say how many samples a run has in some time, and of every batch
@@ -127,7 +132,7 @@ class ThroughputProgress:
         rates = dict[Form, dict[int, float]]()
         for form in self.forms:
             trials = {number: self.trial_of(form, number) for number in range(1, num_rounds + 1)}
-            rated = {n: (trial, rate) for n, trial in trials.items() if trial and (rate := _samples_per_second(trial))}
+            rated = {n: (trial, rate) for n, trial in trials.items() if trial and (rate := samples_per_second(trial))}
             done = {n: rate * slowness(trial, self._stragglers) for n, (trial, rate) in rated.items()}
             if len(done) == num_rounds:
                 rates[form] = done
@@ -171,8 +176,7 @@ def _timed_steps(form: Form) -> int:
     return UNTIMED_STEPS + max(2, math.ceil(TIMED_MICRO_BATCHES / form.split.gradient_accumulation_steps))
 
 
-def _samples_per_second(trial: Trial) -> float | None:
-    seconds = trial.metric("step_seconds")
-    if trial.state is not TrialState.COMPLETE or not seconds:
-        return None
-    return trial.config.effective_batch_size / seconds
+def _cost(form: Form, steps: int) -> Cost:
+    """Return what so many steps of a form are expected to take; of one without a predicted rate the samples alone are known."""
+    samples = steps * form.split.effective_batch_size
+    return Cost(samples / form.predicted if form.predicted else 0.0, samples)

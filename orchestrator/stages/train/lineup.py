@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.config.stages import FEWEST_STEPS, Train
+from orchestrator.config.stages import Train
 from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.candidates import Candidate
 from orchestrator.stages.chosen import chosen_mode
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.rates import Rate, rates
+from orchestrator.stages.too_short import in_words, too_short
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,18 @@ def lineup_of(context: StageContext[Train]) -> Lineup:
     baseline = _baseline(known, baseline_batch(context.config))
     seconds = _seconds(context, baseline)
     candidates = tuple(_candidate(context, rate, seconds, baseline, known) for rate in known)
-    large_enough = tuple(one for one in candidates if one.protected or _num_steps(one) >= FEWEST_STEPS)
-    return Lineup(
-        large_enough,
-        seconds,
-        tuple(_too_few_steps(one) for one in candidates if one not in large_enough),
-    )
+    short = {
+        one: found
+        for one, rate in zip(candidates, known, strict=True)
+        if not one.protected
+        and (found := too_short(context.config, rate.effective_batch_size, _speedup(rate, baseline)))
+    }
+    large_enough = tuple(one for one in candidates if one not in short)
+    return Lineup(large_enough, seconds, (f"left out: {in_words([*short.values()])}",) if short else ())
+
+
+def _speedup(rate: Rate, baseline: Rate) -> float:
+    return rate.samples_per_second / baseline.samples_per_second
 
 
 def _baseline(known: tuple[Rate, ...], batch: int) -> Rate:
@@ -77,14 +84,3 @@ def _role(rate: Rate, baseline: Rate, known: tuple[Rate, ...]) -> str:
         "largest micro-batch": rate is max(known, key=lambda one: (one.micro_batch_size, -one.effective_batch_size)),
     }
     return ", ".join(role for role, is_its in roles.items() if is_its)
-
-
-def _num_steps(candidate: Candidate) -> int:
-    return candidate.sample_budget // candidate.split.effective_batch_size
-
-
-def _too_few_steps(candidate: Candidate) -> str:
-    return (
-        f"effective batch {candidate.split.effective_batch_size} was left out: its {candidate.sample_budget} samples are "
-        f"{_num_steps(candidate)} optimizer steps, fewer than {FEWEST_STEPS}; raise sample_budget to include it"
-    )

@@ -11,7 +11,7 @@ from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.observed import setting_of
 from orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
-from orchestrator.stages.estimates.surface import Setting, Surface, next_setting, runs_to_decide
+from orchestrator.stages.estimates.surface import Setting, Surface, next_setting
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.stages.train.outlook import CANNOT_WIN
@@ -104,13 +104,12 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
 def _next(
     context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting]
 ) -> Setting | None:
-    """Return the run that would tell most about which batch is best; None where that is known well enough, and where runs would
-    hardly tell."""
+    """Return the run that would tell most about which batch is best; None where that is known well enough."""
     surface = surface_of(context, lineup)
     if surface is None:
         return None
     choice = choice_of(context, surface)
-    if surface.p_best[choice] >= ENOUGH or runs_to_decide(surface, choice, len(asked)) is None:
+    if surface.p_best[choice] >= ENOUGH:
         return None
     on_surface = surface.coordinates.rule
     return next_setting(
