@@ -223,7 +223,8 @@ class Train(Strict):
     pruner: Pruner = AshaPruner()
     """Which runs are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
     max_runs: PositiveInt = 12
-    """The most full training runs of the stage, for each seed. Those that are stopped early count, too."""
+    """The most full training runs of the stage, for each seed. Those that are stopped early count, too, but for those that diverge
+    before any has completed: then the learning rate is lowered until one does."""
 
 
 class LearningRate(Strict):

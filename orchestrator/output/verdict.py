@@ -20,6 +20,7 @@ from orchestrator.stages.regularization import RegularizationFindings, Setting
 from orchestrator.stages.throughput import ThroughputFindings
 from orchestrator.stages.too_short import in_words, out_of_reach
 from orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
+from orchestrator.study.causes import Cause
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text, seconds_text, training_time_text
@@ -378,7 +379,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline = _baseline(study)
     if baseline is None:
-        return f"it {_ending(ours, target)}, the best of what was run"
+        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}"
     theirs, compared = _standing(study, baseline, target), _compared(study, winner)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
@@ -451,6 +452,19 @@ def _cost(study: Study, target_loss: float | None) -> str:
 def _baseline(study: Study) -> Trial | None:
     """Return the baseline's run; None where it has not completed."""
     return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
+
+
+def _how_the_baseline_ended(study: Study) -> str:
+    """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
+    baseline = next((trial for trial in study.trials.values() if trial.protected), None)
+    if baseline is None:
+        return ""
+    config = baseline.config
+    return f"; the baseline (effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}) {_ended(baseline)}"
+
+
+def _ended(trial: Trial) -> str:
+    return "diverged" if trial.cause is Cause.DIVERGED else f"did not finish ({trial.explanation})"
 
 
 def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float | None) -> str:

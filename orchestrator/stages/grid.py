@@ -16,6 +16,7 @@ from orchestrator.stages.estimates.ranking import settle, standings
 from orchestrator.stages.figures import Figure
 from orchestrator.stages.findings import concluded, winner_of
 from orchestrator.stages.mode import compile_text
+from orchestrator.stages.no_answer import why_none
 from orchestrator.stages.stage import Stage
 from orchestrator.study.state import Conclusion
 from orchestrator.study.trial import Proposal
@@ -97,9 +98,8 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
 def conclude(context: StageContext[Grid]) -> Conclusion:
     ranking = standings(context.trials())
     notes = tuple(f"skipped: {reason}" for reason in skipped(context))
-    if not ranking:
-        reason = "undetermined: no point of the grid finished; see the trials' reasons"
-        return Conclusion("grid", ok=False, reason=reason, notes=notes)
+    if why := why_none(context.trials()):
+        return Conclusion("grid", ok=False, reason=why, notes=notes)
     winner = settle(ranking)
     reason = f"{winner.name} ends at val loss {winner.val_loss:.3f}, best of {len(ranking)}"
     return concluded(GridFindings(winner.trials[0].id, winner.val_loss), reason, notes)

@@ -23,6 +23,7 @@ from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Serie
 from orchestrator.stages.findings import concluded, found, winner_of
 from orchestrator.stages.grid import GridFindings
 from orchestrator.stages.mode import mode_of
+from orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
 from orchestrator.stages.stage import Stage
 from orchestrator.stages.train import TrainFindings, loss_deviation
 from orchestrator.study.causes import Cause
@@ -88,18 +89,21 @@ def _extensions(context: StageContext[LearningRate]) -> list[float]:
     mine = [trial.config.learning_rate for trial in context.trials()]
     beyond = [rate for rate in dict.fromkeys(mine) if not any(math.isclose(rate, one) for one in multiples)]
     further = _further(context)
-    if further is not None and len(beyond) < MOST_EXTENSIONS:
+    if further is not None and len(beyond) < (MOST_LOWERED if all_diverged(context.trials()) else MOST_EXTENSIONS):
         beyond.append(further)
     return beyond
 
 
 def _further(context: StageContext[LearningRate]) -> float | None:
-    """Return the rate to try beyond the end at which the best lies; None if it lies inside, or runs have yet to end."""
+    """Return the rate to try beyond the end at which the best lies, and while all diverged a much lower one; None if the best
+    lies inside, or runs have yet to end."""
     trials = [*context.trials(), *run_before(context.study)]
     ranking = standings(trials, context.config.target_loss)
+    tested = sorted({trial.config.learning_rate for trial in trials})
+    if all_diverged(trials):
+        return tested[0] / LOWERED_BY
     if not all(trial.state.ended for trial in trials) or not ranking:
         return None
-    tested = sorted({trial.config.learning_rate for trial in trials})
     best = _rate(ranking[0])
     if len(tested) < 2 or best not in (tested[0], tested[-1]):
         return None
@@ -144,9 +148,8 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     minimum of the curve through all of them."""
     trials = [*context.trials(), *run_before(context.study)]
     ranking = standings(trials, context.config.target_loss)
-    if not ranking:
-        reason = "undetermined: no learning rate finished its run; see the trials' reasons"
-        return Conclusion("learning_rate", ok=False, reason=reason)
+    if why := why_none(trials):
+        return Conclusion("learning_rate", ok=False, reason=why)
     best = _settle(ranking, _fitted(context, trials))
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1])

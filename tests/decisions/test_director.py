@@ -307,7 +307,7 @@ def test_everyone_diverging_is_said_and_not_a_crash(tmp_path: Path) -> None:
     study = play_stage(tmp_path / "journal.jsonl", train_config(), "train", all_nan, found=KNOWN)
     assert {str(trial.state) for trial in study.of_stage("train")} == {"pruned"}
     assert not study.conclusions["train"].ok
-    assert study.conclusions["train"].reason.startswith("undetermined")
+    assert study.conclusions["train"].reason.startswith("nothing trains: ")
 
 
 RISING = {"loss": lambda samples: 5 + samples / 50}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from orchestrator.stages.learning_rate import MOST_EXTENSIONS, LearningRateFindings
@@ -140,6 +142,33 @@ def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_th
 def test_no_rate_that_finished_is_undetermined() -> None:
     known = Known({"type": "learning_rate"})
     for name in known.ids():
-        known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+        known.end(name, "failed", "lost")
     assert not known.conclude().ok
     assert known.conclude().reason.startswith("undetermined:")
+
+
+def test_while_every_rate_diverges_it_is_lowered_until_one_trains() -> None:
+    known = Known({"type": "learning_rate"})
+    first = min(proposal.config.learning_rate for proposal in known.propose())
+    while waiting := [proposal for proposal in known.propose() if proposal.id not in known.study.trials]:
+        for one in waiting:
+            if one.config.learning_rate > first / 50:
+                known.end(one.id, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+            else:
+                known.end(one.id, val_loss=3.0 + abs(math.log(one.config.learning_rate / (first / 100))))
+    assert known.conclude().ok
+    assert first / 300 < known.found(LearningRateFindings).learning_rate < first / 50
+
+
+def test_where_no_rate_trains_the_last_line_says_what_was_tried_and_what_to_change() -> None:
+    known = Known({"type": "learning_rate"})
+    while waiting := [name for name in known.ids() if name not in known.study.trials]:
+        for name in waiting:
+            known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+    rates = [trial.config.learning_rate for trial in known.study.trials.values()]
+    reason = known.conclude().reason
+    assert reason.startswith(
+        f"nothing trains: {len(rates)} runs at learning rates from {min(rates):.3g} to {max(rates):.3g}"
+    )
+    assert min(rates) < 1e-4 * max(rates)
+    assert "look at the loss" in reason

@@ -389,7 +389,8 @@ def test_where_no_candidate_has_finished_with_every_seed_it_is_undetermined(
     assert sum(trial.state is TrialState.COMPLETE for trial in known.trials.values()) >= FIRST_RUNS
     conclusion = known.conclusions["train"]
     assert not conclusion.ok
-    assert conclusion.reason.startswith("undetermined: no candidate finished its run")
+    assert conclusion.reason.startswith("undetermined: ")
+    assert "none finished with every seed; see the trials' reasons" in conclusion.reason
 
 
 def test_a_rate_that_diverges_is_answered_with_lower_ones(tmp_path: Path) -> None:
@@ -442,9 +443,51 @@ def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
 def test_no_candidate_that_finished_is_undetermined() -> None:
     known = Known({"type": "train"})
     for name in known.ids():
-        known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+        known.end(name, "failed", "lost")
     assert not known.conclude().ok
     assert known.conclude().reason.startswith("undetermined:")
+
+
+@pytest.mark.parametrize("too_high", [4, 16, 500])
+@pytest.mark.parametrize("max_runs", [5, 12])
+def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_answer(
+    tmp_path: Path, too_high: float, max_runs: int
+) -> None:
+    """A cliff just above the best rate, and the user's rate beyond it at every batch."""
+    world = replace(IDEAL, offset=-math.log2(too_high))
+
+    def over_a_cliff(config: TrialConfig, samples: int) -> dict[str, Any]:
+        above = math.log2(config.learning_rate / (1e-3 * (config.effective_batch_size / 8) ** 0.5)) - world.offset
+        return world(config, samples) | ({"loss": math.nan} if above > math.log2(1.23) else {})
+
+    config, known = played(tmp_path, world, over_a_cliff, stage={"max_runs": max_runs})
+    diverged = [trial for trial in known.trials.values() if trial.cause is Cause.DIVERGED]
+    assert len(diverged) >= FIRST_RUNS
+    assert len(known.trials) <= 2 * max_runs + 3
+    recommendation = recommended(config, known)
+    assert "; the baseline (effective batch 8 at learning rate 0.001) diverged" in recommendation.verdict
+    batch = recommendation.effective_batch_size
+    best = min(at_equal_time(world, one) for one in BATCHES)
+    assert at_equal_time(world, batch) <= 1.1 * best
+
+
+def test_where_nothing_trains_or_nothing_is_learned_the_last_line_says_what_was_tried_and_what_to_change(
+    tmp_path: Path,
+) -> None:
+    constant = lambda config, samples: IDEAL(config, samples) | {"loss": 2.3, "val_loss": 2.3}  # noqa: E731
+    nowhere = lambda config, samples: IDEAL(config, samples) | {"loss": math.nan}  # noqa: E731
+    for name, world, said in (
+        (
+            "constant",
+            constant,
+            ("nothing is learned: ", "is 2.3 from the first evaluation to the last", "requires_grad"),
+        ),
+        ("nowhere", nowhere, ("nothing trains: ", "at learning rates from 1.53e-08 to ", "look at the loss")),
+    ):
+        (tmp_path / name).mkdir()
+        _, known = played(tmp_path / name, IDEAL, world)
+        assert not known.conclusions["train"].ok
+        assert all(one in known.conclusions["train"].reason for one in said), known.conclusions["train"].reason
 
 
 def test_the_findings_of_version_0_2_know_of_no_batches() -> None:

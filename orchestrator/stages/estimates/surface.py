@@ -340,6 +340,7 @@ def next_setting(
     tried: Sequence[Setting],
     choice: int,
     unheard: Sequence[Setting] = (),
+    diverged: Sequence[Setting] = (),
     given_up: Collection[int] = (),
 ) -> Setting | None:
     """Return the run that is expected to tell most about whether another batch is better than `choice`.
@@ -348,7 +349,7 @@ def next_setting(
     at their best rates (as in optimal computing-budget allocation). None where no run would say anything new.
 
     tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
-    count for another. given_up: the batches that are not to be run any more.
+    count for another. diverged: those that diverged; no rate beyond them is tried. given_up: the batches that are not to be run any more.
     """
     rival = _rival(surface, choice)
     if rival is None:
@@ -356,7 +357,7 @@ def next_setting(
     difference = surface.best_loss(rival) - surface.best_loss(choice)  # what runs tell nothing of is left out
     heard = _results(surface, unheard)
     batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
-    options = [setting for batch in batches for setting in _options(surface, batch, tried)]
+    options = [setting for batch in batches for setting in _options(surface, batch, tried, diverged)]
     return max(options, key=lambda setting: _told(surface, setting, difference, heard), default=None)
 
 
@@ -383,10 +384,11 @@ def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float | None:
     return max(0.0, num_runs * (of_runs / left - 1)) if left > 0 and of_runs >= of_speeds else None
 
 
-def _options(surface: Surface, batch: int, tried: Sequence[Setting]) -> list[Setting]:
-    """Return the rates at which the batch could be run next."""
+def _options(surface: Surface, batch: int, tried: Sequence[Setting], diverged: Sequence[Setting]) -> list[Setting]:
+    """Return the rates at which the batch could be run next: in the range of those that did not diverge, and a little beyond."""
     coordinates = surface.coordinates
-    everywhere = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in tried] or [0.0]
+    trained = [one for one in tried if one not in diverged]
+    everywhere = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in trained or tried] or [0.0]
     here = [coordinates.u(batch, one.learning_rate) for one in tried if one.effective_batch_size == batch]
     low, high = min(everywhere) - REACH, min(max(everywhere) + REACH, surface.highest.get(batch, math.inf))
     steps = np.arange(math.ceil(low / U_STEP), math.floor(high / U_STEP) + 1) * U_STEP

@@ -14,6 +14,7 @@ from orchestrator.stages.estimates.ranking import Standing, loss_at_samples, sta
 from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
 from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
 from orchestrator.stages.findings import concluded, found
+from orchestrator.stages.no_answer import why_none
 from orchestrator.stages.throughput.findings import ThroughputFindings
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.findings import BatchFindings, Gain, Ranked, TrainFindings
@@ -29,8 +30,12 @@ def conclude(context: StageContext[Train]) -> Conclusion:
     lineup, trials = lineup_of(context), context.trials()
     ranking = standings(trials, context.config.target_loss)
     surface = surface_of(context, lineup)
-    if not ranking or surface is None:
-        reason = "undetermined: no candidate finished its run; see the reasons of the trials"
+    if why := why_none(trials):
+        return Conclusion("train", ok=False, reason=why)
+    if surface is None:
+        reason = (
+            f"undetermined: no run comes near target_loss ({context.config.target_loss}); raise it, or sample_budget"
+        )
         return Conclusion("train", ok=False, reason=reason)
     choice = choice_of(context, surface)
     winner = next(one for one in ranking if one.trials[0].config.effective_batch_size == choice)

@@ -10,12 +10,15 @@ from orchestrator.config.trial import scaled_learning_rate, warmup_samples
 from orchestrator.stages.candidates import Candidate, seeded
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.observed import setting_of
+from orchestrator.stages.estimates.ranking import Standing, standings
 from orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
-from orchestrator.stages.estimates.surface import Setting, Surface, next_setting
+from orchestrator.stages.estimates.surface import USEFUL, Setting, Surface, next_setting
+from orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
 from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.stages.train.outlook import CANNOT_WIN
-from orchestrator.study.trial import Proposal
+from orchestrator.study.causes import Cause
+from orchestrator.study.trial import Proposal, TrialState
 
 FIRST_RUNS = 3
 BESIDE_THE_RULE = (2.0, 0.5)
@@ -29,8 +32,9 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
     unheard = _unheard(context, asked)
-    for _ in range(min(context.num_lanes - len(unheard), context.stage.max_runs - len(asked))):
-        setting = _next(context, lineup, asked, unheard)
+    left = context.stage.max_runs - sum(not _diverged_first(context, setting) for setting in asked)
+    for _ in range(min(context.num_lanes - len(unheard), left)):
+        setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard)
         if setting is None:
             break
         asked.append(setting)
@@ -53,6 +57,45 @@ def _unheard(context: StageContext[Train], asked: Sequence[Setting]) -> list[Set
     busy = {trial.candidate for trial in trials if not trial.state.ended}
     ended = [setting_of(trial) for trial in trials if trial.candidate not in busy]
     return [setting for setting in asked if not any(_same(setting, one) for one in ended)]
+
+
+def _lowered(context: StageContext[Train], lineup: Lineup, unheard: Sequence[Setting]) -> Setting | None:
+    """Return the next run where the baseline diverged, or all first runs did: at that batch the learning rate is lowered until a
+    run completes, and further while that makes the loss no higher, within what is worth telling apart. The best rate can lie far below the highest one that trains.
+
+    None in other studies, while a run of the batch is still to end, and once so low a rate cannot be what makes them diverge.
+    """
+    at_rule = [_at_rule(context, one) for one in lineup.candidates]
+    first = [trial for trial in context.trials() if any(_same(setting_of(trial), one) for one in at_rule)]
+    ran = {trial.config.effective_batch_size for trial in first if trial.cause is Cause.DIVERGED}
+    baseline = lineup.baseline.split.effective_batch_size
+    if baseline not in ran and not all_diverged(first):
+        return None
+    rule = next(one for one in at_rule if one.effective_batch_size == (baseline if baseline in ran else min(ran)))
+    here = [trial for trial in context.trials() if trial.config.effective_batch_size == rule.effective_batch_size]
+    lowest, *higher = sorted({trial.config.learning_rate for trial in here})
+    out_of_bounds = lowest < rule.learning_rate * LOWERED_BY ** (0.5 - MOST_LOWERED)
+    if out_of_bounds or any(one.effective_batch_size == rule.effective_batch_size for one in unheard):
+        return None
+    if all(trial.cause is not Cause.DIVERGED for trial in here if trial.config.learning_rate == lowest):
+        losses = {_rate_of(one): one.val_loss for one in standings(here)}
+        if lowest not in losses or (higher[0] in losses and losses[lowest] > (1 + USEFUL) * losses[higher[0]]):
+            return None
+    return replace(rule, learning_rate=lowest / LOWERED_BY)
+
+
+def _rate_of(standing: Standing) -> float:
+    return standing.trials[0].config.learning_rate
+
+
+def _diverged_first(context: StageContext[Train], setting: Setting) -> bool:
+    """True of a run that diverged before any other completed: it ends early, and does not count."""
+    for trial in context.trials():
+        if trial.state is TrialState.COMPLETE:
+            return False
+        if trial.cause is Cause.DIVERGED and _same(setting_of(trial), setting):
+            return True
+    return False
 
 
 def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
@@ -117,6 +160,7 @@ def _next(
         [one for one in asked if one.effective_batch_size in on_surface],
         choice,
         [one for one in unheard if one.effective_batch_size in on_surface],
+        diverged=[setting_of(trial) for trial in context.trials() if trial.cause is Cause.DIVERGED],
         given_up=_given_up(context, surface),
     )
 
