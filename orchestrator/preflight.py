@@ -147,7 +147,7 @@ def _sizes_asked_for(config: StudyConfig) -> list[int]:
     """Return the micro-batch sizes that the study file names. A frontier goes no further than the budget, from its smallest."""
     frontier, grid, equivalence = config.keys_of(Frontier), config.keys_of(Grid), config.keys_of(Equivalence)
     return [
-        config.batch.micro_batch_size,
+        given_batch(config.batch, config.world_size).micro_batch_size,
         *((frontier.smallest,) if frontier else ()),
         *(grid.micro_batch_size if grid else ()),
         *(equivalence.micro_batch_sizes if equivalence else ()),

@@ -165,8 +165,8 @@ class Batch(Strict):
     """The batch of `batchscout trial`, and of every stage for which no earlier stage has chosen one. Give two of the
     three keys at most: effective_batch_size = micro_batch_size x gradient_accumulation_steps x world_size."""
 
-    micro_batch_size: PositiveInt = 1
-    """Samples per forward and backward pass on one rank."""
+    micro_batch_size: PositiveInt | None = None
+    """Samples per forward and backward pass on one rank. null: 1."""
     gradient_accumulation_steps: PositiveInt | None = None
     """Micro-batches per optimizer step on one rank. null: what `effective_batch_size` makes it, or 1 without that."""
     effective_batch_size: PositiveInt | None = None
@@ -458,14 +458,14 @@ def _check_regularization(config: StudyConfig) -> None:
 
 def given_batch(batch: Batch, world_size: int) -> Split:
     """Return the split that the key `batch` gives. Raises ValueError where its numbers disagree."""
-    accumulation = batch.gradient_accumulation_steps
+    size, accumulation = batch.micro_batch_size or 1, batch.gradient_accumulation_steps
     if batch.effective_batch_size is None:
-        return Split(batch.micro_batch_size, accumulation or 1, world_size)
-    derived = derive_accumulation(batch.effective_batch_size, batch.micro_batch_size, world_size)
+        return Split(size, accumulation or 1, world_size)
+    derived = derive_accumulation(batch.effective_batch_size, size, world_size)
     if accumulation not in (None, derived):
         raise ValueError(
             f"batch gives gradient_accumulation_steps ({accumulation}), but effective_batch_size "
-            f"({batch.effective_batch_size}) with micro_batch_size ({batch.micro_batch_size}) and world_size "
+            f"({batch.effective_batch_size}) with micro_batch_size ({size}) and world_size "
             f"({world_size}) makes it {derived}; leave one of them out"
         )
-    return Split(batch.micro_batch_size, derived, world_size)
+    return Split(size, derived, world_size)

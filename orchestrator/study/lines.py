@@ -56,13 +56,18 @@ def read_lines(path: Path) -> Iterator[Line]:
                 yield Line(number, event, end)
 
 
-def refuse_earlier_format(path: Path) -> None:
-    """Raise ValueError if an earlier version of this program wrote the file, which may be read but not gone on with."""
+def format_of(path: Path) -> int:
+    """Return the format of a journal; this version's where there is none, or no whole line in it."""
     if not exists(path):
-        return
+        return FORMAT_VERSION
     with own_file(path, "read"), path.open("rb") as file:
         body = body_of(file.readline())
-    version = _version_of(json.loads(body)) if body else FORMAT_VERSION
+    return _version_of(json.loads(body)) if body else FORMAT_VERSION
+
+
+def refuse_earlier_format(path: Path) -> None:
+    """Raise ValueError if an earlier version of this program wrote the file, which may be read but not gone on with."""
+    version = format_of(path)
     if version < FORMAT_VERSION:
         raise ValueError(
             f"{quoted(path)} has journal format {version}, and this batchscout goes on with format {FORMAT_VERSION} alone; its "

@@ -13,9 +13,9 @@ from pydantic import BaseModel, JsonValue
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study, read_yaml
-from orchestrator.study.events import Proposed, RunBegan
+from orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import read_lines, refuse_earlier_format
+from orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
 from orchestrator.study.storage.stored_study import StoredStudy
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.study.upgrade import upgraded_study
@@ -87,7 +87,9 @@ def _refuse_other_files(run_dir: Path) -> None:
 
 def load_stored_study(path: Path) -> StudyConfig:
     """Return the study that a run directory's study.yaml holds, in this version's keys."""
-    return parse_study(upgraded_study(read_yaml(path)), quoted(path))
+    tree = read_yaml(path)
+    earlier = format_of(path.with_name("journal.jsonl")) < FORMAT_VERSION
+    return parse_study(upgraded_study(tree) if earlier else tree, quoted(path))
 
 
 def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:

@@ -1,6 +1,6 @@
 """Reads what earlier formats wrote, so that an older run directory can be looked at. No run goes on in one. Nothing else may know them.
 
-Format 1 left out what was not set, and had a memory knob that is gone.
+Format 1 left out what was not set, had a memory knob that is gone, and took a batch of 1 for none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def _without_the_removed_knob(record: Record) -> Record:
 
 def upgraded_study(tree: JsonValue) -> JsonValue:
     """Return the keys of a stored study.yaml as this version has them."""
-    if isinstance(tree, dict) and isinstance(stages := tree.get("stages"), list):
+    if not isinstance(tree, dict):
+        return tree
+    if tree.get("batch") == {"micro_batch_size": 1, "gradient_accumulation_steps": None, "effective_batch_size": None}:
+        tree["batch"] = {}
+    if isinstance(stages := tree.get("stages"), list):
         for stage in stages:
             if isinstance(stage, dict) and isinstance(names := stage.get("memory_knobs"), list):
                 stage["memory_knobs"] = [name for name in names if name != _REMOVED_KNOB]

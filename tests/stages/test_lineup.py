@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
+from orchestrator.config.keys import StudyConfig
 from orchestrator.config.stages import FEWEST_STEPS
+from orchestrator.config.trial import baseline_batch
 from orchestrator.stages.train.lineup import Lineup, lineup_of
 from orchestrator.study.trial import PLANNED_RATE
 from tests.support.known_stage import Known
+from tests.support.lane_player import study_of
 from tests.support.loss_worlds import IDEAL, throughput_of
 from tests.support.worlds import FULL
 
@@ -127,3 +131,13 @@ def test_without_rates_the_study_files_batch_is_alone_and_the_baseline() -> None
     (proposal,) = known.propose()
     assert (proposal.id, proposal.protected, proposal.role) == ("train-m4k4", True, "baseline")
     assert proposal.expected == {}
+
+
+@pytest.mark.parametrize(
+    ("batch", "baseline"), [({}, 32), ({"micro_batch_size": 1}, 1), ({"effective_batch_size": 8}, 8)]
+)
+def test_a_batch_that_is_given_is_the_baseline_whatever_it_is(batch: dict[str, int], baseline: int) -> None:
+    config = study_of(batch=batch, optimizer={"reference_batch_size": 32})
+    assert baseline_batch(config) == baseline
+    stored = StudyConfig.model_validate(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))))
+    assert baseline_batch(stored) == baseline, "study.yaml, with every default written out, says the same"
