@@ -68,29 +68,59 @@ def told_after_a_fault(folder: str, call: Call, path: str, error: str, cut_by: i
     return told
 
 
+UNREADABLE: list[tuple[Call, str, str]] = [
+    ("open", "/000000000004-local.pt", "EIO"), ("list", "", "EACCES"), ("list", "", "EIO"),
+]  # fmt: skip
+SET_ASIDE = "/set_aside/000000000004-local.pt"
+NOT_SET_ASIDE = ("EACCES", "ENOENT")
+
+
+def told_after_every_fault(folder: str) -> dict[str, list[str]]:
+    """By the name of its run. All in one process, since what takes longest is its start."""
+    files.SECONDS_TO_WAIT = 0.3
+    told = dict[str, list[str]]()
+    for number, (call, path, error) in enumerate(UNREADABLE):
+        told[f"unreadable{number}"] = told_after_a_fault(
+            f"{folder}/unreadable{number}", call, f"/checkpoints{path}", error
+        )
+    for error in NOT_SET_ASIDE:
+        told[error] = told_after_a_fault(f"{folder}/{error}", "rename", SET_ASIDE, error, 100)
+    return told
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def told(runs: Path) -> dict[str, list[str]]:
+    return on_failing_storage(told_after_every_fault, str(runs))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "path", "error"),
-    [("open", "/000000000004-local.pt", "EIO"), ("list", "", "EACCES"), ("list", "", "EIO")],
-)
+@pytest.mark.parametrize("number", range(len(UNREADABLE)))
 def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(
-    tmp_path: Path, call: Call, path: str, error: str
+    number: int, runs: Path, told: dict[str, list[str]]
 ) -> None:
     """Neither for one that is not there: the run would begin again."""
-    place, why = f"/checkpoints{path}", os.strerror(getattr(errno, error))
-    said = f"StorageLost: {tmp_path}{place} could not be read: {why}"
-    assert on_failing_storage(told_after_a_fault, str(tmp_path), call, place, error) == [said, "milestone 4", "end 8"]
+    _, path, error = UNREADABLE[number]
+    name, why = f"unreadable{number}", os.strerror(getattr(errno, error))
+    said = f"StorageLost: {runs}/{name}/checkpoints{path} could not be read: {why}"
+    assert told[name] == [said, "milestone 4", "end 8"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["EACCES", "ENOENT"])
-def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_the_storages_fault(tmp_path: Path, error: str) -> None:
+@pytest.mark.parametrize("error", NOT_SET_ASIDE)
+def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_the_storages_fault(
+    error: str, runs: Path, told: dict[str, list[str]]
+) -> None:
     """The run ends with a reason that loses no trial, and sets the file aside when it can."""
-    name, why = "/set_aside/000000000004-local.pt", os.strerror(getattr(errno, error))
-    said = f"StorageLost: {tmp_path}{name} could not be written: {why}"
-    told = on_failing_storage(told_after_a_fault, str(tmp_path), "rename", name, error, 100)
-    assert told == [said, "notice 0", "milestone 4", "end 8"]
-    assert Path(f"{tmp_path}{name}").exists()
+    place, why = f"{runs}/{error}{SET_ASIDE}", os.strerror(getattr(errno, error))
+    assert told[error] == [
+        f"StorageLost: {place} could not be written: {why}", "notice 0", "milestone 4", "end 8",
+    ]  # fmt: skip
+    assert Path(place).exists()
 
 
 def test_errors_of_the_users_own_files_stay_theirs(tmp_path: Path) -> None:

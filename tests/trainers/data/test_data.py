@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tests.support.every import for_every
 from tests.support.map_style import map_style_sets
 from tests.support.storage import Call, failing, on_failing_storage
-from tests.support.tiny import in_fresh_process
+from trainers import files
 from trainers.config import DataConfig, Split
 from trainers.data import order as order_module
 from trainers.data.batches import InFlight, collate, fetch, leaves, move
@@ -391,46 +391,42 @@ def opened_on_failing_storage(file: str, call: Call, path: str, error: str, time
     return said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "name", "error"), [("list", "", "EACCES"), ("list", "", "EIO"), ("open", "/train.npy", "EIO")]
-)
-def test_an_entry_that_cannot_be_read_is_made_again_and_said_so(
-    text_file: Path, cache: Path, call: Call, name: str, error: str
-) -> None:
-    """Neither is it the study's fault nor a trial's."""
-    samples = len(load_text(text_file)[0])
-    (entry,) = (cache / "data").iterdir()
-    why = os.strerror(getattr(errno, error))
-    text = f"the tokens in the data cache were not as they were written (it cannot be read: {why}) and were made again: {entry}"
-    said = on_failing_storage(opened_on_failing_storage, str(text_file), call, f"{entry}{name}", error, 1)
-    assert said == [text, f"{samples} samples"]
+# The call that fails, where in the entry, and with what; ALWAYS: and what could not be done. NEW: in an empty cache.
+ONCE: list[tuple[Call, str, str]] = [("list", "", "EACCES"), ("list", "", "EIO"), ("open", "/train.npy", "EIO")]
+ALWAYS: list[tuple[Call, str, str]] = [
+    ("open", "/train.npy", "read"), ("open", "/about.json", "read"), ("rename", "", "written"),
+]  # fmt: skip
+NEW = ["/train.npy", "/checksums.json"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "name", "done"),
-    [("open", "/train.npy", "read"), ("open", "/about.json", "read"), ("rename", "", "written")],
-)
-def test_a_cache_that_refuses_even_a_new_entry_is_the_storages_fault(
-    text_file: Path, cache: Path, call: Call, name: str, done: str
-) -> None:
-    load_text(text_file)
-    (entry,) = (cache / "data").iterdir()
-    if call == "rename":
-        (entry / "val.npy").write_bytes(b"")
-    *_, said = on_failing_storage(opened_on_failing_storage, str(text_file), call, f"{entry}{name}", "EACCES", None)
-    assert said == f"StorageLost: {entry}{name} could not be {done}: Permission denied"
+def told_of_every_fault(folder: str) -> dict[str, list[str]]:
+    """What is said by its cache's name. All in one process, since what takes longest is its start."""
 
+    def in_cache(name: str, text: str) -> str:
+        os.environ["BATCHSCOUT_CACHE"] = f"{folder}/{name}"
+        return text
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["/train.npy", "/checksums.json"])
-def test_a_new_entry_that_cannot_be_written_is_the_storages_fault(text_file: Path, cache: Path, name: str) -> None:
-    """And leaves nothing behind."""
-    (said,) = on_failing_storage(opened_on_failing_storage, str(text_file), "open", name, "EACCES", None)
-    assert said.startswith(f"StorageLost: {cache}/data/.")
-    assert said.endswith(" could not be written: Permission denied")
-    assert list((cache / "data").iterdir()) == []
+    files.SECONDS_TO_WAIT, file, told = 0.3, f"{folder}/text.txt", dict[str, list[str]]()
+    for number, (call, path, error) in enumerate(ONCE):
+        samples = len(load_text(in_cache(f"once{number}", file))[0])
+        (entry,) = (cache_directory() / "data").iterdir()
+        told[f"once{number}"] = [
+            *opened_on_failing_storage(file, call, f"{entry}{path}", error, 1),
+            f"{samples} samples",
+        ]
+    for number, (call, path, _) in enumerate(ALWAYS):
+        load_text(in_cache(f"always{number}", file))
+        (entry,) = (cache_directory() / "data").iterdir()
+        if call == "rename":
+            (entry / "val.npy").write_bytes(b"")
+        told[f"always{number}"] = [str(entry), *opened_on_failing_storage(file, call, f"{entry}{path}", "EACCES", None)]
+    for path in NEW:
+        told[path] = opened_on_failing_storage(
+            in_cache(f"new{path.replace('/', '-')}", file), "open", path, "EACCES", None
+        )
+    in_cache("full", file)
+    told["full"] = [tokenize_on_a_full_disk()]  # the last, since no file of this process gets longer after it
+    return told
 
 
 def tokenize_on_a_full_disk() -> str:
@@ -441,12 +437,62 @@ def tokenize_on_a_full_disk() -> str:
     return str(raised.value)
 
 
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("caches")
+    (folder / "text.txt").write_text(LINES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(caches: Path) -> dict[str, list[str]]:
+    return on_failing_storage(told_of_every_fault, str(caches))
+
+
+def entries(cache: Path) -> list[Path]:
+    return list((cache / "data").iterdir())
+
+
 @pytest.mark.slow
-def test_a_full_disk_is_named_and_no_half_entry_left(cache: Path) -> None:
-    said = in_fresh_process(tokenize_on_a_full_disk)
-    assert said.startswith(f"{cache}/data/")
+@pytest.mark.parametrize("number", range(len(ONCE)))
+def test_an_entry_that_cannot_be_read_is_made_again_and_said_so(
+    number: int, caches: Path, told: dict[str, list[str]]
+) -> None:
+    """Neither is it the study's fault nor a trial's."""
+    (entry,) = entries(caches / f"once{number}")
+    why = os.strerror(getattr(errno, ONCE[number][2]))
+    text = f"the tokens in the data cache were not as they were written (it cannot be read: {why}) and were made again: {entry}"
+    *said, found, expected = told[f"once{number}"]
+    assert said == [text]
+    assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ALWAYS)))
+def test_a_cache_that_refuses_even_a_new_entry_is_the_storages_fault(number: int, told: dict[str, list[str]]) -> None:
+    _, path, done = ALWAYS[number]
+    entry, *_, said = told[f"always{number}"]
+    assert said == f"StorageLost: {entry}{path} could not be {done}: Permission denied"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NEW)
+def test_a_new_entry_that_cannot_be_written_is_the_storages_fault(
+    path: str, caches: Path, told: dict[str, list[str]]
+) -> None:
+    """And leaves nothing behind."""
+    (said,), cache = told[path], caches / f"new{path.replace('/', '-')}"
+    assert said.startswith(f"StorageLost: {cache}/data/.")
+    assert said.endswith(" could not be written: Permission denied")
+    assert entries(cache) == []
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_no_half_entry_left(caches: Path, told: dict[str, list[str]]) -> None:
+    (said,) = told["full"]
+    assert said.startswith(f"{caches}/full/data/")
     assert said.endswith(" could not be written: File too large")
-    assert list((cache / "data").iterdir()) == []
+    assert entries(caches / "full") == []
 
 
 def test_the_loser_of_a_race_takes_the_winners_entry(cache: Path) -> None:
