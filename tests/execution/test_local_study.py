@@ -21,7 +21,8 @@ from tests.support.processes import HANGS_AFTER_SECONDS, descendants, listens_be
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+# What ends a cluster at an odd moment is rare, and each way takes a cluster of its own: it belongs to the third tier.
+pytestmark = pytest.mark.timeout(400)
 
 CLONE = Path(__file__).parents[2]
 # Slow enough to be caught in the act.
@@ -109,29 +110,35 @@ def hung_up() -> Iterator[Stopped]:
         yield Stopped(folder, driver.returncode, output, open_to_others, outlives(pids, SECONDS_TO_BE_GONE))
 
 
+@pytest.mark.ray
 def test_a_hangup_stops_a_study_as_ctrl_c_does(hung_up: Stopped) -> None:
     assert hung_up.exit_code == 130, hung_up.output
     assert "To go on, run the same command again" in hung_up.output
     assert "Traceback" not in hung_up.output
 
 
+@pytest.mark.ray
 def test_no_process_of_ray_outlives_the_study(hung_up: Stopped) -> None:
     assert hung_up.left == []
 
 
+@pytest.mark.ray
 def test_nobody_on_the_network_can_connect_to_a_local_study(hung_up: Stopped) -> None:
     assert hung_up.open_to_others == []
 
 
+@pytest.mark.ray
 def test_no_secret_of_the_environment_reaches_a_file(hung_up: Stopped) -> None:
     assert told_below(hung_up.folder) == set()
 
 
+@pytest.mark.ray
 def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: Stopped) -> None:
     for place in (hung_up.folder / "run", hung_up.folder / "cache", *(hung_up.folder / "tmp").iterdir()):
         assert stat.S_IMODE(place.stat().st_mode) == 0o700, place
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folder: Path, server: str) -> None:
     """Ray itself waits a minute for its gcs, and ends the driver with forty lines."""
@@ -162,6 +169,7 @@ def running_below(folder: Path) -> list[str]:
     return [title for title in titles.values() if str(folder) in title]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("server", "number"), [("gcs_server", signal.SIGTERM), ("raylet", signal.SIGHUP)])
 def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
     folder: Path, server: str, number: signal.Signals

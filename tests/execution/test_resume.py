@@ -20,7 +20,8 @@ from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost
 from tests.support.studies import TINY, grid
 from trainers.notices import NoticeKind
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
+# Damage to storage is rare, and what a test of it takes is a whole study: it belongs to the third tier.
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
 
 # Slow enough to be caught in the act, and decided by nothing but losses.
 STUDY = TINY | {
@@ -71,6 +72,7 @@ def undisturbed(undisturbed_driver: Driver) -> Study:
     return undisturbed_driver.study()
 
 
+@pytest.mark.ray
 def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_second_run_was_let_in(
     tmp_path: Path, undisturbed: Study
 ) -> None:
@@ -89,6 +91,7 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     check_it_ends_as_undisturbed(driver, before, undisturbed)
 
 
+@pytest.mark.ray
 def test_without_its_journal_a_study_begins_again_and_takes_no_checkpoint_for_its_own(
     tmp_path: Path, undisturbed_driver: Driver, undisturbed: Study
 ) -> None:
@@ -103,6 +106,7 @@ def test_without_its_journal_a_study_begins_again_and_takes_no_checkpoint_for_it
     assert {notice.kind for of_trial in notices.values() for notice in of_trial} == {NoticeKind.FOREIGN_CHECKPOINT}
 
 
+@pytest.mark.cluster
 def test_a_flipped_bit_in_a_checkpoint_changes_no_loss_and_is_told_in_the_report(
     tmp_path: Path, undisturbed_driver: Driver, undisturbed: Study
 ) -> None:
@@ -128,6 +132,7 @@ def forget_the_last_end(journal: Path) -> str:
     return json.loads(lines[number])["id"]
 
 
+@pytest.mark.cluster
 def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_path: Path, undisturbed: Study) -> None:
     driver = new_driver(tmp_path)  # its data are tokenized since the undisturbed run
     driver.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, NEARLY_FULL))
@@ -148,6 +153,7 @@ def test_a_full_disk_and_then_ctrl_c_stop_the_study_clearly_and_it_goes_on(tmp_p
     check_it_ends_as_undisturbed(driver, driver.events(), undisturbed)
 
 
+@pytest.mark.cluster
 def test_a_study_whose_directory_is_deleted_halts_and_says_so(tmp_path: Path) -> None:
     driver = new_driver(tmp_path)
     driver.start()

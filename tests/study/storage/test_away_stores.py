@@ -1,0 +1,79 @@
+"""Stores that stop answering are waited for, and given up once. How long is the length of these tests, so that they belong to the third tier."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orchestrator.study.storage import place
+from orchestrator.study.storage.place import ObjectStore
+from tests.support.object_store import BUCKET, object_store, reached_at
+from tests.support.ports import free_ports
+from tests.support.processes import HANGS_AFTER_SECONDS
+from trainers.files import StorageLost
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where this process looks for its store, which a test starts there when it likes."""
+    port = str(free_ports(1)[0])
+    for name, value in reached_at(f"http://127.0.0.1:{port}").items():
+        monkeypatch.setenv(name, value)
+    return port
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(port: str) -> None:
+    """The library gives up after six seconds."""
+    store = ObjectStore(f"s3://{BUCKET}/away?region=us-east-1")
+    with object_store(PORT=port):
+        store.write("one", b"1")
+    with ThreadPoolExecutor(1) as others:
+        written = others.submit(store.write, "two", b"2")
+        time.sleep(9)
+        assert not written.done()
+        with object_store(PORT=port):
+            written.result(HANGS_AFTER_SECONDS)
+            assert store.read("two") == b"2"
+
+
+ASKED_BY_ANOTHER = """
+import sys
+from orchestrator.study.storage.place import ObjectStore
+store = ObjectStore(sys.argv[1])
+store.expect_answers()
+print("asks", flush=True)
+store.write("two", b"2")
+"""
+
+
+def test_a_process_waits_for_a_store_that_has_answered_another(port: str) -> None:
+    """A rank's first request of a local study is the upload of its first checkpoint."""
+    uri = f"s3://{BUCKET}/another?region=us-east-1"
+    with subprocess.Popen([sys.executable, "-c", ASKED_BY_ANOTHER, uri], stdout=subprocess.PIPE, text=True) as another:
+        assert another.stdout is not None
+        assert another.stdout.readline() == "asks\n"
+        time.sleep(9)
+        assert another.poll() is None
+        with object_store(PORT=port):
+            assert another.wait(HANGS_AFTER_SECONDS) == 0
+            assert ObjectStore(uri).read("two") == b"2"
+
+
+def test_a_store_that_has_been_given_up_is_waited_for_once(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 20.0)
+    store = ObjectStore(f"s3://{BUCKET}/given-up?region=us-east-1")
+    with object_store(PORT=port):
+        store.write("one", b"1")
+    seconds = list[float]()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(StorageLost, match="the store does not answer"):
+            store.write("two", b"2")
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] > 20 > seconds[1]
