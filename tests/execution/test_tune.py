@@ -31,7 +31,7 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(tmp_path: Path, end
     from orchestrator.execution.dispatcher import Dispatcher
     from orchestrator.execution.tune import run_stage
 
-    num_trials, num_lanes = 60, 3
+    num_trials, num_lanes = 30, 3
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])
     actor: Any = ray.remote(Dispatcher)
     dispatcher = actor.options(name=ending, num_cpus=0, max_concurrency=1000).remote(num_lanes)
