@@ -38,7 +38,10 @@ SHORT_STUDY = (
     "sample_budget=512", "evaluation_samples=32", "stages.throughput.multiples=[1,2]", "stages.throughput.rounds=1",
     "stages.throughput.max_rounds=1", "stages.equivalence.steps=5", "stages.train.max_runs=2",
 )  # fmt: skip
-SCALED_DOWN = ("largest=4", "smallest=4", "activation_checkpointing=[none]", "compile=[false]", "finalists=1")
+SCALED_DOWN = (
+    "largest=4", "smallest=4", "activation_checkpointing=[none]", "compile=[false]", "finalists=1", "rounds=1", "max_rounds=1",
+    "memory_knobs=[]",
+)  # fmt: skip
 
 
 def lines_added(folder: Path, answer: str) -> int:
@@ -88,6 +91,11 @@ def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None
     assert study.recommendation.learning_rate > 0
 
 
+SMALL = {
+    "smallest": 4, "largest": 4, "activation_checkpointing": ["none"], "compile": [False], "finalists": 1, "rounds": 1, "max_rounds": 1,
+    "memory_knobs": [],
+}  # fmt: skip
+
 COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 """Folders whose first stage runs here, and what the speed of their data is told in."""
 
@@ -111,7 +119,7 @@ def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: 
 def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     """What the script has defined itself has no import path."""
     script = EXAMPLES / "nanogpt" / "train.py"
-    small = "stages=[{'type': 'frontier', 'smallest': 4, 'largest': 4, 'activation_checkpointing': ['none'], 'compile': [False]}]"
+    small = "stages=[{'type': 'frontier', " + ", ".join(f"'{key}': {value}" for key, value in SMALL.items()) + "}]"
     text = (EXAMPLES / "nanogpt" / "study.py").read_text()
     own = script.read_text().partition("def get_batch")[0] + "\n" + _without_imports_of(text, "train")
     (short / "script.py").write_text(_with_stages(own, small))

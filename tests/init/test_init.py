@@ -366,7 +366,8 @@ def test_a_study_file_that_was_written_runs(short: Path) -> None:
     folder = example("vit", short)
     batchscout(folder, short, "init")
     stage = (
-        "{type: frontier, smallest: 8, largest: 8, compile: [false], activation_checkpointing: [none], finalists: 1}"
+        "{type: frontier, smallest: 8, largest: 8, compile: [false], activation_checkpointing: [none], finalists: 1, "
+        "rounds: 1, max_rounds: 1, memory_knobs: []}"
     )
     batchscout(folder, short, "run", "study.yaml", "--dir", str(short / "run"), "--set", f"stages=[{stage}]")
     assert load(short / "run").verdict.startswith("frontier: micro-batch 8 with activation checkpointing none")
