@@ -24,14 +24,16 @@ busy with other tests it has taken 25."""
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran:
-    """Trials told apart by the size of their micro-batch, of which the last one is well."""
+    """Trials told apart by the size of their micro-batch, of which the last one is well. On two lanes, of which one waits for what
+    hangs while the other takes the rest."""
     folder = tmp_path_factory.mktemp("failures")
-    faults = {RAISES: ("raises", 1), DIES_ONCE: ("dies once", 1), CRASHES_TWICE: ("crashes twice", 2)}
-    faults |= {HANGS: ("hangs", 1), EXITS: ("exits", 1)}
+    faults = {RAISES: ("raises", 1), HANGS: ("hangs", 1), DIES_ONCE: ("dies once", 1)}
+    faults |= {CRASHES_TWICE: ("crashes twice", 2), EXITS: ("exits", 1)}
     kwargs = {"faults": {str(size): fault for size, fault in faults.items()}, "folder": str(folder)}
     model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
     kill = {"max_silent_seconds": MAX_SILENT_SECONDS, "min_relative_throughput": None}
-    return run(folder, model=model, kill=kill, stages=grid(micro_batch_size=[*faults, WELL]))
+    lanes = {"lanes": 2, "cpus_per_rank": 1}
+    return run(folder, model=model, kill=kill, placement=lanes, stages=grid(micro_batch_size=[*faults, WELL]))
 
 
 def with_size(ran: Ran, size: int) -> Trial:
