@@ -43,7 +43,8 @@ def main() -> None:
         setting = Setting(chosen.device, chosen.tiny, Path(folder), lines, until, set())
         leave_nothing(setting)
         for group in side_by_side(line for line in after(chosen.after) if line.name not in chosen.without):
-            with ThreadPoolExecutor(len(group)) as threads:
+            # On a CPU they would only be in each other's way: ranks that wait for each other take what others need.
+            with ThreadPoolExecutor(len(group) if chosen.device == "cuda" else 1) as threads:
                 list(threads.map(lambda line: line.take(setting), group))
             if chosen.out is not None:
                 studies.pack(setting, Path(f"{chosen.out}.studies.tar.gz"))
