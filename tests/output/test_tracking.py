@@ -258,6 +258,32 @@ tracker.tell_study(found_in(run_dir))
     assert len(read_run(tmp_path, "study")) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("told_already", [False, True])
+def test_no_trial_becomes_the_users_own_run_or_one_of_their_sweep(tmp_path: Path, told_already: bool) -> None:
+    """told_already: whether W&B has read the environment before, as in a script that logs a run of its own."""
+    code = f"""
+import os, wandb
+from pathlib import Path
+from orchestrator.output.tracking.of_wandb import Wandb
+from tests.support.tracked import trial
+{"wandb.setup()" if told_already else ""}
+tracker = Wandb("offline", "tests", "my-study", Path({str(tmp_path)!r}))
+runs = [tracker.open(trial(name))._run for name in ("train-m2", "train-m4")]
+print([(run.name, run.id.startswith("my-study-" + run.name), run.project, run.sweep_id) for run in runs])
+[run.finish() for run in runs]
+print(os.environ["WANDB_SWEEP_ID"], os.environ["WANDB_RUN_ID"])
+"""
+    theirs = {"WANDB_RUN_ID": "theirs", "WANDB_SWEEP_ID": "sweep", "WANDB_RESUME": "must", "WANDB_LAUNCH": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **theirs}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "[('train-m2', True, 'tests', None), ('train-m4', True, 'tests', None)]",
+        "sweep theirs",
+    ]
+
+
 class FullTracker:
     """One whose place has run out of room, or whose server has gone."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,19 +52,20 @@ class Wandb:
         """Begin the run of this name, or go on with it where it was."""
         import wandb
 
-        return wandb.init(
-            project=self._project,
-            group=self._study_name,
-            name=name,
-            id=run_id(self._study_name, name, self._token),
-            job_type=job_type,
-            config=config,
-            dir=str(self._run_dir),
-            mode=self._mode,
-            resume="allow",
-            reinit="create_new",
-            settings=_quiet(),
-        )
+        with _no_run_of_the_users():
+            return wandb.init(
+                project=self._project,
+                group=self._study_name,
+                name=name,
+                id=run_id(self._study_name, name, self._token),
+                job_type=job_type,
+                config=config,
+                dir=str(self._run_dir),
+                mode=self._mode,
+                resume="allow",
+                reinit="create_new",
+                settings=_quiet(),
+            )
 
 
 class WandbRun:
@@ -81,6 +84,39 @@ class WandbRun:
     def end(self, end: End) -> None:
         self._run.summary.update(dict(end.summary))
         self._run.finish(exit_code=1 if end.has_failed else 0)
+
+
+_ONE_RUN = {
+    "WANDB_RUN_ID": ("run_id", None),
+    "WANDB_RESUME": ("resume", None),
+    "WANDB_SWEEP_ID": ("sweep_id", None),
+    "WANDB_SWEEP_PARAM_PATH": ("sweep_param_path", None),
+    "WANDB_LAUNCH": ("launch", False),
+    "WANDB_LAUNCH_CONFIG_PATH": ("launch_config_path", None),
+    "WANDB_CONFIG": (None, None),
+    "WANDB_CONFIG_PATHS": (None, None),
+}
+"""What says which run the user's own process is, in the environment, and as W&B keeps it from its first call on. In a sweep it
+takes no id but that one, so that all trials would be one run."""
+
+
+@contextmanager
+def _no_run_of_the_users() -> Iterator[None]:
+    """Hide what says which run the user's process is; their own run, which may be open beside the study's, is left as it is."""
+    import wandb
+
+    hidden = {name: os.environ.pop(name) for name in _ONE_RUN if name in os.environ}
+    kept = wandb.setup().settings
+    before = {name: getattr(kept, name) for name, _ in _ONE_RUN.values() if name is not None}
+    try:
+        for name, none in _ONE_RUN.values():
+            if name is not None:
+                setattr(kept, name, none)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(kept, name, value)
+        os.environ |= hidden
 
 
 def why_not_online() -> str:
