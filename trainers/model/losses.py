@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainers.config import TrialConfig, resolve
 from trainers.criteria import (
@@ -41,7 +42,7 @@ def loss_function(loss: Loss | None) -> LossFunction:
         case TransformersLoss():
             return _of_transformers
         case MeanLoss():
-            return functools.partial(_of_mean, loss)
+            return _Mean(loss)
         case CrossEntropyCriterion():
             return _CrossEntropy(loss)
         case _:
@@ -106,9 +107,33 @@ def _predicts_the_next(inner: nn.Module) -> bool:
     )
 
 
-def _of_mean(loss: MeanLoss, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    mean, num_targets = _scalar_in(_called_with_all(module, batch)), _counted(loss, batch)
-    return torch.where(num_targets > 0, mean, 0.0) * num_targets, num_targets  # a mean over none is no number
+class _Mean:
+    """A mean that the module returns, times what it is a mean over. A mean over nothing is no number, and nor are its gradients,
+    whatever they are multiplied by: those of such a micro-batch are replaced by 0 where they reach the parameters. No number has
+    to be waited for to know it."""
+
+    def __init__(self, loss: MeanLoss) -> None:
+        self._loss = loss
+        self._any: Tensor | None = None
+        """Whether the micro-batch that was looked at last has targets: a tensor on the device."""
+        self._watched: nn.Module | None = None
+
+    def __call__(self, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        self._watch(module)
+        mean, num_targets = _scalar_in(_called_with_all(module, batch)), _counted(self._loss, batch)
+        self._any = num_targets > 0
+        return torch.where(self._any, mean, 0.0) * num_targets, num_targets
+
+    def _watch(self, module: nn.Module) -> None:
+        if module is self._watched:
+            return
+        self._watched = module
+        for parameter in module.parameters():
+            if parameter.requires_grad and not isinstance(parameter, DTensor):  # shards have met before they come here
+                parameter.register_hook(self._without_what_is_no_number)
+
+    def _without_what_is_no_number(self, gradient: Tensor) -> Tensor:
+        return gradient if self._any is None or gradient.is_sparse else torch.where(self._any, gradient, 0.0)
 
 
 def _called_with_all(module: nn.Module, batch: Any) -> Any:

@@ -342,6 +342,34 @@ def test_a_mean_over_no_target_adds_nothing() -> None:
     assert (loss_sum.item(), num_targets.item()) == (0.0, 0)
 
 
+class MaskedByHand(nn.Module):
+    """Its mean is over what it counts itself: 0/0 where that is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        losses, counts = F.cross_entropy(self.linear(x), labels, reduction="none"), labels != -100
+        return (losses * counts).sum() / counts.sum()
+
+
+@pytest.mark.parametrize("empty_first", [False, True])
+def test_a_micro_batch_without_targets_adds_nothing_to_the_gradient_of_a_mean(empty_first: bool) -> None:
+    x, labels = drawn(3, 4), torch.tensor([0, 2, 1])
+    micro_batches = [(x, labels), (drawn(2, 4), torch.full((2,), -100))]
+    gradients = []
+    for parts in (micro_batches[:1], micro_batches[::-1] if empty_first else micro_batches):
+        torch.manual_seed(0)
+        module, loss = MaskedByHand(), of("mean")
+        for part in parts:
+            loss(module, part)[0].backward()
+        gradients.append(module.linear.weight.grad)
+    assert gradients[0] is not None
+    assert gradients[0].norm() > 0
+    assert torch.equal(gradients[0], gradients[1])
+
+
 @pytest.mark.parametrize(
     "returned",
     [(drawn(2, 3), drawn(1)[0]), {"loss": drawn(1)[0]}, SimpleNamespace(loss=drawn(1)[0]), drawn(1)[0]],
