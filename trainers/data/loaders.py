@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.utils.data import BatchSampler, RandomSampler
+
 from trainers.data.streams import Stream, is_stream
 from trainers.data.workers import Workers
 
@@ -45,16 +47,39 @@ class Loaded:
 
 
 def _refuse_what_cannot_be_honoured(loader: Any, where: str) -> None:
-    sampler = type(loader.sampler).__name__
-    if sampler not in IN_ANY_ORDER:
+    sampler = loader.sampler
+    name = type(sampler).__name__
+    if isinstance(sampler, RandomSampler) and sampler.replacement:
+        name += "(replacement=True)"
+    elif isinstance(sampler, RandomSampler) and sampler.num_samples < len(sampler.data_source):
+        name += f"(num_samples={sampler.num_samples})"
+    if name not in IN_ANY_ORDER:
         raise ValueError(
-            f"{where} chooses its samples by a {sampler}, and every batch of a study must see the same samples in the same order; let "
+            f"{where} chooses its samples by a {name}, and every batch of a study must see the same samples in the same order; let "
             "the data set hold the samples as often as they are to come, and leave the sampler out"
         )
 
 
+def _refuse_batches_of_its_own(loader: Any, where: str) -> None:
+    """Raise ValueError where not a number of samples makes a batch, which is what a study is to choose."""
+    batches = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):  # accelerate's, around torch's
+        batches = batches.batch_sampler
+    if batches is None:
+        raise ValueError(
+            f"{where} has batch_size=None, so its data set makes the batches, and a study chooses how many samples one has; let the set hold "
+            "single samples, and give the DataLoader a batch_size"
+        )
+    if type(batches) is not BatchSampler:
+        raise ValueError(
+            f"{where} makes its batches by a {type(batches).__name__} (batch_sampler), and a study chooses which samples are in one; leave it "
+            "out, and give a batch_size. Batches of samples of about one length: micro_batch: {tokens: auto}"
+        )
+
+
 def read_by(loader: Any, where: str) -> Loaded | Stream:
-    """Return what a DataLoader reads, with how it batches it."""
+    """Return what a DataLoader reads, with how it batches it. Raises ValueError where a study cannot batch it in its place."""
+    _refuse_batches_of_its_own(loader, where)
     samples = loader.dataset
     if type(samples).__name__ == "IterableDatasetShard":  # accelerate's, of which each rank takes a part
         samples = samples.dataset

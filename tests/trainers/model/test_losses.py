@@ -33,11 +33,14 @@ def of(told: object) -> Callable[[Any, Any], tuple[Tensor, Tensor]]:
 def returning(outputs: Any) -> Any:
     """A module that returns this whatever it is called with, and keeps what it was called with."""
 
-    def forward(*inputs: Any, **named: Any) -> Any:
-        forward.called_with = inputs or named  # pyright: ignore[reportFunctionMemberAccess]
-        return outputs
+    class Returning(nn.Module):
+        called_with: Any = None
 
-    return forward
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            self.called_with = inputs or named
+            return outputs
+
+    return Returning()
 
 
 def drawn(*shape: int) -> Tensor:
