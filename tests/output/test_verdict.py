@@ -321,6 +321,26 @@ def test_the_scope_is_of_what_completed() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("rate", "objective", "is_told"), [(900.0, "time", True), (410.0, "time", False), (900.0, "samples", False)]
+)
+def test_a_faster_batch_that_runs_of_this_length_cannot_compare_is_named_with_the_length_that_would(
+    rate: float, objective: str, is_told: bool
+) -> None:
+    """Of 32,768 samples at the baseline's 8, a run of 4,096 has 18 steps in its time at 900 samples/s, at 400 for the baseline."""
+    points = tuple(
+        replace(FRONTIER.chosen, micro_batch_size=m, samples_per_second=r)
+        for m, r in ((8, 400.0), (32, 400.0), (4096, rate))
+    )
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    found = recommended(
+        *batches, earlier=(replace(FRONTIER, measured=points),), batch={"micro_batch_size": 8}, objective=objective
+    )
+    told = "The study's runs are too short for effective batch 4096: a full run has 18 optimizer steps of it, and 40 are the fewest; 2.25 x as"
+    assert (told in found.verdict) is is_told, found.verdict
+    assert ("too short" in found.verdict) is is_told
+
+
 # What speaks against the recommended run
 
 

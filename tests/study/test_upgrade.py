@@ -13,8 +13,9 @@ import yaml
 
 import batchscout
 from orchestrator.config.stages import Frontier
+from orchestrator.config.trial import baseline_batch
 from orchestrator.study.journal import Journal, replay
-from orchestrator.study.run_directory import open_run_directory, refuse_other_study
+from orchestrator.study.run_directory import load_stored_study, open_run_directory, refuse_other_study
 from trainers.lines import body_of, line_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -73,3 +74,11 @@ def test_a_line_of_an_earlier_format_that_says_nonsense_is_named(run_dir: Path) 
     )
     with pytest.raises(ValueError, match=re.escape("line 1 of")):
         replay(path, "s")
+
+
+def test_a_batch_of_1_of_format_1_was_none_and_one_of_format_2_is_a_batch(run_dir: Path) -> None:
+    tree = yaml.safe_load((run_dir / "study.yaml").read_text())
+    assert tree["batch"]["micro_batch_size"] == 1
+    assert baseline_batch(batchscout.load(run_dir).config) == tree["optimizer"]["reference_batch_size"]
+    (run_dir / "journal.jsonl").unlink()
+    assert baseline_batch(load_stored_study(run_dir / "study.yaml")) == 1
