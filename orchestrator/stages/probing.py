@@ -130,6 +130,15 @@ def samples_per_second(trial: Trial) -> float | None:
     return trial.config.effective_batch_size / seconds if trial.state is TrialState.COMPLETE and seconds else None
 
 
+def fastest_by_size(timed: Iterable[tuple[int, float | None]]) -> dict[int, float]:
+    """Return the highest rate of each micro-batch size. timed: (size, its rate, or None where it has none)."""
+    rates = dict[int, float]()
+    for size, rate in timed:
+        if rate is not None:
+            rates[size] = max(rate, rates.get(size, 0.0))
+    return rates
+
+
 def fewest_steps(config: StudyConfig) -> int:
     """Return the optimizer steps that a full run has at least: FEWEST_STEPS, or as many as the baseline where that has
     fewer."""

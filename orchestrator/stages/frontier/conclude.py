@@ -231,6 +231,8 @@ def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial])
         return ": a larger one would hold more than micro_batch.tokens"
     if known.most_in_time(trials) <= found:
         return ": a larger one would take half of what is left of the probes' time"
+    if known.most_usable_by(trials) <= found:
+        return ": of a larger one a full run has too few optimizer steps"
     return ""
 
 

@@ -9,6 +9,7 @@ from orchestrator.stages.estimates.timing import Order, Ratio
 from orchestrator.stages.frontier.pareto import Point
 from orchestrator.stages.input_bound import InputBound
 from orchestrator.stages.mode import Mode
+from orchestrator.stages.probing import fastest_by_size
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,4 @@ class FrontierFindings:
     @property
     def rates(self) -> dict[int, float]:
         """The most samples/s, over all ranks, that each micro-batch size that fits reached in any mode."""
-        known = [(one.micro_batch_size, one.samples_per_second) for one in self.measured]
-        rates = dict[int, float]()
-        for size, rate in known:
-            if rate is not None:
-                rates[size] = max(rate, rates.get(size, 0.0))
-        return rates
+        return fastest_by_size((one.micro_batch_size, one.samples_per_second) for one in self.measured)

@@ -34,6 +34,7 @@ from orchestrator.stages.probing import (
     allowance,
     cost_of,
     disturbed_rounds,
+    fastest_by_size,
     largest_usable,
     num_full_runs,
     rate_at,
@@ -301,7 +302,7 @@ class FrontierProgress:
         """
         num_samples = self.study.facts.num_train_samples
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
-        of_use = self.stage.largest if beyond_use else self._usable_at(_rates(trials))
+        of_use = self.stage.largest if beyond_use else self.most_usable_by(trials)
         return max(
             self.stage.smallest,
             min(
@@ -324,9 +325,11 @@ class FrontierProgress:
     @cached_property
     def most_usable(self) -> int:
         """The largest size that a run can use at the best rate so far, held against the baseline's."""
-        return self._usable_at(self._rates)
+        return self.most_usable_by(self.trials())
 
-    def _usable_at(self, rates: Mapping[int, float]) -> int:
+    def most_usable_by(self, trials: Iterable[Trial]) -> int:
+        """Return the same by these trials alone."""
+        rates = _rates(trials)
         if not rates:
             return self.stage.largest
         usable = largest_usable(self.context, max(rates.values()) / rate_of_batch(rates, self._baseline_size))
@@ -659,12 +662,7 @@ class FrontierProgress:
 
 def _rates(trials: Iterable[Trial]) -> dict[int, float]:
     """Return the most samples/s, over all ranks, that a micro-batch size reached in any mode."""
-    rates = dict[int, float]()
-    for trial in trials:
-        if rate := samples_per_second(trial):
-            size = trial.config.micro_batch_size
-            rates[size] = max(rate, rates.get(size, 0.0))
-    return rates
+    return fastest_by_size((trial.config.micro_batch_size, samples_per_second(trial)) for trial in trials)
 
 
 def _ended_without_a_rate(trial: Trial | None) -> bool:

@@ -61,7 +61,8 @@ class ThroughputProgress:
     def _drop(self, forms: dict[int, list[Form]], needed: set[int], allowed: Allowance) -> list[int]:
         """Take batches out of the forms, the one that takes longest first, until the rounds are allowed; return them."""
         dropped = list[int]()
-        optional = sorted(forms.keys() - needed, key=lambda batch: self._cost({batch: forms[batch]}).samples)
+        costs = {batch: self._cost({batch: forms[batch]}) for batch in forms.keys() - needed}
+        optional = sorted(costs, key=lambda batch: (costs[batch].seconds, costs[batch].samples))
         while optional and not allowed.holds(self._cost(forms)):
             dropped.append(optional.pop())
             del forms[dropped[-1]]

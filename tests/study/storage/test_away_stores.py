@@ -1,4 +1,4 @@
-"""Stores that stop answering are waited for, and given up once. How long is the length of these tests, so that they belong to the third tier."""
+"""Stores that stop answering are waited for, and given up once. That takes its time: they belong to the third tier."""
 
 from __future__ import annotations
 
