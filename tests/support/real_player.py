@@ -4,8 +4,10 @@ files where a lane would write them. Ray alone is missing."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
@@ -24,9 +26,11 @@ from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
 from trainers.report import Answer, Report
 
+Metrics = Mapping[str, Any]
 
-def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
-    """Every stage to its conclusion, up to one that ends the study."""
+
+def run_for_real(config: StudyConfig, run_dir: Path, measured: Callable[[Metrics], Metrics] = dict) -> Study:
+    """Every stage to its conclusion, up to one that ends the study. `measured` may put other times in the place of this machine's."""
     with Journal(run_dir / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="local"))
         for stage in config.stages:
@@ -34,7 +38,7 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
             while (trial := next_trial(director)) is not None:
                 director.on_started(trial.id)
                 directory = run_dir / "trials" / trial.id
-                without_after_effects(pick_device(), functools.partial(_train, director, trial, directory))
+                without_after_effects(pick_device(), functools.partial(_train, director, trial, directory, measured))
             director.conclude()
             discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
             if not journal.study.conclusions[stage.type].ok:
@@ -42,12 +46,12 @@ def run_for_real(config: StudyConfig, run_dir: Path) -> Study:
         return journal.study
 
 
-def _train(director: Director, trial: Trial, directory: Path) -> None:
+def _train(director: Director, trial: Trial, directory: Path, measured: Callable[[Metrics], Metrics]) -> None:
     last = Message()
 
     def report(said: Report) -> Answer:
         nonlocal last
-        message = Message(said.metrics, said.rungs, said.step_losses, evaluated=said.kind == "milestone")
+        message = Message(measured(said.metrics), said.rungs, said.step_losses, evaluated=said.kind == "milestone")
         if said.kind == "end":
             last = replace(message, outcome="complete")
             return Answer.GO_ON

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from trainers.config import TrialConfig, resolve
 from trainers.criteria import (
@@ -129,7 +128,8 @@ class _Mean:
             return
         self._watched = module
         for parameter in module.parameters():
-            if parameter.requires_grad and not isinstance(parameter, DTensor):  # shards have met before they come here
+            is_shard = hasattr(parameter, "device_mesh")  # what it is an instance of takes seconds to import
+            if parameter.requires_grad and not is_shard:  # the gradients of shards have met before they come here
                 parameter.register_hook(self._without_what_is_no_number)
 
     def _without_what_is_no_number(self, gradient: Tensor) -> Tensor:
