@@ -37,7 +37,7 @@ from trainers.device.memory import free_bytes
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
 from trainers.errors import DataFault, LossFault, raised_text, users_frame
-from trainers.model.contract import NotAddingUp, check_loss, check_shapes, check_sum, not_adding_up, not_apart
+from trainers.model.contract import Fault, check_loss, check_shapes, check_sum, not_adding_up, not_apart
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
@@ -247,15 +247,15 @@ def _needs_a_loss(config: TrialConfig, batch: object) -> str:
     )
 
 
-def _is_no_such_mean(found: NotAddingUp, loss: MeanLoss) -> str:
+def _is_no_such_mean(found: Fault, loss: MeanLoss) -> str:
     return (
         f"loss: mean is taken for a mean over {loss.over}, and then {found}: it is a mean over something else, or no sample has a loss of "
-        "its own; say what it is a mean over (over: targets, samples, or your own count as package.module:callable), or return the "
-        "sum and the number of targets"
+        "its own; say what it is a mean over (over: targets, samples, or your own count as package.module:callable: of class weights their "
+        "sum), or return the sum and the number of targets"
     )
 
 
-def _is_told(found: NotAddingUp) -> str:
+def _is_told(found: Fault) -> str:
     return (
         f"{found}: a batch trains differently when it is split, and comparisons of batches hold for this way to split them alone. If "
         "that is not meant, let each sample have its own loss and return their sum"

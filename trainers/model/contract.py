@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.config import TrialConfig
-from trainers.data.batches import fetch, move
+from trainers.data.batches import fetch, leaves, move
 from trainers.data.packed_rows import Packed
 from trainers.data.samples import SampleSet
 from trainers.errors import LossFault
@@ -25,6 +26,9 @@ from trainers.model.shapes import shapes_alone
 SUM_OR_MEAN = 1.5
 # A mean that was multiplied by the number of samples is off by percents where these differ in targets and difficulty.
 ADDS_UP_WITHIN = 0.01
+# Losses hide a wrong weight of samples until the model tells them apart; gradients show it at once. So much is what autocast rounds
+# away with room to spare.
+GRADIENTS_ADD_UP_WITHIN = 0.03
 # A GPU's threads may add in any order.
 RANDOM_ABOVE = 1e-4
 
@@ -80,6 +84,9 @@ def fake_batch(sample: Any, times: int) -> Any:
 # A sample may have no targets. So many samples are tried until one has some.
 SAMPLES_TO_CHECK = 8
 SAMPLES_THAT_ADD_UP = 4
+# Of so many, spread over the set, those that add up are chosen: a set may be sorted by its classes, and one of them rare.
+SAMPLES_TO_CHOOSE_FROM = 128
+SECONDS_TO_CHOOSE = 2.0
 
 _TWO_LINES = """return the sum over the targets that count, and their number:
     loss_sum = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
@@ -140,17 +147,33 @@ class NotAddingUp:
 
     def __str__(self) -> str:
         return (
-            f"the model's {self.figure} of the first {self.num_samples} samples is {self.together:.4g} in one batch, and "
+            f"the model's {self.figure} of {self.num_samples} samples is {self.together:.4g} in one batch, and "
             f"{self.one_by_one:.4g} added up one by one"
         )
 
 
-def not_adding_up(
-    module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
-) -> NotAddingUp | None:
-    """Return by how much the losses of the first samples do not add up to that of all in one batch; None where they do, and
+@dataclass(frozen=True)
+class GradientsNotAddingUp:
+    """How far the gradients of samples one by one, added up, are from that of all in one batch."""
+
+    apart: float
+    """The norm of the difference over that of the batch's gradient."""
+    num_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"the gradient of {self.num_samples} samples in one batch is {self.apart:.0%} of its length away from the sum of theirs one by "
+            "one (as it is where classes have weights)"
+        )
+
+
+Fault = NotAddingUp | GradientsNotAddingUp
+
+
+def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> Fault | None:
+    """Return by how much the losses or gradients of some samples do not add up to those of all in one batch; None where they do, and
     where random numbers move the loss, so that nothing can be said."""
-    indices = range(min(SAMPLES_THAT_ADD_UP, len(train_set)))
+    indices = _unlike(train_set, SAMPLES_THAT_ADD_UP)
 
     def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
         with _seeded(module, seed):
@@ -164,7 +187,56 @@ def not_adding_up(
     for figure, of_all, parts in zip(figures, whole, zip(*alone, strict=True), strict=True):
         if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
             return NotAddingUp(figure, of_all, sum(parts), len(indices))
-    return None
+    apart = _gradients_apart(module, loss, train_set, indices, device)
+    return GradientsNotAddingUp(apart, len(indices)) if apart is not None and apart > GRADIENTS_ADD_UP_WITHIN else None
+
+
+def _unlike(train_set: SampleSet, count: int) -> list[int]:
+    """Return so many samples, of different classes as far as there are: what single numbers a sample has differ."""
+    num_looked_at = min(SAMPLES_TO_CHOOSE_FROM, len(train_set))
+    spread = [number * len(train_set) // num_looked_at for number in range(num_looked_at)]
+    by_class, ends = dict[tuple[float, ...], int](), time.monotonic() + SECONDS_TO_CHOOSE
+    for index in spread:
+        singles = [leaf for leaf in leaves(fetch(train_set, [index])) if isinstance(leaf, Tensor) and leaf.numel() == 1]
+        by_class.setdefault(tuple(single.item() for single in singles), index)
+        if len(by_class) == count or time.monotonic() > ends:
+            break
+    return sorted([*by_class.values(), *(index for index in spread if index not in by_class.values())][:count])
+
+
+def _gradients_apart(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
+) -> float | None:
+    """Return the norm of (the gradient of all in one batch - those of each alone) over that of the first; None where there is none."""
+
+    def add_gradient(part: Sequence[int], sign: int) -> None:
+        with (
+            _seeded(module, 0),
+            _eager(),
+            torch.backends.cudnn.flags(enabled=False),
+        ):  # cuDNN's RNNs have none in evaluation
+            loss_sum, _ = loss(module, move(fetch(train_set, part), device))
+            if loss_sum.requires_grad:
+                (sign * loss_sum).backward()
+
+    module.zero_grad()
+    module.eval()
+    try:
+        add_gradient(indices, 1)
+        of_all = _norm_of_gradient(module)
+        for index in indices:
+            add_gradient([index], -1)
+        apart = _norm_of_gradient(module)
+    finally:
+        module.train()
+        module.zero_grad()
+    return apart / of_all if of_all and math.isfinite(apart / of_all) else None
+
+
+def _norm_of_gradient(module: nn.Module) -> float:
+    found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
+    return math.hypot(*(torch.linalg.vector_norm(value).item() for value in values))
 
 
 # What autocast rounds away is no sign of anything.

@@ -171,7 +171,7 @@ def test_a_mean_over_something_else_is_refused_with_both_numbers() -> None:
     found = first_pass(trial, 60.0)
     assert found.outcome == "refused"
     assert re.match(
-        r"loss: mean is taken for a mean over samples, and then the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and "
+        r"loss: mean is taken for a mean over samples, and then the model's loss_sum of 4 samples is [\d.]+ in one batch, and "
         r"[\d.]+ added up one by one: it is a mean over something else, or no sample has a loss of its own; say what it is",
         found.said,
     )

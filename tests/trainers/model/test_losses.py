@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_step, relative_error
@@ -300,7 +301,7 @@ def random_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Te
 
 
 def test_a_mean_times_the_samples_is_told_where_they_have_unequal_numbers_of_targets() -> None:
-    said = r"the model's loss_sum of the first 4 samples is [\d.]+ in one batch, and [\d.]+ added up one by one$"
+    said = r"the model's loss_sum of 4 samples is [\d.]+ in one batch, and [\d.]+ added up one by one$"
     padded, _ = data(padded=True)
     module = LogitsOnly(vocab_size=24)
     assert re.match(said, str(not_adding_up(module, mean_times_samples, padded, CPU)))
@@ -337,6 +338,45 @@ def test_the_mean_that_a_module_returns_is_a_sum_if_it_is_known_what_it_is_a_mea
 
 def count_of_targets(batch: dict[str, Tensor]) -> Tensor:
     return (batch["targets"] != -100).sum()
+
+
+class Weighted(nn.Module):
+    """Its classes have weights, and its mean is torch's: over their sum. At its first step all losses are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.linear(x), labels, weight=CLASS_WEIGHTS)
+
+
+CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.5])
+
+
+def sum_of_class_weights(batch: tuple[Tensor, Tensor]) -> Tensor:
+    return CLASS_WEIGHTS[batch[1]].sum()
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        (
+            "targets",
+            r"the gradient of 4 samples in one batch is \d+% of its length away from the sum of theirs one by one",
+        ),
+        (f"{__name__}:sum_of_class_weights", "None"),
+    ],
+)
+def test_class_weights_in_a_mean_are_seen_though_all_losses_are_equal(over: str, said: str) -> None:
+    """In a set that is sorted by its classes, one of which is rare."""
+    labels = torch.tensor([0] * 900 + [1] * 30 + [2] * 70)
+    samples: Any = TensorDataset(drawn(1000, 4), labels)
+    module, loss = Weighted(), of({"type": "mean", "over": over})
+    assert re.match(said, str(not_adding_up(module, loss, samples, CPU)))
+    assert all(parameter.grad is None for parameter in module.parameters())
 
 
 def test_a_mean_over_no_target_adds_nothing() -> None:
