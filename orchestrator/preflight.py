@@ -17,6 +17,7 @@ from orchestrator.config.stages import Equivalence, Frontier, Grid
 from orchestrator.config.trial import base_trial
 from orchestrator.signals import interrupt_has_come
 from orchestrator.stages.context import StageContext
+from orchestrator.stages.frontier.checkpointing import why_not_checkpointed
 from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from orchestrator.study.facts import Facts
@@ -235,6 +236,7 @@ def check_new_study(
         raise ValueError(f"{what} {_how_it_failed(found)}")
     follows = found.outcome != "raised" and not _has_ended_its_process(found)
     facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, follows=follows)
+    facts = replace(facts, blocks_differ_again=found.differs_again)
     _check_blocks(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
@@ -500,8 +502,11 @@ def _check_stream(config: StudyConfig, train_set: Samples) -> None:
 
 
 def _check_blocks(config: StudyConfig, facts: Facts) -> None:
-    """Raise ValueError where a model without repeated blocks is to be checkpointed. The frontier leaves such modes out, if it has
-    another one."""
+    """Raise ValueError where a model is to be checkpointed that has no repeated blocks, or whose blocks differ when they are run again. The
+    frontier leaves such modes out, if it has another one."""
+    why = why_not_checkpointed(facts)
+    if why is None:
+        return
     grid, frontier = config.keys_of(Grid), config.keys_of(Frontier)
     asked = {
         "activation_checkpointing": (config.activation_checkpointing,),
@@ -512,11 +517,8 @@ def _check_blocks(config: StudyConfig, facts: Facts) -> None:
         del asked["stages.frontier.activation_checkpointing"]
     for key, modes in asked.items():
         checkpointed = [str(mode) for mode in modes if mode != "none"]
-        if checkpointed and facts.num_blocks == 0:
-            raise ValueError(
-                f"{key} is {', '.join(checkpointed)}, and the model has no ModuleList or Sequential of repeated blocks to checkpoint; "
-                "put its layers into one and name it as model.blocks, or use none"
-            )
+        if checkpointed:
+            raise ValueError(f"{key} is {', '.join(checkpointed)}, and {why.reason}; {why.remedy}, or use none")
 
 
 def _check_limit(config: StudyConfig, model: nn.Module) -> None:

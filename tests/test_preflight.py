@@ -104,6 +104,24 @@ class Logits(nn.Module):
     def forward(self, batch):
         return self.table(batch["input_ids"]).mean(), batch["targets"].numel()
 
+class Drifts(nn.Module):
+    scale = 0.0
+
+    def forward(self, x):
+        self.scale += 1.0
+        return x * self.scale
+
+class Drifting(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table, self.blocks = nn.Embedding(vocab_size, vocab_size), nn.ModuleList([Drifts(), Drifts()])
+
+    def forward(self, batch):
+        logits = self.table(batch["input_ids"])
+        for block in self.blocks:
+            logits = block(logits)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="sum"), batch["targets"].numel()
+
 number = 7
 '''
 
@@ -229,6 +247,9 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
     ({"data": {"target": "mine:no_data"}}, r"returned 0 train and 0 val samples; each needs at least one"),
     ({"model": {"target": "mine:Logits", "kwargs": {"vocab_size": 8}}, "data": {"target": "mine:uneven"}},
      r"input_ids of the samples of a batch differs in length \(3 and 5\), and nothing says how to pad it; set data.pad: {input_ids: 0, la"),
+    ({"model": {"target": "mine:Drifting"}, "activation_checkpointing": "full"},
+     r"activation_checkpointing is full, and a block of the model that is run again on the same input gives something else, and so a wrong "
+     r"gradient: its result is [\d.]+ of its length away .* or use none"),
     ({"optimizer": {"kwargs": {"amsgard": True}}}, r"optimizer\.kwargs do not fit adamw: .*'amsgard'; it takes: lr, betas"),
     ({"optimizer": {"kwargs": {"foreach": True}}}, r"optimizer adamw cannot be made .*foreach"),
     ({"optimizer": {"target": "torch.optim:Muon"}}, r"optimizer torch\.optim:Muon cannot be made of this model's parameters: Muon only"),

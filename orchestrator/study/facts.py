@@ -23,6 +23,9 @@ class Facts:
     num_batch_norms: int | None = None
     num_blocks: int | None = None
     """The model's repeated blocks, which are checkpointed one by one; 0 where none were found."""
+    blocks_differ_again: str | None = None
+    """How a block that is run again on the same input differs, in words: of such a model nothing is recomputed. None where none did, or
+    where it was not tried."""
     counted: Counted | None = None
     """What a sample's targets are, so what `tokens_per_second` counts."""
     chunked_cross_entropy: bool | None = None

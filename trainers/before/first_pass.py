@@ -40,6 +40,7 @@ from trainers.errors import DataFault, LossFault, raised_text, users_frame
 from trainers.model.contract import Fault, check_loss, check_shapes, check_sum, not_adding_up, not_apart
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
+from trainers.model.recomputation import BlocksAgain
 from trainers.notices import Notice, NoticeKind, give_notice, heard_by
 from trainers.sources.kinds import HUGGING_FACE, is_overridden
 from trainers.step.optimizers import build_optimizer
@@ -73,6 +74,8 @@ class FirstPass:
     """raised by the model or the loss: what the model's forward takes, and what the batch was."""
     targets_per_sample: float | None = None
     """passed: how many targets the first samples have on average."""
+    differs_again: str | None = None
+    """passed: how a block of the model that was run again on the same input differed; None where none did."""
 
 
 def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], object] = lambda _: None) -> FirstPass:
@@ -220,7 +223,12 @@ def _take(
     if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
         return FirstPass("refused", "pass", _needs_a_loss(config, batch))
     try:
-        returned = loss(module, move(batch, device))
+        again = BlocksAgain(module, config.model.blocks)
+    except ValueError as error:  # it has no blocks of that name
+        return FirstPass("refused", "pass", str(error))
+    try:
+        with again.watched():
+            returned = loss(module, move(batch, device))
     except (LossFault, DataFault):
         raise
     except BaseException as error:
@@ -235,7 +243,8 @@ def _take(
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
-    return FirstPass("passed", "pass", ". ".join(filter(None, told)), targets_per_sample=targets_per_sample)
+    said = ". ".join(filter(None, told))
+    return FirstPass("passed", "pass", said, targets_per_sample=targets_per_sample, differs_again=again.differed)
 
 
 def _needs_a_loss(config: TrialConfig, batch: object) -> str:

@@ -9,8 +9,8 @@ in turns. The one that is chosen must fit once more in a fresh process, and so m
 from orchestrator.config.stages import Frontier, Train
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.findings import found, winner_of
+from orchestrator.stages.frontier.checkpointing import on_checkpointing
 from orchestrator.stages.frontier.conclude import conclude
-from orchestrator.stages.frontier.doubts import on_blocks
 from orchestrator.stages.frontier.figures import figures
 from orchestrator.stages.frontier.findings import FrontierFindings
 from orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
@@ -25,7 +25,7 @@ from trainers.knobs import in_words, that_change_the_loss
 def describe(context: StageContext[Frontier]) -> list[str]:
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
-        *on_blocks(context),
+        *on_checkpointing(context),
         *_knobs(context),
         f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
         *_tried_beside(context),

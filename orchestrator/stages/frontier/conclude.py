@@ -9,7 +9,8 @@ from orchestrator.config.stages import Frontier
 from orchestrator.stages.context import StageContext
 from orchestrator.stages.estimates.timing import held_against
 from orchestrator.stages.findings import concluded
-from orchestrator.stages.frontier.doubts import disturbed_trials, on_blocks, on_the_machine, on_what_was_left_out
+from orchestrator.stages.frontier.checkpointing import on_checkpointing
+from orchestrator.stages.frontier.doubts import disturbed_trials, on_the_machine, on_what_was_left_out
 from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
 from orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
 from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
@@ -38,7 +39,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     beyond = out_of_reach(context.config, findings.rates) if num_full_runs(context.config, context.study) else []
-    notes = [_edge(known, mode) for mode in modes(context)] + on_blocks(context)
+    notes = [_edge(known, mode) for mode in modes(context)] + on_checkpointing(context)
     unit = context.study.facts.rate_unit
     notes += (
         _on_verifications(known) + _on_the_front(findings, unit) + _on_the_data(findings) + _on_variants(known, chosen)

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import StageContext
 from orchestrator.stages.frontier.measured import rate_of
-from orchestrator.stages.frontier.propose import FrontierProgress, modes, without_blocks
+from orchestrator.stages.frontier.propose import FrontierProgress, modes
 from orchestrator.stages.frontier.variants import variants
 from orchestrator.study.trial import Trial
 from orchestrator.units import rate_text
-
-
-def on_blocks(context: StageContext[Frontier]) -> list[str]:
-    """Return what was left out because the model has no blocks."""
-    left_out = ", ".join(map(str, without_blocks(context)))
-    remedy = "put its layers into one and name it as model.blocks"
-    return (
-        [
-            f"left out, as the model has no ModuleList or Sequential of repeated blocks to checkpoint: {left_out} ({remedy})"
-        ]
-        if left_out
-        else []
-    )
 
 
 def on_what_was_left_out(known: FrontierProgress) -> list[str]:

@@ -21,6 +21,7 @@ from orchestrator.stages.estimates.timing import (
     in_turn,
     rounds_wanted,
 )
+from orchestrator.stages.frontier.checkpointing import not_checkpointed
 from orchestrator.stages.frontier.findings import OperatingPoint
 from orchestrator.stages.frontier.knobs import KnobSearch, knobs_to_try, with_knobs
 from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
@@ -76,19 +77,13 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
     precisions = stage.precision or (context.config.precision,)
     kinds = stage.cross_entropy or ("whole",)
     lengths = (None, *(length for length in stage.seq_len if length != context.config.data.kwargs.get("seq_len")))
-    left_out = without_blocks(context)
+    left_out = not_checkpointed(context)
     checkpointing: list[ActivationCheckpointing] = [
         mode for mode in stage.activation_checkpointing if mode not in left_out
     ]
     axes = itertools.product(lengths, checkpointing, stage.compile or (True,), precisions, kinds)
     always = context.config.memory_knobs
     return [Mode(mode, compiled, precision, kind, length, always) for length, mode, compiled, precision, kind in axes]
-
-
-def without_blocks(context: StageContext[Frontier]) -> tuple[ActivationCheckpointing, ...]:
-    """Return the kinds of activation checkpointing that are left out, since the model has no blocks to checkpoint."""
-    has_none = context.study.facts.num_blocks == 0
-    return tuple(mode for mode in context.stage.activation_checkpointing if has_none and mode != "none")
 
 
 def ladder(smallest: int, largest: int) -> list[int]:
