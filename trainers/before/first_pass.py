@@ -37,7 +37,15 @@ from trainers.device.memory import free_bytes
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
 from trainers.errors import DataFault, LossFault, raised_text, users_frame
-from trainers.model.contract import Fault, check_loss, check_shapes, check_sum, not_adding_up, not_apart
+from trainers.model.contract import (
+    Fault,
+    changing_with_steps,
+    check_loss,
+    check_shapes,
+    check_sum,
+    not_adding_up,
+    not_apart,
+)
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.model.recomputation import BlocksAgain
@@ -238,6 +246,8 @@ def _take(
     loss_sum.backward()
     check_sum(module, loss, train_set, device)
     if (fault := _optimizers_fault(config, module)) is not None:
+        return FirstPass("refused", "pass", fault)
+    if (fault := changing_with_steps(module, loss, batch, device)) is not None:
         return FirstPass("refused", "pass", fault)
     found = not_adding_up(module, loss, train_set, device)
     if found is not None and isinstance(config.loss, MeanLoss):

@@ -21,6 +21,7 @@ from trainers.errors import LossFault
 from trainers.model.losses import LossFunction, loss_function
 from trainers.model.models import build_model
 from trainers.model.shapes import shapes_alone
+from trainers.sources.steps import LATER_STEPS, at_step, counts_steps
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
 SUM_OR_MEAN = 1.5
@@ -237,6 +238,30 @@ def _norm_of_gradient(module: nn.Module) -> float:
     found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
     return math.hypot(*(torch.linalg.vector_norm(value).item() for value in values))
+
+
+def changing_with_steps(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:
+    """Return, in words, how a loss that counts the steps of its run changes with them; None where it does not. Every batch takes
+    another number of steps: they would train and be compared by different losses."""
+    if not counts_steps(module):
+        return None
+    batch = move(batch, device)
+
+    def loss_at(number: int) -> float:
+        with at_step(module, number), _seeded(module, 0), _buffers_kept(module):
+            return _evaluated(module, loss, batch, training=True)[0]
+
+    first = loss_at(0)
+    if not math.isclose(first, loss_at(0), rel_tol=RANDOM_ABOVE):
+        return None
+    for number in LATER_STEPS:
+        if not math.isclose(then := loss_at(number), first, rel_tol=RANDOM_ABOVE):
+            return (
+                f"the loss of the same samples is {first:.4g} at the first step and {then:.4g} at step {number:,}: it reads how many steps, epochs "
+                "or batches were taken (global_step, current_epoch, state.global_step, batch_idx). Batches that are compared take different "
+                "numbers of steps, and would be judged by different losses; make it the same at every step, as it is at the end of your run"
+            )
+    return None
 
 
 # What autocast rounds away is no sign of anything.

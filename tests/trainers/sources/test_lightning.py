@@ -14,10 +14,14 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
+from trainers.before.first_pass import first_pass
 from trainers.before.read_source import read
 from trainers.before.source import Source
 from trainers.config import TrialConfig
+from trainers.criteria import MeanLoss
 from trainers.data.samples import loaded
+from trainers.model.contract import changing_with_steps
+from trainers.model.losses import loss_function
 from trainers.sources.adapted import module_of, param_groups
 from trainers.sources.of_lightning import OfLightning
 
@@ -271,6 +275,57 @@ def several_loaders() -> Any:
 def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         said_of(make)
+
+
+# What changes with the steps
+
+
+class Annealed(Module):
+    """Its loss has a weight that rises with the steps, as that of a variational autoencoder's prior."""
+
+    def weight(self, batch_idx: int) -> float:
+        return min(1.0, self.global_step / 1000)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.weight(batch_idx))
+
+
+class ByEpoch(Annealed):
+    def weight(self, batch_idx: int) -> float:
+        return float(self.current_epoch > 20)
+
+
+class OnceInSixteen(Annealed):
+    def weight(self, batch_idx: int) -> float:
+        return float(batch_idx % 16 == 0)
+
+
+class LogsSometimes(Annealed):
+    def weight(self, batch_idx: int) -> float:
+        if self.global_step % 100 == 0 or batch_idx % 10 == 0:
+            self.log("epoch", self.current_epoch)
+        return 0.0
+
+
+@pytest.mark.parametrize("kind", [Annealed, ByEpoch, OnceInSixteen, LogsSometimes, Module])
+def test_a_loss_that_changes_with_the_steps_is_told_and_one_that_only_looks_at_them_is_not(kind: type[Module]) -> None:
+    module, batch = OfLightning(kind()), (torch.ones(2, 4), torch.zeros(2))
+    said = changing_with_steps(module, loss_function(MeanLoss()), batch, torch.device("cpu"))
+    assert (said is None) == (kind in (LogsSometimes, Module))
+    assert said is None or re.match(
+        r"the loss of the same samples is [\d.]+ at the first step and [\d.]+ at step [\d,]+: it reads", said
+    )
+    assert (type(module.inner), module.inner.global_step, module.batch_idx) == (kind, 0, 0)
+
+
+def annealed() -> Any:
+    return Annealed(), Data()
+
+
+def test_a_study_of_a_loss_that_changes_with_the_steps_is_refused() -> None:
+    place = {"target": f"{HERE}:annealed"}
+    found = first_pass(trial(model=place, data=place), 60.0)
+    assert (found.outcome, "make it the same at every step" in found.said) == ("refused", True)
 
 
 def watched() -> Any:

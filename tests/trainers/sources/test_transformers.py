@@ -14,6 +14,8 @@ from tests.support.tiny import cpu_run
 from trainers.before.read_source import read
 from trainers.before.source import Source
 from trainers.config import TrialConfig
+from trainers.model.contract import changing_with_steps
+from trainers.model.losses import loss_function
 from trainers.sources.adapted import module_of
 from trainers.sources.of_transformers import OfTrainer
 
@@ -186,6 +188,27 @@ def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], 
 
 def test_a_loss_of_its_own_is_honoured() -> None:
     assert isinstance(module_of(made(OwnLoss)), OfTrainer)
+
+
+class Annealed(transformers.Trainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss: Any = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        return loss * (1 + self.state.global_step / 1000)
+
+
+def annealed() -> Any:
+    return made(Annealed)
+
+
+@pytest.mark.parametrize("make", [make, annealed])
+def test_a_loss_that_changes_with_the_steps_of_a_trainer_is_told(make: Callable[[], Any]) -> None:
+    module = OfTrainer(make())
+    batch = module.trainer.data_collator([module.trainer.train_dataset[n] for n in range(2)])
+    said = changing_with_steps(module, loss_function(None), batch, torch.device("cpu"))
+    assert (said is not None) == (make is annealed)
+    assert module.trainer.state.global_step == 0
 
 
 # TRL
