@@ -4,10 +4,9 @@ files where a lane would write them. Ray alone is missing."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.decisions.decision import Action
@@ -26,7 +25,7 @@ from trainers.device.out_of_memory import is_out_of_memory
 from trainers.loop import train
 from trainers.report import Answer, Report
 
-Metrics = Mapping[str, Any]
+Metrics = dict[str, float]
 
 
 def run_for_real(config: StudyConfig, run_dir: Path, measured: Callable[[Metrics], Metrics] = dict) -> Study:

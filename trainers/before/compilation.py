@@ -14,7 +14,7 @@ import torch
 from trainers.config import TrialConfig
 from trainers.device.memory import give_back
 from trainers.model.activation_checkpointing import RECOMPILE_LIMIT
-from trainers.model.contract import check_sum
+from trainers.model.adding_up import check_sum
 from trainers.run import Run
 
 _warm: set[str] = set()

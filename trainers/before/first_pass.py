@@ -25,6 +25,7 @@ from typing import IO, Literal, get_args
 import torch
 from torch import nn
 
+from trainers.before.changing_loss import changing_with_steps
 from trainers.before.given import given_text
 from trainers.config import TrialConfig
 from trainers.criteria import MeanLoss
@@ -37,15 +38,8 @@ from trainers.device.memory import free_bytes
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.device.tensor_float import tensor_float_32
 from trainers.errors import DataFault, LossFault, raised_text, users_frame
-from trainers.model.contract import (
-    Fault,
-    changing_with_steps,
-    check_loss,
-    check_shapes,
-    check_sum,
-    not_adding_up,
-    not_apart,
-)
+from trainers.model.adding_up import Fault, check_sum, not_adding_up, not_apart
+from trainers.model.contract import check_loss, check_shapes
 from trainers.model.losses import LossFunction, autocasting, loss_function
 from trainers.model.models import initial_module
 from trainers.model.recomputation import BlocksAgain

@@ -18,7 +18,7 @@ from trainers.criteria import MeanLoss
 from trainers.data.batches import fetch
 from trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from trainers.errors import LossFault, raised_text, users_frame
-from trainers.model.contract import Fault, not_adding_up
+from trainers.model.adding_up import Fault, not_adding_up
 from trainers.model.losses import loss_function
 from trainers.sources.adapted import loaders_of, module_of, settings_of
 from trainers.sources.kinds import is_lightning_run, is_transformers_trainer

@@ -241,7 +241,7 @@ def switch_off_dropout(model: nn.Module) -> int:
 
     They are found by name: the `p` of dropout layers, and any `attention_dropout`, `drop_path` or the like that a layer
     or its `config` holds as a number. What a forward draws otherwise goes on, see
-    `trainers.model.contract.loss_of_parts`.
+    `trainers.model.adding_up.loss_of_parts`.
     """
     return sum(_without_dropout(module) for module in model.modules())
 

@@ -16,7 +16,7 @@ from trainers.checkpoints.checkpoint import keep_checkpoint, save_checkpoint
 from trainers.config import TrialConfig
 from trainers.device.device import pick_device
 from trainers.files import seen_from
-from trainers.model.contract import loss_of_parts
+from trainers.model.adding_up import loss_of_parts
 from trainers.model.equivalence import rho_to_file, save_weights, weights_of
 from trainers.model.parallel import reshard, several_ranks
 from trainers.noise.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve

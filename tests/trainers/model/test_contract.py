@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.support.tiny import config, cpu_run
 from trainers.config import TrialConfig
 from trainers.loop import train
-from trainers.model.contract import check_first_loss, check_loss, check_sum, fake_batch, loss_of_parts
+from trainers.model.adding_up import check_sum, loss_of_parts
+from trainers.model.contract import check_first_loss, check_loss, fake_batch
 from trainers.run import Run
 from trainers.step.accumulation import over_all_ranks
 

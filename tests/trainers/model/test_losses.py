@@ -20,7 +20,7 @@ from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_st
 from trainers.config import TrialConfig
 from trainers.criteria import Loss, import_path, spoken
 from trainers.data.batches import fetch
-from trainers.model.contract import check_sum, not_adding_up
+from trainers.model.adding_up import check_sum, not_adding_up
 from trainers.model.losses import loss_function
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
+from trainers.before.changing_loss import changing_with_steps
 from trainers.before.first_pass import first_pass
 from trainers.before.read_source import read
 from trainers.before.source import Source
 from trainers.config import TrialConfig
 from trainers.criteria import MeanLoss
 from trainers.data.samples import loaded
-from trainers.model.contract import changing_with_steps
 from trainers.model.losses import loss_function
 from trainers.sources.adapted import module_of, param_groups
 from trainers.sources.of_lightning import OfLightning

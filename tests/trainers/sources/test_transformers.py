@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.support.tiny import cpu_run
+from trainers.before.changing_loss import changing_with_steps
 from trainers.before.read_source import read
 from trainers.before.source import Source
 from trainers.config import TrialConfig
-from trainers.model.contract import changing_with_steps
 from trainers.model.losses import loss_function
 from trainers.sources.adapted import module_of
 from trainers.sources.of_transformers import OfTrainer

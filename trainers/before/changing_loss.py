@@ -1,0 +1,38 @@
+"""A loss that changes with the steps of its run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.data.batches import move
+from trainers.model.adding_up import RANDOM_ABOVE, buffers_kept, evaluated, seeded
+from trainers.model.losses import LossFunction
+from trainers.sources.steps import LATER_STEPS, at_step, counts_steps
+
+
+def changing_with_steps(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:
+    """Return, in words, how a loss that counts the steps of its run changes with them; None where it does not. Every batch takes
+    another number of steps: they would train and be compared by different losses."""
+    if not counts_steps(module):
+        return None
+    batch = move(batch, device)
+
+    def loss_at(number: int) -> float:
+        with at_step(module, number), seeded(module, 0), buffers_kept(module):
+            return evaluated(module, loss, batch, training=True)[0]
+
+    first = loss_at(0)
+    if not math.isclose(first, loss_at(0), rel_tol=RANDOM_ABOVE):
+        return None
+    for number in LATER_STEPS:
+        if not math.isclose(then := loss_at(number), first, rel_tol=RANDOM_ABOVE):
+            return (
+                f"the loss of the same samples is {first:.4g} at the first step and {then:.4g} at step {number:,}: it reads how many steps, epochs "
+                "or batches were taken (global_step, current_epoch, state.global_step, batch_idx). Batches that are compared take different "
+                "numbers of steps, and would be judged by different losses; make it the same at every step, as it is at the end of your run"
+            )
+    return None

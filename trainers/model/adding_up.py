@@ -1,0 +1,268 @@
+"""Whether the losses of samples add up: what a split of a batch does to them, measured at fixed weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainers.config import TrialConfig
+from trainers.data.batches import fetch, leaves, move
+from trainers.data.packed_rows import Packed
+from trainers.data.samples import SampleSet
+from trainers.errors import LossFault
+from trainers.model.contract import check_loss
+from trainers.model.losses import LossFunction
+
+# A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
+SUM_OR_MEAN = 1.5
+# A mean that was multiplied by the number of samples is off by percents where these differ in targets and difficulty.
+ADDS_UP_WITHIN = 0.01
+# Losses hide a wrong weight of samples until the model tells them apart; gradients show it at once. So much is what autocast rounds
+# away with room to spare.
+GRADIENTS_ADD_UP_WITHIN = 0.03
+# A GPU's threads may add in any order.
+RANDOM_ABOVE = 1e-4
+
+
+# A sample may have no targets. So many samples are tried until one has some.
+SAMPLES_TO_CHECK = 8
+SAMPLES_THAT_ADD_UP = 4
+# Of so many, spread over the set, those that add up are chosen: a set may be sorted by its classes, and one of them rare.
+SAMPLES_TO_CHOOSE_FROM = 128
+SECONDS_TO_CHOOSE = 2.0
+
+_TWO_LINES = """return the sum over the targets that count, and their number:
+    loss_sum = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return loss_sum, (targets != -100).sum()
+or leave the module as it is, and name the criterion in the study file: loss: cross_entropy"""
+
+
+def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
+    """Raise LossFault where the loss is a mean or the targets are not counted. It takes two small forward passes.
+
+    With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
+    """
+    for number in range(min(SAMPLES_TO_CHECK, len(train_set))):
+        once, twice = (evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
+        if all(once) and all(map(math.isfinite, (*once, *twice))):
+            _check_doubling(once, twice)
+            break
+
+
+@torch.no_grad()
+def evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
+    module.train(training)
+    with torch.random.fork_rng(_cuda_devices(module)), _eager():
+        loss_sum, num_targets = check_loss(loss(module, batch))
+    module.train()
+    return loss_sum.item(), num_targets.item()
+
+
+def _eager() -> contextlib.AbstractContextManager[object]:
+    """Let compiled modules run as they are written. Where the compiler was never imported none are, and to import it takes a
+    second."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
+    """Compare (loss_sum, num_targets) of one sample with those of the same sample taken twice."""
+    loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
+    if loss_ratio < SUM_OR_MEAN:
+        raise LossFault(
+            f"the model's loss_sum is {once[0]:.4g} for one sample and {twice[0]:.4g} for two equal ones: it is a mean, and "
+            f"every split of a batch would train differently; {_TWO_LINES}"
+        )
+    if count_ratio < SUM_OR_MEAN:
+        raise LossFault(
+            f"the model's num_targets is {once[1]:g} for one sample and {twice[1]:g} for two equal ones: it does not count "
+            "what loss_sum sums over; return the number of targets in the batch"
+        )
+
+
+@dataclass(frozen=True)
+class NotAddingUp:
+    """What differs between samples in one batch and the same one by one."""
+
+    figure: Literal["loss_sum", "num_targets"]
+    together: float
+    one_by_one: float
+    num_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"the model's {self.figure} of {self.num_samples} samples is {self.together:.4g} in one batch, and "
+            f"{self.one_by_one:.4g} added up one by one"
+        )
+
+
+@dataclass(frozen=True)
+class GradientsNotAddingUp:
+    """How far the gradients of samples one by one, added up, are from that of all in one batch."""
+
+    apart: float
+    """The norm of the difference over that of the batch's gradient."""
+    num_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"the gradient of {self.num_samples} samples in one batch is {self.apart:.0%} of its length away from the sum of theirs one by "
+            "one (as it is where classes have weights)"
+        )
+
+
+Fault = NotAddingUp | GradientsNotAddingUp
+
+
+def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> Fault | None:
+    """Return by how much the losses or gradients of some samples do not add up to those of all in one batch; None where they do, and
+    where random numbers move the loss, so that nothing can be said."""
+    indices = _unlike(train_set, SAMPLES_THAT_ADD_UP)
+
+    def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
+        with seeded(module, seed):
+            return evaluated(module, loss, move(fetch(train_set, part), device))
+
+    whole, with_other_numbers = measured(indices), measured(indices, seed=1)
+    if not math.isclose(whole[0], with_other_numbers[0], rel_tol=RANDOM_ABOVE) or not all(map(math.isfinite, whole)):
+        return None
+    alone = [measured([index]) for index in indices]
+    figures: tuple[Literal["loss_sum"], Literal["num_targets"]] = ("loss_sum", "num_targets")
+    for figure, of_all, parts in zip(figures, whole, zip(*alone, strict=True), strict=True):
+        if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
+            return NotAddingUp(figure, of_all, sum(parts), len(indices))
+    apart = _gradients_apart(module, loss, train_set, indices, device)
+    return GradientsNotAddingUp(apart, len(indices)) if apart is not None and apart > GRADIENTS_ADD_UP_WITHIN else None
+
+
+def _unlike(train_set: SampleSet, count: int) -> list[int]:
+    """Return so many samples, of different classes as far as there are: what single numbers a sample has differ."""
+    num_looked_at = min(SAMPLES_TO_CHOOSE_FROM, len(train_set))
+    spread = [number * len(train_set) // num_looked_at for number in range(num_looked_at)]
+    by_class, ends = dict[tuple[float, ...], int](), time.monotonic() + SECONDS_TO_CHOOSE
+    for index in spread:
+        singles = [leaf for leaf in leaves(fetch(train_set, [index])) if isinstance(leaf, Tensor) and leaf.numel() == 1]
+        by_class.setdefault(tuple(single.item() for single in singles), index)
+        if len(by_class) == count or time.monotonic() > ends:
+            break
+    return sorted([*by_class.values(), *(index for index in spread if index not in by_class.values())][:count])
+
+
+def _gradients_apart(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
+) -> float | None:
+    """Return the norm of (the gradient of all in one batch - those of each alone) over that of the first; None where there is none."""
+
+    def add_gradient(part: Sequence[int], sign: int) -> None:
+        with (
+            seeded(module, 0),
+            _eager(),
+            torch.backends.cudnn.flags(enabled=False),
+        ):  # cuDNN's RNNs have none in evaluation
+            loss_sum, _ = loss(module, move(fetch(train_set, part), device))
+            if loss_sum.requires_grad:
+                (sign * loss_sum).backward()
+
+    module.zero_grad()
+    module.eval()
+    try:
+        add_gradient(indices, 1)
+        of_all = _norm_of_gradient(module)
+        for index in indices:
+            add_gradient([index], -1)
+        apart = _norm_of_gradient(module)
+    finally:
+        module.train()
+        module.zero_grad()
+    return apart / of_all if of_all and math.isfinite(apart / of_all) else None
+
+
+def _norm_of_gradient(module: nn.Module) -> float:
+    found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
+    return math.hypot(*(torch.linalg.vector_norm(value).item() for value in values))
+
+
+# What autocast rounds away is no sign of anything.
+APART_WITHIN, APART_WITHIN_LOW_PRECISION = 1e-4, 1e-2
+
+
+def not_apart(module: nn.Module, loss: LossFunction, train_set: SampleSet, config: TrialConfig) -> str | None:
+    """Return, in words, what shows that samples packed in one row change each other's loss; None where nothing does."""
+    if not isinstance(train_set, Packed):
+        return None
+    row = max(range(len(train_set)), key=lambda row: len(train_set.rows[row]))
+    device = next(module.parameters()).device
+    together = evaluated(module, loss, move(fetch(train_set, [row]), device))
+    alone = [evaluated(module, loss, move(batch, device)) for batch in train_set.one_by_one(row)]
+    loss_sum, num_targets = (sum(figures) for figures in zip(*alone, strict=True))
+    within = APART_WITHIN if config.precision == "float32" else APART_WITHIN_LOW_PRECISION
+    if num_targets == together[1] and math.isclose(loss_sum, together[0], rel_tol=within):
+        return None
+    return (
+        f"samples that are packed into one row change each other's loss: it is {together[0]:.5g} over {together[1]:g} targets for a row of "
+        f"{len(alone)}, and {loss_sum:.5g} over {num_targets:g} for its samples one by one. The model sees across their borders: let it "
+        "attend only to tokens since position_ids was last 0, as models of transformers do, or leave data.pack out, if that is not meant"
+    )
+
+
+def loss_of_parts(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
+) -> dict[str, float]:
+    """Measure at fixed weights what a split of these samples does to the loss. A figure that has no scale has no key.
+
+    parts_loss_ratio: the losses of the samples one by one over that of all, in evaluation mode; 1 for a sum.
+    parts_targets_ratio: the same of num_targets.
+    parts_training_ratio: the losses of two halves over that of all, in training mode, since BatchNorm then takes no single
+    sample; 1 for a model that takes each sample by itself.
+    loss_randomness: how far the loss in training mode moves with the random numbers, relative to it.
+    """
+
+    def measured(part: Sequence[int], seed: int = 0, *, training: bool = False) -> tuple[float, float]:
+        with seeded(module, seed), buffers_kept(module):
+            return evaluated(module, loss, move(fetch(train_set, part), device), training=training)
+
+    middle = len(indices) // 2
+    alone, together = [measured([index]) for index in indices], measured(indices)
+    halves = [measured(half, training=True)[0] for half in (indices[:middle], indices[middle:])]
+    trained, other = (measured(indices, seed, training=True)[0] for seed in (0, 1))
+    found = {
+        "parts_loss_ratio": _over(together[0], sum(loss_sum for loss_sum, _ in alone)),
+        "parts_targets_ratio": _over(together[1], sum(num_targets for _, num_targets in alone)),
+        "parts_training_ratio": _over(trained, sum(halves)),
+        "loss_randomness": _over(abs(trained), abs(other - trained)),
+    }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _over(whole: float, value: float) -> float | None:
+    return value / whole if whole else None
+
+
+@contextlib.contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward in training mode does to BatchNorm's statistics and the like."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def seeded(module: nn.Module, seed: int) -> Iterator[None]:
+    """Draw random numbers from this seed, and leave the generators as they were."""
+    with torch.random.fork_rng(_cuda_devices(module)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _cuda_devices(module: nn.Module) -> list[torch.device]:
+    return [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]
