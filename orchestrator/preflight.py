@@ -43,6 +43,8 @@ SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
 """Data and models that take longer are named."""
 SECONDS_OF_A_PASS = 30.0
+SECONDS_OF_READING = 4.0
+"""For the sizes of samples that the data do not tell."""
 _DEBUG = "check the values, or debug it with batchscout trial"
 # The characters of what the user's code raised that are said.
 MOST_OF_AN_ERROR = 300
@@ -57,12 +59,14 @@ def check(
     say: Callable[[str], object] = lambda _: None,
     seconds: float = MANY_SECONDS,
     targets_per_sample: float | None = None,
+    is_new: bool = False,
     follows: bool = False,
 ) -> Facts:
     """Load the data, build the model, look for the compiler; return the facts that hold for the whole study.
 
     compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
-    that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. follows:
+    that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. is_new: True
+    where the study begins, and its trials depend on what is found. follows:
     True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
     own. Raises ValueError for bad input.
     """
@@ -87,6 +91,9 @@ def check(
         facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
         if follows:
             facts = replace(facts, memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)))
+    if is_new:
+        with _in_the_users_words(_data_of(config)):
+            facts = replace(facts, long_samples=_long_samples(train_set, say))
         _check_limit(config, model)
     _tell_of_an_unused_optimizer(config, model)
     _tell_of_one_validation_sample(config, len(first_of(val_set, max(2, config.evaluation_samples))))
@@ -130,6 +137,23 @@ def _tell_of_few_training_samples(config: StudyConfig, num_there: int | None) ->
             f"runs meet each of the {counted(num_there, 'training sample')} {budget / num_there:,.0f} times (sample_budget is {budget:,}), and "
             "learn them by heart: which batch does that best says little of other data; add training data or lower sample_budget",
         )
+
+
+def _long_samples(train_set: Samples, say: Callable[[str], object]) -> tuple[int, ...] | None:
+    """Return the longest training samples, where they differ in size and nobody says how long they are."""
+    from trainers.data.long_samples import long_samples
+    from trainers.data.samples import num_samples
+
+    found, num_there = long_samples(train_set, SECONDS_OF_READING), num_samples(train_set)
+    if found is None or not found.indices or num_there is None:
+        return None
+    if found.num_looked_at < num_there:
+        say(
+            f"the training samples differ in size, and {found.num_looked_at:,} of {num_there:,} were looked at in {SECONDS_OF_READING:g} s: "
+            "among the others may be longer ones, for which a micro-batch that fits here is too large; give the set `lengths`, one number "
+            "for each sample"
+        )
+    return found.indices
 
 
 def _longest_sample(config: StudyConfig, train_set: Samples) -> int | None:
@@ -235,7 +259,9 @@ def check_new_study(
     if found.part != "pass" and _has_ended_its_process(found):
         raise ValueError(f"{what} {_how_it_failed(found)}")
     follows = found.outcome != "raised" and not _has_ended_its_process(found)
-    facts = check(config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, follows=follows)
+    facts = check(
+        config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, is_new=True, follows=follows
+    )
     facts = replace(facts, blocks_differ_again=found.differs_again)
     _check_blocks(config, facts)
     _check_knobs(config, is_local=is_local)

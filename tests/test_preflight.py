@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -833,3 +835,32 @@ def test_why_nothing_is_predicted_is_said_once_and_kept_among_the_facts() -> Non
     )
     event = FactsRead(facts=facts)
     assert parser.validate_json(event.model_dump_json()) == event
+
+
+# Samples that differ in size
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_new_study_knows_its_longest_samples_and_says_if_it_did_not_look_at_all(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the set does not tell how long they are."""
+    sizes = [3, 4] * 25 + [80] + [3] * 13
+    (home / "ragged.py").write_text(
+        f"from tests.trainers.data.test_long_samples import Ragged\n\ndef data():\n    return Ragged({sizes}), Ragged([3] * 64)\n"
+    )
+    model = {"target": "tests.trainers.data.test_long_samples:Summed"}
+    config = parse_study(STUDY | {"model": model, "data": {"target": "ragged:data"}}, "study.yaml")
+    said = list[str]()
+    facts = preflight.check_new_study(config, is_local=True, compiles=False, say=said.append)
+    assert said == []
+    assert facts.long_samples is not None
+    assert facts.long_samples[0] == 50
+    assert base_trial(config, None, long_samples=facts.long_samples).long_samples == facts.long_samples
+    seconds = SimpleNamespace(monotonic=itertools.count().__next__)  # one for each sample that is read
+    monkeypatch.setattr("trainers.data.long_samples.time", seconds)
+    assert preflight.check_new_study(config, is_local=True, compiles=False, say=said.append).long_samples
+    assert re.match(
+        r"the training samples differ in size, and 5 of 64 were looked at in 4 s: among the others .* `lengths`",
+        said[0],
+    )

@@ -102,8 +102,8 @@ class DataConfig(Strict):
     target: str
     """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
     with `kwargs` and returns (train, val), two map-style data sets or streams (IterableDatasets). A set whose samples differ in length pads them
-    as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and lists how long they are as `lengths`, so that the frontier
-    measures the longest ones. One whose samples may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known
+    as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and may list how long they are as `lengths`: the frontier
+    measures the longest ones, and else has to find them. One whose samples may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known
     to be of other samples."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
@@ -352,8 +352,11 @@ class TrialConfig(Strict):
     accumulation does. Its figures come with the next report (`snapshot_noise_scale`, ...), and all of them in the
     trial's `noise.jsonl`."""
     longest_samples: bool = False
-    """true: every step and evaluation takes the longest samples of the data, since what is to fit must fit with
-    them."""
+    """true: the first steps, which are not timed, and every evaluation take the longest samples of the data, since what is to
+    fit must fit with them."""
+    long_samples: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Where the training data differ in size and do not tell their `lengths`: the indices of the longest that were found, the
+    longest first."""
     seed: int = 0
     """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: PositiveInt = 1

@@ -20,7 +20,7 @@ from trainers.data.draws import seed_of
 from trainers.data.feed import Ask, Feed
 from trainers.data.loaders import workers_of
 from trainers.data.micro_batches import StepPlan, micro_batches_of
-from trainers.data.order import InOrder, LongestAlways, SampleOrder
+from trainers.data.order import InOrder, LongestFirst, SampleOrder, longest
 from trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
 from trainers.data.streams import Place, Stream
 from trainers.knobs import check_machine, with_settings
@@ -37,6 +37,7 @@ from trainers.noise.step_statistics import read_step
 from trainers.report import Known
 from trainers.speed.flops import work_of
 from trainers.speed.meter import Meter, TokenCount
+from trainers.speed.throughput import NUM_WARMUP_STEPS
 from trainers.step.accumulation import accumulate_gradient, over_all_ranks
 from trainers.step.learning_rate import learning_rate_of_step
 from trainers.step.optimizers import build_optimizer, set_learning_rate
@@ -103,7 +104,7 @@ class Run:
         if config.sync_batch_norm and config.world_size > 1:
             self.module = with_synced_batch_norm(self.module, self.device)
         loss = with_knobs(self.module, config, head_if_wanted(config, self.first_samples))
-        differ = getattr(self.train_set, "lengths", None) is not None
+        differ = getattr(self.train_set, "lengths", None) is not None or bool(config.long_samples)
         self.model = distribute(apply_to_blocks(self.module, config, lengths_differ=differ), config, self.device)
         return loss
 
@@ -309,13 +310,15 @@ def _rank_of(world_size: int) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def order_of(config: TrialConfig, train_set: Samples) -> SampleOrder | LongestAlways | InOrder:
+def order_of(config: TrialConfig, train_set: Samples) -> SampleOrder | LongestFirst | InOrder:
     """Return which samples steps take. A stream does not tell lengths, so it has none that are the longest."""
     if isinstance(train_set, Stream):
         return InOrder()
-    if config.longest_samples:
-        return LongestAlways(train_set, config.effective_batch_size)
-    return SampleOrder(len(train_set), config.seed)
+    order = SampleOrder(len(train_set), config.seed)
+    if not config.longest_samples:
+        return order
+    indices = longest(train_set, config.effective_batch_size, config.long_samples)
+    return LongestFirst(indices, NUM_WARMUP_STEPS * config.effective_batch_size, order)
 
 
 @functools.lru_cache(maxsize=1)

@@ -40,7 +40,10 @@ def precisions(config: StudyConfig) -> set[Precision]:
 
 
 def base_trial(
-    config: StudyConfig, memory_limit_bytes: int | None, device_peaks: Mapping[Precision, DevicePeak] | None = None
+    config: StudyConfig,
+    memory_limit_bytes: int | None,
+    device_peaks: Mapping[Precision, DevicePeak] | None = None,
+    long_samples: tuple[int, ...] | None = None,
 ) -> TrialConfig:
     """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
     split = given_batch(config.batch, config.world_size)
@@ -75,6 +78,7 @@ def base_trial(
         keep_checkpoints=config.keep_checkpoints,
         memory_limit_bytes=memory_limit_bytes,
         device_peaks=dict(device_peaks or {}),
+        long_samples=long_samples or (),
     )
 
 

@@ -69,7 +69,8 @@ class StageContext(Generic[Keys]):
             raise ValueError(
                 f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
             )
-        base = base_trial(self.config, self.limit_bytes(), self.study.facts.device_peaks)
+        facts = self.study.facts
+        base = base_trial(self.config, self.limit_bytes(), facts.device_peaks, facts.long_samples)
         rate = changes.get("learning_rate", scaled_learning_rate(self.config.optimizer, effective))
         assert isinstance(rate, float)
         batch = {

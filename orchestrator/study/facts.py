@@ -19,6 +19,8 @@ class Facts:
     num_val_samples: int | None = None
     longest_sample: int | None = None
     """The tokens of the longest training sample, where micro-batches are cut by tokens."""
+    long_samples: tuple[int, ...] | None = None
+    """The indices of the longest training samples that were found, where they differ in size and the set does not tell their lengths."""
     num_parameters: int | None = None
     num_batch_norms: int | None = None
     num_blocks: int | None = None

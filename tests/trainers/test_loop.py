@@ -25,6 +25,7 @@ from trainers.report import Answer, Report
 from trainers.reporting import reporter
 from trainers.reporting.evaluation import evaluate
 from trainers.reporting.reporter import rungs_crossed
+from trainers.speed.throughput import NUM_WARMUP_STEPS
 
 Told = tuple[str, int, tuple[int, ...]]
 """(kind, samples seen, rungs) of a report"""
@@ -210,7 +211,7 @@ def of_lengths() -> tuple[OfLengths, OfLengths]:
 
 
 @pytest.mark.parametrize(("longest", "lengths"), [(True, {12}), (False, {3, 12})])
-def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(
+def test_a_probe_takes_the_longest_samples_in_the_steps_that_are_not_timed_and_in_its_evaluation(
     longest: bool, lengths: set[int]
 ) -> None:
     trial = config(
@@ -219,10 +220,13 @@ def test_a_probe_takes_the_longest_samples_in_every_step_and_in_its_evaluation(
     )  # fmt: skip
     run, seen = cpu_run(trial), []
     run.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]["input_ids"].shape[1]))
-    for _ in range(8):
+    for _ in range(NUM_WARMUP_STEPS):
         run.step()
     evaluate(run)
     assert set(seen) == lengths
+    for _ in range(5):
+        run.step()
+    assert set(seen) == {3, 12}, "the others follow"
 
 
 def of_many_lengths() -> tuple[OfLengths, OfLengths]:

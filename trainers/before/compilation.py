@@ -61,7 +61,7 @@ def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:
     """
     any_size = config.dynamic_micro_batch or not config.compile
     sizes = [min(config.micro_batch_size, 2) if any_size else config.micro_batch_size]
-    if config.compile and config.micro_batch is not None and not config.longest_samples:
+    if config.compile and config.micro_batch is not None:
         sizes = [2, 1]
     data = config.data.model_copy(update={"workers": 0})
     changes = {"micro_batch": None, "gradient_accumulation_steps": 1, "data": data}

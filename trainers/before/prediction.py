@@ -132,7 +132,7 @@ def predict(config: TrialConfig) -> PeakMemory:
     if on_host := [name for name in ON_THE_HOST if name in config.memory_knobs]:
         raise NotPredictable(NotFollowed(Obstacle.ON_THE_HOST, " and ".join(on_host)))
     train_set = first_of(load_data(config.data)[0], 1)
-    sample = fetch(train_set, longest(train_set, 1))
+    sample = fetch(train_set, longest(train_set, 1, config.long_samples))
     try:
         timelines = {size: live_bytes(_as_traced(config, size), train_set, sample) for size in TRACED_SIZES}
     except ValueError:

@@ -27,7 +27,7 @@ def fetch(dataset: SampleSet, indices: Sequence[int], begins: Callable[[list[int
 
     begins: is told at which samples it is: one by one, or all where they are read or put together at once.
     """
-    samples = _read(dataset, list(indices), begins)
+    samples = read(dataset, list(indices), begins)
     begins(list(indices))
     return collated(dataset, samples)
 
@@ -38,7 +38,8 @@ def collated(dataset: object, samples: list[Any]) -> Any:
     return collate(samples) if own is default_collate else own(samples)
 
 
-def _read(dataset: SampleSet, indices: list[int], begins: Callable[[list[int]], object]) -> list[Any]:
+def read(dataset: SampleSet, indices: list[int], begins: Callable[[list[int]], object] = lambda _: None) -> list[Any]:
+    """Return these samples, not put together yet. begins: as of `fetch`."""
     many = getattr(dataset, "__getitems__", None)
     if many:
         begins(indices)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from trainers.config import MicroBatch, Split, TrialConfig
-from trainers.data.order import micro_batch_numbers, permuted
+from trainers.data.order import LongestFirst, micro_batch_numbers, permuted
 from trainers.data.samples import Samples, SampleSet
 from trainers.data.streams import Stream
 from trainers.data.token_budget import cut
@@ -51,15 +51,16 @@ class MicroBatches(Protocol):
 def micro_batches_of(config: TrialConfig, train_set: Samples, order: Order, rank: int) -> MicroBatches:
     """Return the plans of a run. Raises ValueError where samples are to be cut by tokens that cannot be.
 
-    A run that takes the longest samples alone cuts them by count: that is the fullest micro-batch that the budget allows.
+    A run that takes the longest samples first cuts these by count: that is the fullest micro-batch that the budget allows.
     """
     if config.micro_batch is None:
         return BySamples(order, rank, config.sample_permutation)
     assert not isinstance(train_set, Stream), "it was refused"
     lengths = check_tokens(config.micro_batch, config.micro_batch_size, train_set)
-    if config.longest_samples:
-        return BySamples(order, rank, config.sample_permutation)
-    return ByTokens(order, rank, config.sample_permutation, lengths, int(lengths.max()))
+    by_tokens = ByTokens(order, rank, config.sample_permutation, lengths, int(lengths.max()))
+    if not isinstance(order, LongestFirst):
+        return by_tokens
+    return ByCountFirst(BySamples(order, rank, config.sample_permutation), by_tokens, order.num_samples)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,18 @@ class ByTokens:
         padded = [len(places) * int(lengths[places].max()) for mine in ranks for places in mine]
         mine = [indices[permuted(places, self.sample_permutation)].tolist() for places in ranks[self.rank]]
         return StepPlan(mine, Tokens(len(padded), int(lengths.sum()), sum(padded)))
+
+
+@dataclass(frozen=True)
+class ByCountFirst:
+    """Micro-batches of as many samples each, up to this sample, and then cut by tokens."""
+
+    first: BySamples
+    then: ByTokens
+    num_samples: int
+
+    def of_step(self, first_sample: int, split: Split) -> StepPlan:
+        return (self.first if first_sample < self.num_samples else self.then).of_step(first_sample, split)
 
 
 def lengths_of(train_set: SampleSet) -> np.ndarray:

@@ -50,23 +50,29 @@ class InOrder:
         return list(numbers)
 
 
-class LongestAlways:
-    """Takes the longest samples in every step. The first step has no optimizer state yet, so it is not the one to
-    fit."""
+class LongestFirst:
+    """Takes the longest samples in the steps that are not timed, and then the others in their order: what is to fit must fit with the
+    longest, and how fast it is, all samples tell. The first step alone would not do: it has no optimizer state yet."""
 
-    def __init__(self, samples: SampleSet, effective_batch_size: int) -> None:
-        self._indices = longest(samples, effective_batch_size)
+    def __init__(self, indices: Sequence[int], num_samples: int, then: SampleOrder) -> None:
+        """indices: of the longest samples; where a step takes more, it takes some twice. num_samples: of the steps that are not timed."""
+        self.num_samples = num_samples
+        self._indices, self._then = indices, then
 
     def indices(self, numbers: Iterable[int]) -> list[int]:
         """Return the indices of the data for these sample numbers."""
-        return [self._indices[number % len(self._indices)] for number in numbers]
+        return [
+            self._indices[number % len(self._indices)] if number < self.num_samples else self._then.indices([number])[0]
+            for number in numbers
+        ]
 
 
-def longest(samples: SampleSet, count: int) -> list[int]:
-    """Return the indices of the `count` longest samples, or of the first ones where the set has no `lengths`."""
+def longest(samples: SampleSet, count: int, known: Sequence[int] = ()) -> list[int]:
+    """Return the indices of the `count` longest samples. known: those of the longest, the longest first, for a set that has no
+    `lengths`; where there are none either, the first ones are taken."""
     lengths = getattr(samples, "lengths", None)
     if lengths is None:
-        return list(range(min(count, len(samples))))
+        return list(known[:count]) or list(range(min(count, len(samples))))
     return sorted(range(len(samples)), key=lambda index: -int(lengths[index]))[:count]
 
 

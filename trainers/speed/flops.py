@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from trainers.config import TrialConfig
 from trainers.data.batches import fetch
-from trainers.data.order import longest
 from trainers.data.samples import SampleSet, first_of, load_data
 from trainers.model.activation_checkpointing import apply_to_blocks
 from trainers.model.contract import NoLossAndCount, check_loss, fake_batch
@@ -153,10 +152,7 @@ def _examples(train_set: SampleSet) -> dict[int, int]:
 
 def _lengths_taken(config: TrialConfig, train_set: SampleSet) -> np.ndarray:
     lengths = getattr(train_set, "lengths", None)
-    if lengths is None:
-        return np.zeros(1)
-    taken = longest(train_set, config.effective_batch_size) if config.longest_samples else slice(None)
-    return np.asarray(lengths)[taken]
+    return np.zeros(1) if lengths is None else np.asarray(lengths)
 
 
 # What torch's counter does not know, or counts otherwise

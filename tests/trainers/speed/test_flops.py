@@ -173,11 +173,6 @@ def test_the_work_of_samples_that_differ_in_length_is_their_mean_without_padding
     assert flops_per_sample(asked) == pytest.approx(model_flops(asked), rel=1e-9)
 
 
-def test_a_run_of_the_longest_samples_has_their_work() -> None:
-    asked = trial(data={"target": f"{__name__}:rows"}, longest_samples=True, micro_batch_size=2)
-    assert model_flops(asked) == pytest.approx((gpt_formula(20) + gpt_formula(18)) / 2, rel=1e-9)
-
-
 class Remembering(nn.Module):
     """Keeps what it computes from shapes, as rotary embeddings do."""
 
