@@ -6,12 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 
 SERVER = """
 import os, sys
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
+s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(sys.argv[1], "us-east-1")  # before it answers anybody
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=int(os.environ.get("PORT", "0")), verbose=False)
 server.start()
 print("port", server.get_host_and_port()[1], flush=True)
@@ -23,9 +25,9 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret"
 
 @contextlib.contextmanager
 def object_store(**environment: str) -> Iterator[str]:
-    """Start a server, make a bucket there, and yield the server's address."""
+    """Start a server that has a bucket, and yield the server's address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
+        [sys.executable, "-c", SERVER, BUCKET],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -35,9 +37,7 @@ def object_store(**environment: str) -> Iterator[str]:
     assert process.stdout is not None
     try:
         port = next(line.split()[1] for line in process.stdout if line.startswith("port"))
-        address = f"http://127.0.0.1:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT")).close()
-        yield address
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.communicate()

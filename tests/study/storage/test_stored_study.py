@@ -305,8 +305,8 @@ def test_a_store_that_does_not_answer_is_bad_input_with_the_remedy() -> None:
 
 
 def test_credentials_that_the_store_does_not_know_are_told() -> None:
-    """The server asks for credentials from its second request on."""
-    with object_store(INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
+    """The server asks for credentials from its first request on."""
+    with object_store(INITIAL_NO_AUTH_ACTION_COUNT="0") as strict:
         store = f"s3://{BUCKET}/x?endpoint_override={strict.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
         ask = f"from orchestrator.study.storage.place import *; ObjectStore({store!r}).refuse_unusable()"
         done = subprocess.run([sys.executable, "-c", ask], env=os.environ | CREDENTIALS, capture_output=True, text=True)
