@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from orchestrator import preflight
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.recipe import left_open_text
 from orchestrator.config.stages import StageKeys
 from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
@@ -243,6 +244,8 @@ def _begin(
         journal.append(FactsRead(facts=Facts(inputs=inputs)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
+    if (told := left_open_text(config, journal.study.given)) is not None:
+        say(told)
     return token, [*journal.met, *notices]
 
 

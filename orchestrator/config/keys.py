@@ -3,9 +3,17 @@ stages.py, those of `model`, `data` and `schedule` in trainers/config.py."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    model_validator,
+)
 
 from orchestrator.config.regimes import HIGHEST_OVER_USUAL, usual_rate, with_defaults_of_regime
 from orchestrator.config.stages import (
@@ -324,13 +332,15 @@ class StudyConfig(Strict):
         named = [stage.get("type") if isinstance(stage, dict) else getattr(stage, "type", None) for stage in stages]
         return tree if "horizons" in named else tree | {"stages": [*stages, {"type": "horizons"}]}
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _defaults_of_the_regime(cls, tree: object) -> object:
+    def _defaults_of_the_regime(cls, tree: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Fill in what finetuning begins with, where the study file does not say it. As the last one here it runs first."""
         if not isinstance(tree, dict) or tree.get("regime") != "finetune":
-            return tree
-        return with_defaults_of_regime(tree, cls.model_fields["stages"].default)
+            return handler(tree)
+        config = handler(with_defaults_of_regime(tree, cls.model_fields["stages"].default))
+        config.optimizer.model_fields_set.intersection_update(tree.get("optimizer") or ())  # all else nobody has given
+        return config
 
     @model_validator(mode="after")
     def _checks_across_keys(self) -> StudyConfig:

@@ -126,7 +126,9 @@ def _with_defaults_of(then: Keys, now: Keys, given: JsonValue) -> Keys:
             found[name] = _parts_with_defaults_of(getattr(then, name), getattr(now, name), given.get(name))
         elif name not in given:
             found[name] = getattr(then, name)
-    return now.model_copy(update=found)
+    kept = now.model_copy(update=found)
+    kept.model_fields_set.intersection_update(now.model_fields_set)  # what is kept was not given
+    return kept
 
 
 def _parts_with_defaults_of(then: Any, now: Any, given: JsonValue) -> Any:

@@ -79,6 +79,8 @@ class Study:
     """The trials of stages that are open again because one before them is, until their stages ask for them."""
     lane_seconds: float = field(default=0.0, init=False, compare=False)
     """How long all trials together have held their lanes, as far as the journal tells."""
+    given: dict[str, JsonValue] = field(default_factory=dict, init=False, compare=False)
+    """The keys of the study that its file and options gave when it began; none where an earlier version did not write them."""
     began: float | None = field(default=None, init=False, compare=False)
     """The time of the first event, in seconds since 1970; None before there is one."""
     last: float | None = field(default=None, init=False, compare=False)
@@ -159,6 +161,7 @@ class Study:
         match event:
             case RunBegan():
                 self.tokens.add(event.token)
+                self.given = self.given or event.given
                 self._wait_again()
                 self._close_lanes(event.time)
             case LanesChanged():

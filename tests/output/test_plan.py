@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -78,3 +79,11 @@ def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> Non
     assert ": 2 stages frontier" in said
     assert " 2 rounds over all of them" in said
     assert "2 to 4 rounds over" in planned(capsys, [{"type": "throughput", "rounds": 2, "max_rounds": 4}])
+
+
+def test_what_the_study_file_leaves_open_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(study_of(optimizer={"lr": 1e-3}), Facts(), predict_memory=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"not in the study file, and so batchscout's own: optimizer: {type: adamw, reference_batch_size: 32, .*}", said
+    )

@@ -31,7 +31,7 @@ from orchestrator.stages.context import StageContext
 from orchestrator.stages.figures import Axis, Figure, Mark, Series
 from orchestrator.stages.train import TrainFindings
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import Evaluated, Noticed
+from orchestrator.study.events import Evaluated, Noticed, RunBegan
 from orchestrator.study.facts import Facts
 from orchestrator.study.state import Study
 from orchestrator.study.trial import Metrics, TrialState
@@ -379,3 +379,14 @@ def test_the_machines_memory_is_told_as_people_read_it(config: StudyConfig) -> N
     assert machine("AMD EPYC, 2 threads, 25276502016 bytes") == "AMD EPYC, 2 threads, 23.5 GiB"
     assert machine("some device") == "some device"
     assert machine(None) is None
+
+
+def test_the_report_names_what_the_study_file_left_open(config: StudyConfig) -> None:
+    study = Study("s")
+    assert "defaults" not in setting(config, study), "an earlier version did not write which keys were given"
+    study.apply(RunBegan(token="first", given={"model": {}, "optimizer": {"lr": 1e-3}, "precision": "float32"}))
+    study.apply(RunBegan(token="resumed", given={"model": {}, "optimizer": {"lr": 1e-3, "weight_decay": 0.1}}))
+    said = setting(config, study)["defaults"]
+    assert "weight_decay: 0.1" in said
+    assert "lr:" not in said
+    assert "precision" not in said

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.config.recipe import left_open_text
 from orchestrator.output.plots import element
 from orchestrator.study.state import Study
 from orchestrator.units import bytes_text, number_text, seconds_text
@@ -28,6 +29,7 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
         "lanes": _lanes(study),
         "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
         "run": _dates(study),
+        "defaults": (left_open_text(config, study.given) or "") if study.given else "",
     }
     return {name: text for name, text in told.items() if text}
 
