@@ -24,6 +24,11 @@ def left_open(config: StudyConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if value}
 
 
+def given_of(config: StudyConfig) -> dict[str, Any]:
+    """Return what of the training was given in a study that has just been read."""
+    return config.model_dump(mode="json", exclude_unset=True, include={"optimizer", "schedule", "precision"})
+
+
 def left_open_text(config: StudyConfig, given: Mapping[str, Any]) -> str | None:
     """Return the same as a sentence, the keys as they may be pasted into the study file; None where all was given."""
     found = left_open(config, given)

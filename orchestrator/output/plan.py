@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.config.recipe import left_open_text
+from orchestrator.config.recipe import given_of, left_open_text
 from orchestrator.config.stages import Frontier
 from orchestrator.config.trial import base_trial
 from orchestrator.output.shown import Terminal, shown
@@ -40,7 +40,7 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print(shown(f"  {line}"))
-    if told := left_open_text(config, config.model_dump(mode="json", exclude_unset=True)):
+    if told := left_open_text(config, given_of(config)):
         console.print(shown(f"\n{told}"))
     if by_tokens := _micro_batches(config, facts):
         console.print(shown(f"\n{by_tokens}"))

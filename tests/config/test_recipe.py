@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.load import parse_study
-from orchestrator.config.recipe import left_open, left_open_text
+from orchestrator.config.recipe import given_of, left_open, left_open_text
 from tests.support.studies import ON_TEXT
 
 ALL: dict[str, Any] = {
@@ -28,13 +28,9 @@ def study(**changes: Any) -> StudyConfig:
     return parse_study({**rest, **changes}, "the test's study")
 
 
-def given(config: StudyConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude_unset=True)
-
-
 def opened(**changes: Any) -> dict[str, Any]:
     config = study(**changes)
-    return left_open(config, given(config))
+    return left_open(config, given_of(config))
 
 
 def test_all_that_is_left_open_is_told_with_the_value_that_it_has() -> None:
@@ -48,7 +44,7 @@ def test_all_that_is_left_open_is_told_with_the_value_that_it_has() -> None:
 def test_what_is_given_is_not_told_though_it_is_the_default() -> None:
     assert opened(**ALL) == {}
     config = study(**ALL)
-    assert left_open_text(config, given(config)) is None
+    assert left_open_text(config, given_of(config)) is None
     for key, value in ALL["optimizer"].items():
         one = opened(optimizer={key: value})["optimizer"]
         assert one.keys() == ALL["optimizer"].keys() - {key}
@@ -87,7 +83,7 @@ def test_defaults_of_finetuning_are_nobodys_either() -> None:
 @pytest.mark.parametrize("changes", [{}, {"optimizer": {"type": "sgd", "lr": 0.1}}, {"precision": "bfloat16"}], ids=str)
 def test_pasted_into_the_study_file_it_changes_nothing_and_nothing_is_left_open(changes: dict[str, Any]) -> None:
     config = study(**changes)
-    said = left_open_text(config, given(config))
+    said = left_open_text(config, given_of(config))
     assert said is not None
     keys = yaml.safe_load("{" + said.partition("own: ")[2].partition("; the first")[0] + "}")
     merged = {
@@ -95,5 +91,5 @@ def test_pasted_into_the_study_file_it_changes_nothing_and_nothing_is_left_open(
     }
     pasted = study(**{**changes, **merged})
     assert pasted == config
-    assert left_open_text(pasted, given(pasted)) is None
+    assert left_open_text(pasted, given_of(pasted)) is None
     assert said.endswith("; the first of betas is SGD's momentum") == ("sgd" in str(changes))
