@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from orchestrator.config.load import study_of
 from orchestrator.execution.code_shipping import import_from_here
 from orchestrator.output.loaded import LoadedStudy, load
 from orchestrator.run import run_study
+from orchestrator.study.journal import replay
+from orchestrator.study.run_directory import load_stored_study
 from orchestrator.study.storage.place import on_this_machine, run_place_of
-from trainers.files import make_private_directory
+from trainers.files import make_private_directory, quoted
 from trainers.sources import objects
 
 
@@ -43,15 +47,19 @@ class Subject:
                 f"find lacks {', '.join(missing)}; give model, train and val, or lightning=make, or transformers=make_trainer"
             )
 
-    def keys(self, directory: Path) -> dict[str, Any]:
-        """Write the objects into a file of the directory; return the keys of a study file that name them there."""
-        for library in ("lightning", "transformers"):
-            if (make := getattr(self, library)) is not None:
-                return {"from": {library: f"{objects.HERE}:make", "kwargs": objects.keep({"make": make}, directory)}}
+    def handed(self) -> dict[str, Any]:
+        """Return the objects that every rank must have."""
+        if (make := self.lightning or self.transformers) is not None:
+            return {"make": make}
         own_loss = {"loss": self.loss} if callable(self.loss) else {}
-        handed = {"model": self.model, "train": self.train, "val": self.val, **own_loss}
-        kwargs = objects.keep(handed, directory)
-        named = {} if own_loss or self.loss is None else {"loss": self.loss}
+        return {"model": self.model, "train": self.train, "val": self.val, **own_loss}
+
+    def keys(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a study file that name the objects. kwargs: how they are found."""
+        for library in ("lightning", "transformers"):
+            if getattr(self, library) is not None:
+                return {"from": {library: f"{objects.HERE}:make", "kwargs": kwargs}}
+        named = {} if callable(self.loss) or self.loss is None else {"loss": self.loss}
         return {
             "model": {"target": f"{objects.HERE}:model", "kwargs": kwargs},
             "data": {"target": f"{objects.HERE}:data", "kwargs": kwargs},
@@ -72,18 +80,62 @@ def find(
     """See `batchscout.find`."""
     name = keys.pop("name", None) or _name_of_script()
     where = on_this_machine(run_place_of(str(run_dir or Path("runs") / name)), "batchscout.find").absolute()
-    make_private_directory(where)
-    tree = {"name": name, **subject.keys(where), **keys}
+    handed = subject.handed()
+    kwargs = objects.kept_as(handed, where)
+    _refuse_other_objects(where, name, kwargs["digests"])
+    tree = {"name": name, **subject.keys(kwargs), **keys}
     if stages is not None:
         tree["stages"] = [{"type": stage} if isinstance(stage, str) else dict(stage) for stage in stages]
     import_from_here()
-    config = study_of(tree, "what find was given", say=lambda told: print(f"batchscout: {told}", file=sys.stderr))
-    ending = run_study(config, where, address, remeasure=fresh, quiet=quiet)
+    with _leaving_nothing_of_what_is_refused(where, name):
+        make_private_directory(where)
+        if not (file := Path(kwargs["file"])).exists():
+            objects.keep(handed, file)
+        config = study_of(tree, "what find was given", say=lambda told: print(f"batchscout: {told}", file=sys.stderr))
+        ending = run_study(config, where, address, remeasure=fresh, quiet=quiet)
+        if ending.exit_code == 2:
+            raise ValueError(ending.message)
     if ending.exit_code == 130:
         raise KeyboardInterrupt(ending.message)
-    if ending.exit_code == 2:
-        raise ValueError(ending.message)
     return load(where)
+
+
+OTHER = {
+    "model": "another model", "weights": "other weights", "train": "other training data", "val": "other validation data",
+    "loss": "another loss", "make": "another callable",
+}  # fmt: skip
+NEW_WEIGHTS = (
+    "; a module that is made anew begins with other random weights: hand over what makes it (model=lambda: Net()), or call "
+    "torch.manual_seed before"
+)
+
+
+def _refuse_other_objects(where: Path, name: str, digests: Mapping[str, str]) -> None:
+    """Raise ValueError where the study that has begun there is one of other objects; write nothing."""
+    if not (where / "study.yaml").exists() or not replay(where / "journal.jsonl", name).trials:
+        return
+    before = load_stored_study(where / "study.yaml").model.kwargs.get("digests")
+    if not isinstance(before, dict) or not (other := [one for one in digests if before.get(one) != digests[one]]):
+        return
+    raise ValueError(
+        f"{quoted(where)} holds a study that began with {' and '.join(OTHER[one] for one in other)}; choose another run_dir, or take the change "
+        f"back to go on with that study{NEW_WEIGHTS if 'weights' in other else ''}"
+    )
+
+
+@contextlib.contextmanager
+def _leaving_nothing_of_what_is_refused(where: Path, name: str) -> Iterator[None]:
+    """Remove what a call that is refused has written, where no trial has come of it."""
+    before = set(where.iterdir()) if where.exists() else None
+    try:
+        yield
+    except ValueError:
+        has_begun = (where / "journal.jsonl").exists() and bool(replay(where / "journal.jsonl", name).trials)
+        for entry in [] if has_begun or not where.exists() else set(where.iterdir()) - (before or set()):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if before is None and where.exists() and not has_begun:
+            where.rmdir()
+        raise
 
 
 def _name_of_script() -> str:

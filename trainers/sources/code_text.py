@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def text_of(code: Any) -> str:
-    """Return the source of a class, a function or a partial, with that of all functions and classes and the values of all plain
-    constants that it refers to in the same package: a block of a model, its width. What other packages hold is not covered.
+    """Return a text of what a class, a function or a partial does, with that of all functions and classes and the values of all plain
+    constants that it refers to in the same package: a block of a model, its width. What other packages hold is not covered, and
+    a comment changes nothing.
     """
+    codes, values = reached_from(code)
+    return "\n".join([*map(_own_text, codes), *(repr(value) for value in values if isinstance(value, PLAIN))])
+
+
+def reached_from(code: Any) -> tuple[list[Any], list[Any]]:
+    """Return (the code, and all functions and classes of its package that it refers to; the values that these refer to), each in the
+    order in which they are found."""
     package = _package(code)
-    told, pending, seen = [], [code], {id(code)}
+    codes, values, pending, seen = [], [], [code], {id(code)}
     while pending:
-        one = pending.pop()
-        told.append(_own_text(one))
+        codes.append(one := pending.pop())
         for other in _referred(one):
-            if _is_plain(other):
-                told.append(repr(other))
+            if not _is_code(other):
+                values.append(other)
             elif _package(other) == package and id(other) not in seen:
                 seen.add(id(other))
                 pending.append(other)
-    return "\n".join(told)
+    return codes, values
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, type | ModuleType | functools.partial) or inspect.isroutine(value)
 
 
 def _package(value: Any) -> str:
@@ -34,18 +46,23 @@ def _package(value: Any) -> str:
     return (getattr(value, "__module__", None) or "").partition(".")[0]
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(part) for part in value)
-    return isinstance(value, PLAIN)
-
-
 def _own_text(code: Any) -> str:
-    """Return the source; the name where there is none, as of a class in a notebook, whose functions have theirs."""
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        return f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', type(code).__qualname__)}"
+    """Return what a function does, without its comments, its lines and its place; of all else the name: what it consists of is told
+    by itself."""
+    if isinstance(function := _function(code), FunctionType):
+        return _compiled(function.__code__)
+    return f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', type(code).__qualname__)}"
+
+
+def _compiled(code: CodeType) -> str:
+    constants = list(map(_constant, code.co_consts))
+    return repr((code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars))
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, frozenset):  # whose order is another in every process
+        return repr(sorted(map(repr, value)))
+    return _compiled(value) if isinstance(value, CodeType) else repr(value)
 
 
 def _referred(code: Any) -> Iterator[Any]:
@@ -54,7 +71,8 @@ def _referred(code: Any) -> Iterator[Any]:
         yield from (code.func, *code.args, *code.keywords.values())
     elif isinstance(code, type):
         yield from code.__bases__
-        yield from (_function(member) for name, member in vars(code).items() if not _is_of_python(name))
+        members = ((name, _function(member)) for name, member in vars(code).items() if not _is_of_python(name))
+        yield from (one for name, one in members if _is_code(one) or not name.startswith("__"))
     elif isinstance(function := _function(code), FunctionType):
         yield from _globals(function.__code__, function.__globals__)
         yield from inspect.getclosurevars(function).nonlocals.values()
@@ -85,7 +103,10 @@ def _function(member: Any) -> Any:
 
 
 def _globals(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
-    yield from (names[name] for name in code.co_names if name in names)
+    named = dict.fromkeys(
+        one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    yield from (names[name] for name in named if name in names)
     for inner in code.co_consts:  # of lambdas and comprehensions
         if isinstance(inner, CodeType):
             yield from _globals(inner, names)

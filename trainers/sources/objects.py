@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainers.files import quoted, written_whole
-from trainers.sources.code_text import text_of
+from trainers.sources.contents import contents, weights
 from trainers.sources.takes_batch import TakesBatch
 
 HERE = "trainers.sources.objects"
@@ -31,15 +31,20 @@ class WithLoss(TakesBatch):
         return self.loss(self.inner, batch)
 
 
-def keep(objects: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Write the objects into a file of the directory, and return the arguments by which the functions below find them: {file,
-    digest}. Raises ValueError where one cannot be written."""
-    digest = digest_of(objects)
-    path = directory / f"objects-{digest}.pt"
-    if not path.exists():
-        with written_whole(path) as file:
-            _write(objects, file)
-    return {"file": str(path), "digest": digest}
+def kept_as(objects: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return the arguments by which the functions below find the objects once they are written: {file, digests}. digests: by which the
+    same script finds its study again, and another model, data set or loss does not, for each of these; of weights by themselves."""
+    digests = {name: _digest(contents(value)) for name, value in sorted(objects.items())}
+    if isinstance(given := objects.get("model"), nn.Module):
+        digests["weights"] = _digest(weights(given))
+    name = _digest(part for pair in digests.items() for part in pair)
+    return {"file": str(directory / f"objects-{name}.pt"), "digests": digests}
+
+
+def keep(objects: Mapping[str, Any], path: Path) -> None:
+    """Write the objects into the file. Raises ValueError where one cannot be written."""
+    with written_whole(path) as file:
+        _write(objects, file)
 
 
 def _write(objects: Mapping[str, Any], file: IO[bytes]) -> None:
@@ -55,27 +60,28 @@ def _write(objects: Mapping[str, Any], file: IO[bytes]) -> None:
         ) from error
 
 
-def model(*, file: str, digest: str) -> nn.Module:
+def model(*, file: str, digests: Mapping[str, str]) -> nn.Module:
     """Return the model that was handed over, or what the callable that was makes; with its loss, if that is a callable."""
-    objects = _read(file, digest)
+    objects = _read(file)
     given, loss = objects["model"], objects.get("loss")
     made = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
     return WithLoss(made, loss) if loss is not None else made
 
 
-def data(*, file: str, digest: str) -> tuple[Any, Any]:
+def data(*, file: str, digests: Mapping[str, str]) -> tuple[Any, Any]:
     """Return the sets (train, val) that were handed over."""
-    objects = _read(file, digest)
+    objects = _read(file)
     return objects["train"], objects["val"]
 
 
-def make(*, file: str, digest: str) -> Any:
+def make(*, file: str, digests: Mapping[str, str]) -> Any:
     """Return what the callable that was handed over makes: a Trainer, or (LightningModule, its data)."""
-    return _read(file, digest)["make"]()
+    return _read(file)["make"]()
 
 
 @functools.lru_cache(maxsize=1)
-def _read(file: str, digest: str) -> Mapping[str, Any]:
+def _read(file: str) -> Mapping[str, Any]:
+    """The file is named after its digests, and never another's."""
     try:
         return torch.load(
             file, map_location="cpu", weights_only=False, mmap=True
@@ -86,24 +92,9 @@ def _read(file: str, digest: str) -> Mapping[str, Any]:
         ) from error
 
 
-def digest_of(objects: Mapping[str, Any]) -> str:
-    """Return a digest by which the same script finds its study again, and another model, data set or loss does not.
-
-    Of code it covers what `text_of` does, of a module the weights, of a set its class, its length, and its `content_hash` or fingerprint.
-    """
+def _digest(parts: Iterable[str | bytes]) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(objects.items()):
-        for part in (name, *_parts(value)):
-            digest.update(part if isinstance(part, bytes) else str(part).encode())
+    for part in parts:
+        raw = part if isinstance(part, bytes) else part.encode()
+        digest.update(len(raw).to_bytes(8, "big") + raw)
     return digest.hexdigest()[:16]
-
-
-def _parts(value: Any) -> list[str | bytes]:
-    if isinstance(value, nn.Module):
-        weights = [(name, tensor.detach().cpu().numpy().tobytes()) for name, tensor in value.state_dict().items()]
-        return [text_of(type(value)), *(part for pair in weights for part in pair)]
-    is_set = hasattr(value, "__iter__") or hasattr(value, "__len__")
-    if is_set and not isinstance(value, type):  # a stream has no length
-        told = getattr(value, "content_hash", None) or getattr(value, "_fingerprint", "")
-        return [type(value).__qualname__, str(len(value) if hasattr(value, "__len__") else ""), str(told)]
-    return [text_of(value)]

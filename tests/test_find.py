@@ -1,0 +1,113 @@
+"""`batchscout.find` of objects: a study is found again by the same objects, others are refused, and what is refused leaves no files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.config.load import study_of
+from orchestrator.config.trial import base_trial
+from orchestrator.find import Subject, find
+from orchestrator.study.events import proposed
+from orchestrator.study.run_directory import open_run_directory
+from orchestrator.study.trial import Proposal
+from trainers.sources import objects
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def rows(seed: int) -> list[tuple[Tensor, Tensor]]:
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(seed))
+    return [(row, torch.tensor(0)) for row in x]
+
+
+def subject(**changes: Any) -> Subject:
+    sizes = {"width": 4}
+    return Subject(
+        **{"model": lambda: Net(**sizes), "train": rows(0), "val": rows(1), "loss": "cross_entropy"} | changes
+    )
+
+
+def begun(where: Path, of: Subject) -> None:
+    """Leave a study there that has a trial."""
+    kwargs = objects.kept_as(of.handed(), where)
+    where.mkdir()
+    objects.keep(of.handed(), Path(kwargs["file"]))
+    config = study_of({"name": "found", **of.keys(kwargs)}, "the test's", say=print)
+    with open_run_directory(config, where) as journal:
+        journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
+
+
+def refused(where: Path, of: Subject, **keys: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as raised:
+        find(of, run_dir=where, name="found", quiet=True, **keys)
+    return str(raised.value)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def with_width(width: int) -> dict[str, Any]:
+    sizes = {"width": width}
+    return {"model": lambda: Net(**sizes)}
+
+
+def module(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    return {"model": Net(4)}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (with_width(4), with_width(8), r"holds a study that began with another model; choose another run_dir, or take the change back"),
+        ({}, {"train": rows(2)}, r"holds a study that began with other training data; choose"),
+        ({}, {"val": rows(2), **with_width(8)}, r"began with another model and other validation data; choose"),
+        (module(0), module(1), r"began with other weights; .*; a module that is made anew begins .* \(model=lambda: Net\(\)\), or call torch.manual"),
+        ({"loss": lambda module, batch: module(batch)}, {"loss": lambda module, batch: module(batch[0])}, r"began with another loss; choose"),
+    ],
+    ids=["dictionary", "data", "two", "weights", "loss"],
+)  # fmt: skip
+def test_a_study_of_other_objects_is_refused_by_what_differs_and_nothing_is_written(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    where = tmp_path / "study"
+    begun(where, subject(**before))
+    there = files(where)
+    with pytest.raises(ValueError, match=said):
+        find(subject(**now), run_dir=where, name="found", quiet=True)
+    assert files(where) == there
+
+
+def test_the_same_objects_made_anew_are_the_same_study(tmp_path: Path) -> None:
+    """It goes on to what is wrong with the keys."""
+    where = tmp_path / "study"
+    begun(where, subject())
+    there = files(where)
+    assert "memory_limt: no such key" in refused(where, subject(), memory_limt="1GiB")
+    assert files(where) == there
+
+
+def test_a_call_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    where = tmp_path / "study"
+    assert "memory_limt: no such key" in refused(where, subject(), memory_limt="1GiB")
+    assert "weights and their gradients alone take" in refused(
+        where, subject(), memory_limit="20B", stages=["frontier"]
+    )
+    assert not where.exists()
+    where.mkdir()
+    (where / "study.yaml").write_text("name: [\n")
+    assert refused(where, subject(), memory_limt="1GiB")
+    assert files(where) == {"study.yaml"}

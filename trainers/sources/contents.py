@@ -1,0 +1,172 @@
+"""What a value holds, as texts and bytes that are the same for the same value in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from trainers.sources.code_text import PLAIN, reached_from, text_of
+
+Part = str | bytes
+TELLS_ITSELF = (*PLAIN, range, slice, PurePath, Enum, torch.dtype, torch.device, np.generic)
+"""What `repr` tells whole."""
+ITEMS_LOOKED_AT = 16
+"""Of a data set or a list, spread over it."""
+MOST_BYTES = 2**26
+"""Of a tensor. Of a larger one, numbers that are spread over it are taken."""
+
+
+def contents(value: Any) -> Iterator[Part]:
+    """Yield what tells the value from another: of code its text and the values that it refers to, of a module its classes and
+    attributes, and not its weights, of a data set its length and some of its items. Of libraries' own objects little is told."""
+    yield from _Contents().of(value)
+
+
+def weights(module: nn.Module) -> Iterator[Part]:
+    """Yield the weights and buffers of a module."""
+    for name, tensor in module.state_dict().items():
+        yield name
+        yield from _of_tensor(tensor) if isinstance(tensor, Tensor) else (repr(tensor),)
+
+
+class _Contents:
+    """Goes through a value once: what holds itself, or is held twice, is told where it is met first."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, Any] = {}
+        """By their ids, which must not be given to others meanwhile."""
+
+    def of(self, value: Any) -> Iterator[Part]:
+        if isinstance(value, TELLS_ITSELF):
+            yield repr(value)
+            return
+        yield f"{type(value).__module__}.{type(value).__qualname__}"
+        if id(value) not in self._met:
+            self._met[id(value)] = value
+            yield from self._inside(value)
+
+    def _inside(self, value: Any) -> Iterator[Part]:
+        match value:
+            case Tensor():
+                yield from _of_tensor(value)
+            case functools.partial():
+                yield from self._each([value.func, *value.args, value.keywords])
+            case MethodType():
+                yield from self._each([value.__func__, value.__self__])
+            case type() | FunctionType():
+                yield from self._of_code(value)
+            case nn.Module():
+                yield from self._of_module(value)
+            case DataLoader():
+                yield from self._each([value.dataset, value.batch_size, value.collate_fn])
+            case Mapping():
+                yield from self._each(part for pair in value.items() for part in pair)
+            case Set():
+                yield from sorted(map(repr, value))
+            case _ if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):  # pictures and tables, too
+                yield from self._of_array(np.asarray(value))
+            case _ if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+                yield from self._of_items(value)
+            case SimpleNamespace() | Namespace():
+                yield from self._of_attributes(value)
+            case _ if is_dataclass(value) or not _is_of_a_library(type(value)):
+                yield from self._of_code(type(value))
+                yield from self._of_attributes(value)
+            case _ if callable(getattr(value, "to_dict", None)):  # as settings of transformers have it
+                yield from self.of(value.to_dict())
+            case _:
+                pass
+
+    def _each(self, values: Iterable[Any]) -> Iterator[Part]:
+        for value in values:
+            yield from self.of(value)
+
+    def _of_code(self, code: Any) -> Iterator[Part]:
+        if _is_of_a_library(code):
+            yield f"{code.__module__}.{code.__qualname__}"
+            return
+        yield text_of(code)
+        yield from self._each(reached_from(code)[1])
+
+    def _of_module(self, module: nn.Module) -> Iterator[Part]:
+        yield from self._of_code(type(module))
+        for name, part in module.named_modules():
+            yield f"{name} {type(part).__module__}.{type(part).__qualname__}"
+            yield from self._of_attributes(part, but=("training",))
+
+    def _of_attributes(self, value: object, but: tuple[str, ...] = ()) -> Iterator[Part]:
+        """Tell what others may read: what a library keeps for itself may be another in another process."""
+        names = {*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())}
+        for name in sorted(names):
+            if not name.startswith("_") and name not in but and hasattr(value, name):
+                yield name
+                yield from self.of(getattr(value, name))
+
+    def _of_array(self, array: np.ndarray) -> Iterator[Part]:
+        yield f"{array.dtype} {array.shape}"
+        numbers = array.reshape(-1)
+        numbers = numbers[:: max(1, -(-numbers.nbytes // MOST_BYTES))]
+        yield from self._of_items(numbers.tolist()) if array.dtype.hasobject else (numbers.tobytes(),)
+
+    def _of_items(self, items: Any) -> Iterator[Part]:
+        yield str(len(items))
+        told = getattr(items, "content_hash", None) or getattr(items, "_fingerprint", None)
+        if told is not None:
+            yield str(told)
+            return
+        if not isinstance(items, list | tuple):
+            yield from self._of_code(type(items))
+        looked_at = min(ITEMS_LOOKED_AT, len(items))
+        for index in (place * len(items) // looked_at for place in range(looked_at)):
+            try:
+                with _same_random_numbers():
+                    item = items[index]
+            except Exception as error:  # the first pass will tell where, and what to do
+                yield type(error).__name__
+                return
+            yield from self.of(item)
+
+
+def _is_of_a_library(code: Any) -> bool:
+    """True of what is installed, or comes with Python; a notebook's cells are in no file."""
+    module = getattr(code, "__module__", None) or ""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    file = PurePath(getattr(sys.modules.get(module), "__file__", None) or "")
+    return bool({"site-packages", "dist-packages"} & set(file.parts))
+
+
+def _of_tensor(tensor: Tensor) -> Iterator[Part]:
+    yield f"{tensor.dtype} {tuple(tensor.shape)}"
+    numbers = tensor.detach().cpu().reshape(-1)
+    numbers = numbers[:: max(1, -(-numbers.nbytes // MOST_BYTES))].contiguous()
+    yield numbers.view(torch.uint8).numpy().tobytes()
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Draw the same numbers every time, and leave the generators as they were: an item may be changed at random when it is read."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
