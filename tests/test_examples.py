@@ -134,7 +134,7 @@ def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     assert again.splitlines()[-1] == first.splitlines()[-1]
     assert (study.run_dir / "journal.jsonl").read_bytes() == lines, "nothing is measured twice"
     (short / "script.py").write_text(_with_stages(own, small).replace("nn.GELU()", "nn.ReLU()"))
-    with pytest.raises(AssertionError, match="holds another study"):
+    with pytest.raises(AssertionError, match="holds a study that began with another model"):
         run(short, short, "script.py")
 
 
