@@ -87,9 +87,9 @@ def find(
     if stages is not None:
         tree["stages"] = [{"type": stage} if isinstance(stage, str) else dict(stage) for stage in stages]
     import_from_here()
-    with _leaving_nothing_of_what_is_refused(where, name):
+    with _leaving_nothing_of_what_is_refused(where, file := Path(kwargs["file"]), name):
         make_private_directory(where)
-        if not (file := Path(kwargs["file"])).exists():
+        if not file.exists():
             objects.keep(handed, file)
         config = study_of(tree, "what find was given", say=lambda told: print(f"batchscout: {told}", file=sys.stderr))
         ending = run_study(config, where, address, remeasure=fresh, quiet=quiet)
@@ -124,17 +124,17 @@ def _refuse_other_objects(where: Path, name: str, digests: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
-def _leaving_nothing_of_what_is_refused(where: Path, name: str) -> Iterator[None]:
-    """Remove what a call that is refused has written, where no trial has come of it."""
-    before = set(where.iterdir()) if where.exists() else None
+def _leaving_nothing_of_what_is_refused(where: Path, file: Path, name: str) -> Iterator[None]:
+    """Remove what a call that is refused has written, where no trial has come of it: the directory, if it made it, or else the file of the
+    objects, if no study names it. In a directory that was there, all else may be another driver's."""
+    had_directory, had_file, journal = where.exists(), file.exists(), where / "journal.jsonl"
     try:
         yield
     except ValueError:
-        has_begun = (where / "journal.jsonl").exists() and bool(replay(where / "journal.jsonl", name).trials)
-        for entry in [] if has_begun or not where.exists() else set(where.iterdir()) - (before or set()):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if before is None and where.exists() and not has_begun:
-            where.rmdir()
+        if not had_directory and not (journal.exists() and replay(journal, name).trials):
+            shutil.rmtree(where, ignore_errors=True)
+        elif not had_file and not ((where / "study.yaml").exists() and file.name in (where / "study.yaml").read_text()):
+            file.unlink(missing_ok=True)
         raise
 
 
