@@ -131,8 +131,8 @@ def _leaving_nothing_of_what_is_refused(where: Path, file: Path, name: str) -> I
     try:
         yield
     except ValueError:
-        if not had_directory and not (journal.exists() and replay(journal, name).trials):
-            shutil.rmtree(where, ignore_errors=True)
+        if not had_directory and where.exists() and not (journal.exists() and replay(journal, name).trials):
+            shutil.rmtree(where)
         elif not had_file and not ((where / "study.yaml").exists() and file.name in (where / "study.yaml").read_text()):
             file.unlink(missing_ok=True)
         raise

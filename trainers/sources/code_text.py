@@ -12,18 +12,9 @@ from typing import Any
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def text_of(code: Any) -> str:
-    """Return a text of what a class, a function or a partial does, with that of all functions and classes and the values of all plain
-    constants that it refers to in the same package: a block of a model, its width. What other packages hold is not covered, and
-    a comment changes nothing.
-    """
-    codes, values = reached_from(code)
-    return "\n".join([*map(_own_text, codes), *(repr(value) for value in values if isinstance(value, PLAIN))])
-
-
 def reached_from(code: Any) -> tuple[list[Any], list[Any]]:
-    """Return (the code, and all functions and classes of its package that it refers to; the values that these refer to), each in the
-    order in which they are found."""
+    """Return (the class, function or partial, and all functions and classes of its package that it refers to; the values that these refer
+    to), each in the order in which they are found: a block of a model, its width. What other packages hold is not covered."""
     package = _package(code)
     codes, values, pending, seen = [], [], [code], {id(code)}
     while pending:
@@ -46,7 +37,7 @@ def _package(value: Any) -> str:
     return (getattr(value, "__module__", None) or "").partition(".")[0]
 
 
-def _own_text(code: Any) -> str:
+def own_text(code: Any) -> str:
     """Return what a function does, without its comments, its lines and its place; of all else the name: what it consists of is told
     by itself."""
     if isinstance(function := _function(code), FunctionType):

@@ -19,13 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainers.sources.code_text import PLAIN, reached_from, text_of
+from trainers.sources.code_text import PLAIN, own_text, reached_from
 
 Part = str | bytes
 TELLS_ITSELF = (*PLAIN, range, slice, PurePath, Enum, torch.dtype, torch.device, np.generic)
 """What `repr` tells whole."""
 ITEMS_LOOKED_AT = 16
-"""Of a data set or a list, spread over it."""
+"""Of a data set, spread over it: each has to be read."""
+LISTED_LOOKED_AT = 10_000
+"""The same of a list, which has them in memory."""
 MOST_BYTES = 2**26
 """Of a tensor. Of a larger one, numbers that are spread over it are taken."""
 
@@ -99,8 +101,9 @@ class _Contents:
         if _is_of_a_library(code):
             yield f"{code.__module__}.{code.__qualname__}"
             return
-        yield text_of(code)
-        yield from self._each(reached_from(code)[1])
+        codes, values = reached_from(code)
+        yield from map(own_text, codes)
+        yield from self._each(values)
 
     def _of_module(self, module: nn.Module) -> Iterator[Part]:
         yield from self._of_code(type(module))
@@ -128,9 +131,10 @@ class _Contents:
         if told is not None:
             yield str(told)
             return
-        if not isinstance(items, list | tuple):
+        is_listed = isinstance(items, list | tuple)
+        if not is_listed:
             yield from self._of_code(type(items))
-        looked_at = min(ITEMS_LOOKED_AT, len(items))
+        looked_at = min(LISTED_LOOKED_AT if is_listed else ITEMS_LOOKED_AT, len(items))
         for index in (place * len(items) // looked_at for place in range(looked_at)):
             try:
                 with _same_random_numbers():

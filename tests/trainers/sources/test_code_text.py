@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainers.sources.code_text import text_of
+from trainers.sources.contents import contents
 
 SCRIPT = """
 import functools
@@ -43,6 +43,10 @@ def script(text: str, name: str) -> Any:
     module = ModuleType("script")
     exec(compile(text, file, "exec"), vars(module))
     return module
+
+
+def text_of(code: Any) -> list[str | bytes]:
+    return list(contents(code))
 
 
 @pytest.mark.parametrize("what", ["model", "made", "part"])

@@ -79,6 +79,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "a dictionary": lambda n: {"width": n},
     "a dictionary of dictionaries": lambda n: {"model": {"width": [n]}},
     "a list": lambda n: [n, 1],
+    "one of many in a list": lambda n: [1] * 500 + [n] + [1] * 500,
     "a set": lambda n: {"a", "b", n},
     "a dataclass": Sizes,
     "an object": Plain,
