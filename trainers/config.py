@@ -103,8 +103,8 @@ class DataConfig(Strict):
     """The data: `python_stdlib`, `text`, `hf` or `chat` (built in), or your own as `package.module:callable`, which is called
     with `kwargs` and returns (train, val), two map-style data sets or streams (IterableDatasets). A set whose samples differ in length pads them
     as `pad` says, or itself in `__getitems__` or in a `collate_fn`, and may list how long they are as `lengths`: the frontier
-    measures the longest ones, and else has to find them. One whose samples may change under the same `kwargs` has a `content_hash`, by which a checkpoint is known
-    to be of other samples."""
+    measures the longest ones, and else has to find them. One whose samples may change under the same `kwargs` has a `content_hash`,
+    by which a checkpoint is known to be of other samples."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the target."""
     workers: NonNegativeInt | None = None

@@ -60,7 +60,7 @@ def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, devic
 @torch.no_grad()
 def evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
     module.train(training)
-    with torch.random.fork_rng(_cuda_devices(module)), _eager():
+    with torch.random.fork_rng(cuda_devices(module)), _eager():
         loss_sum, num_targets = check_loss(loss(module, batch))
     module.train()
     return loss_sum.item(), num_targets.item()
@@ -259,10 +259,10 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(module: nn.Module, seed: int) -> Iterator[None]:
     """Draw random numbers from this seed, and leave the generators as they were."""
-    with torch.random.fork_rng(_cuda_devices(module)):
+    with torch.random.fork_rng(cuda_devices(module)):
         torch.manual_seed(seed)
         yield
 
 
-def _cuda_devices(module: nn.Module) -> list[torch.device]:
+def cuda_devices(module: nn.Module) -> list[torch.device]:
     return [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trainers.data.batches import leaves
 from trainers.device.out_of_memory import is_out_of_memory
 from trainers.errors import raised_text
+from trainers.model.adding_up import cuda_devices
 from trainers.model.blocks import find_blocks
 
 SAME_WITHIN, SAME_WITHIN_ON_A_GPU = 1e-6, 1e-5
@@ -34,7 +35,7 @@ class BlocksAgain:
         self.differed: str | None = None
         """How the second result was another one, in words; None where it was none."""
         self._modules = {id(block.module): block.module for block in find_blocks(module, names)}.values()
-        self._devices = [device for device in {p.device for p in module.parameters()} if device.type == "cuda"]
+        self._devices = cuda_devices(module)
         self._entered: list[tuple[list[Tensor], object]] = []
         self._is_again = False
 
