@@ -66,7 +66,7 @@ def in_order() -> list[Line]:
         Line("versions", 8, fresh("checks", "versions")),
         Line("product of 8192 x 8192 in bfloat16", 5, fresh("checks", "product")),
         Line("Ray sees the GPU", 10, fresh("checks", "ray_sees_it")),
-        Line("a small study, whole", 160, studies.main_job),
+        Line("a small study, whole", 225, studies.main_job),
         Line("float32 gradient of every split", 25, fresh("checks", "gradient_of_splits"), alone=False),
         Line("bfloat16 gradient", 20, fresh("checks", "gradient_in_bfloat16"), alone=False),
         Line("no wait in a step", 15, fresh("checks", "steps_do_not_wait"), alone=False),
@@ -82,19 +82,19 @@ def in_order() -> list[Line]:
         ),
         Line("resume", 40, partial(checks.resumed, deterministic=False), alone=False),
         Line("float16 over 30 steps", 17, fresh("checks", "float16"), alone=False),
-        Line("a driver killed while it trains", 90, studies.killed, alone=False),
-        Line("targets out of range", 60, studies.out_of_range, alone=False),
+        Line("a driver killed while it trains", 110, studies.killed, alone=False),
+        Line("targets out of range", 80, studies.out_of_range, alone=False),
         Line("gradient_error.py", 60, checks.gradient_error, alone=False),
         Line("communication.py", 20, checks.communication, alone=False),
-        Line("first loss and peak of every mode", 60, fresh("checks", "modes"), alone=False),
-        Line("the same command repeats nothing", 60, studies.again, alone=False),
+        Line("first loss and peak of every mode", 67, fresh("checks", "modes"), alone=False),
+        Line("the same command repeats nothing", 120, studies.again, alone=False),
         *(
-            Line(f"compiling with {gib:g} GiB left", 25, partial(checks.little_is_left, gib=gib))
+            Line(f"compiling with {gib:g} GiB left", 38, partial(checks.little_is_left, gib=gib))
             for gib in (0.2, 1.0, 2.0)
         ),
-        Line("sides of a step, m=8", 60, sides(8, whole, blocks)),
-        Line("sides of a step, m=64", 90, sides(64, whole, chunked)),
-        Line("sides of a step, m=16", 70, sides(16, whole, chunked)),
+        Line("sides of a step, m=8", 95, sides(8, whole, blocks)),
+        Line("sides of a step, m=64", 120, sides(64, whole, chunked)),
+        Line("sides of a step, m=16", 95, sides(16, whole, chunked)),
         Line("longest kernels", 40, fresh("speed", "longest_kernels", size=32)),
         Line("sum of the timed steps against the clock", 15, fresh("checks", "clocks_agree")),
         Line("the compiled frontier to the edge", 150, partial(studies.frontier, compiled=True)),
@@ -102,8 +102,9 @@ def in_order() -> list[Line]:
 
 
 def after(name: str | None) -> list[Line]:
-    lines = in_order()
-    return lines[[line.name for line in lines].index(name) + 1 :] if name is not None else lines
+    """Return the lines behind the one of this name, and the versions, which no figure is without."""
+    versions, *others = lines = in_order()
+    return [versions, *others[[line.name for line in lines].index(name) :]] if name is not None else lines
 
 
 def side_by_side(lines: Iterable[Line]) -> Iterator[list[Line]]:

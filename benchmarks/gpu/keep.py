@@ -3,7 +3,7 @@
     python benchmarks/gpu/keep.py LINES [LINES ...] --commit COMMIT --machine TEXT [--note TEXT]
 
 LINES are the files that all.py wrote, in the order of the runs; a later line of a name replaces an earlier one, unless it was left out.
-Writes benchmarks/results/gpu.json; write_page.py makes the page of it.
+What benchmarks/results/gpu.json holds of the same card and versions stays where nothing new replaces it; write_page.py makes the page.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from record import RESULTS, Result, Row, save
+from record import RESULTS, Result, Row, load, save
 
 MIB = 2**20
 PARTS = ("turn", "compiled", "trial", "probe", "end", "versions")
 """Lines that belong to another one, or to the page's conditions."""
+NOT_YET = "not yet run"
+MOST_CHARACTERS = 120
+"""Of one text in a cell; FILE has it whole."""
 NOT_SHOWN = {"line", "ok", "seconds", "said", "expected", "trials", "processes_left", "failed", "micro_batch_size"}
 
 
@@ -33,6 +37,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what the figures alone do not say")
     chosen = parser.parse_args()
     lines = [json.loads(line) for path in chosen.lines for line in path.read_text().splitlines()]
+    path = RESULTS / "gpu.json"
     versions = next(line for line in lines if line["line"] == "versions")
     result = Result(
         title="What ran on a GPU: gradients, memory, steps and studies, line by line.",
@@ -45,7 +50,27 @@ def main() -> None:
         commit=chosen.commit,
         rows=list(rows(lines)),
     )
-    save(result, RESULTS / "gpu.json")
+    save(with_what_stays(load(path), result) if path.exists() else result, path)
+
+
+def with_what_stays(earlier: Result, later: Result) -> Result:
+    """Return the later result with those rows of the earlier one that are of the same card and versions, and not in it."""
+    if (earlier.gpu, earlier.versions) != (later.gpu, later.versions):
+        return later
+    found = {row.what: row for row in earlier.rows} | {row.what: row for row in later.rows}
+    still_open = set(open_in(earlier)) & set(open_in(later))
+    known = [row for name, row in found.items() if name != NOT_YET]
+    commits = dict.fromkeys(filter(None, (*earlier.commit.split(", "), later.commit)))
+    return replace(later, commit=", ".join(commits), rows=[*known, *not_yet(still_open)])
+
+
+def open_in(result: Result) -> list[str]:
+    return [name for row in result.rows if row.what == NOT_YET for name in row.result.split("; ")]
+
+
+def not_yet(names: Iterable[str]) -> Iterator[Row]:
+    if names:
+        yield Row(NOT_YET, "; ".join(sorted(names)))  # names have commas
 
 
 def rows(lines: list[dict[str, Any]]) -> Iterator[Row]:
@@ -55,9 +80,7 @@ def rows(lines: list[dict[str, Any]]) -> Iterator[Row]:
         verdict = "" if "ok" not in line else "as expected" if line["ok"] else "**not as expected**"
         yield Row(name, "; ".join(filter(None, (verdict, told))), spread(line, lines))
     yield from peaks(lines)
-    open_still = {line["line"] for line in lines if "left_out" in line} - found.keys()
-    if open_still:
-        yield Row("not yet run", ", ".join(sorted(open_still)), "")
+    yield from not_yet({line["line"] for line in lines if "left_out" in line} - found.keys())
 
 
 def spread(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
@@ -85,8 +108,8 @@ def peaks(lines: list[dict[str, Any]]) -> Iterator[Row]:
         ratios = [
             probe["mebibytes"][key] / probe["predicted_mebibytes"] for probe in probes if key in probe["mebibytes"]
         ]
-        said = f"{min(ratios):.3f} to {max(ratios):.3f} times what was predicted from shapes"
-        yield Row(f"peak of {len(ratios)} probes of the frontier, {words}", said, "")
+        said = f"{min(ratios):.3f} to {max(ratios):.3f} times what was predicted from shapes ({len(ratios)} probes)"
+        yield Row(f"peak of the frontier's probes, {words}", said)
 
 
 def of(lines: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -100,7 +123,7 @@ def text(value: Any) -> str:
         return ", ".join(map(text, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)[:300]
+    return " ".join(str(value).split())[:MOST_CHARACTERS]
 
 
 if __name__ == "__main__":

@@ -112,10 +112,14 @@ def with_variable(variable: str) -> list[str]:
     return found
 
 
+def small(tiny: bool) -> dict[str, Any]:
+    """Return a model and data whose runs and checkpoints take little beside a study's own seconds."""
+    return gpt(True) if tiny else gpt(False, seq_len=256, num_layers=6, num_heads=6, hidden_dim=384, vocab_size=256)
+
+
 def main_job(setting: Setting) -> Found:
     """A small study as a user has it: a limit that two modes must keep to, compiled steps, batches compared, three runs."""
     tiny = setting.tiny
-    shape = gpt(True) if tiny else gpt(False, seq_len=256, num_layers=6, num_heads=6, hidden_dim=384, vocab_size=256)
     stages = [
         {
             "type": "frontier", "activation_checkpointing": ["none", "full"], "smallest": 2 if tiny else 16,
@@ -127,7 +131,7 @@ def main_job(setting: Setting) -> Found:
         {"type": "train", "max_runs": 3},
     ]  # fmt: skip
     study = AStudy(
-        setting, "main", **shape, stages=stages, memory_limit="16MiB" if tiny else "4GiB",
+        setting, "main", **small(tiny), stages=stages, memory_limit="16MiB" if tiny else "4GiB",
         sample_budget=256 if tiny else 8_192, evaluation_samples=8 if tiny else 256, evaluations=2,
         optimizer={"lr": 1e-3, "reference_batch_size": 8 if tiny else 32},
     )  # fmt: skip
@@ -182,7 +186,7 @@ def frontier(setting: Setting, compiled: bool) -> Found:
 def again(setting: Setting) -> Found:
     """A study, and its command once more, which is to repeat nothing."""
     grid = {"type": "grid", "micro_batch_size": [2, 4], "compile": [False]}
-    study = AStudy(setting, "again", **gpt(setting.tiny), stages=[grid], sample_budget=32)
+    study = AStudy(setting, "again", **small(setting.tiny), stages=[grid], sample_budget=32)
     first = study.run()
     before = study.num_starts()
     second = study.run()
@@ -200,7 +204,7 @@ def killed(setting: Setting) -> Found:
         {"type": "train", "max_runs": 2},
     ]
     study = AStudy(
-        setting, "killed", **gpt(tiny), stages=stages, batch={"micro_batch_size": 2 if tiny else 8},
+        setting, "killed", **small(tiny), stages=stages, batch={"micro_batch_size": 2 if tiny else 8},
         sample_budget=512 if tiny else 2048, compile=False,
     )  # fmt: skip
     with study.running() as driver:
@@ -219,7 +223,7 @@ def killed(setting: Setting) -> Found:
 
 def out_of_range(setting: Setting) -> Found:
     """A trial whose targets are out of range, between two that are fine, on one lane."""
-    shape = gpt(setting.tiny)
+    shape = small(setting.tiny)
     model = {"target": "out_of_range:OutOfRange", "kwargs": shape["model"]["kwargs"]}
     grid = {"type": "grid", "micro_batch_size": [2, 3, 4], "compile": [False]}
     study = AStudy(setting, "out_of_range", data=shape["data"], model=model, stages=[grid], sample_budget=24)

@@ -79,6 +79,10 @@ class Place:
         call = self.dispatcher.take if self.rank == 0 else self.dispatcher.follow
         return ray.get(call.remote(self.lane, group, turn))
 
+    def say(self, assignment: Assignment, message: Message) -> None:
+        """Deliver a message; nothing comes of a second last word."""
+        ray.get(self.dispatcher.say.remote(assignment.key, message))
+
     def give_back(self, assignment: Assignment) -> None:
         if self.rank == 0:
             ray.get(self.dispatcher.give_back.remote(self.lane, assignment.key))
@@ -204,7 +208,7 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
         clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
     if last_word is not None:
-        ray.get(place.dispatcher.say.remote(assignment.key, last_word))
+        place.say(assignment, last_word)
         ray.get(place.dispatcher.freed.remote(place.lane))
     elif not clean:  # the group ends with this process: no other trial begins here, and rank 0 may still save and say what came of this one
         place.outlook(leaving=True)
@@ -257,7 +261,11 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
         if lost_a_peer(error):  # the rank that failed first reports why; if none does, the group died of this
             time.sleep(SECONDS_TO_TELL_OF_A_PEER)
             raise LaneRecycled(f"a collective failed: {first_line(error)}") from None
-        return Message(outcome="failed", reason=failure_reason(error) + where_paths_begin(error)), False
+        remedy = where_paths_begin(error) or where_a_gpu_failed(error)
+        failed = Message(outcome="failed", reason=failure_reason(error) + remedy)
+        # Said before what the error refers to is freed: after a device assert CUDA aborts the process there.
+        place.say(assignment, failed)
+        return failed, False
     if place.rank != 0:
         return None, True
     if assignment.stored is not None:
@@ -300,6 +308,16 @@ def where_paths_begin(error: BaseException) -> str:
     return (
         f" (relative paths begin at {quoted(Path.cwd())} on {socket.gethostname()}: on a cluster a copy of the directory that you ran in, "
         "without what .gitignore lists; give an absolute path, which leads there on every node)"
+    )
+
+
+def where_a_gpu_failed(error: BaseException) -> str:
+    """Return how to find the call that made a GPU fail, which tells of it late; nothing for any other error."""
+    if not isinstance(error, RuntimeError) or "CUDA error" not in said_by(error):
+        return ""
+    return (
+        " (a GPU tells of a fault in a later call than the one at fault: most often it is an index that is out of range, such as a token "
+        "or a class that the model does not have; set CUDA_LAUNCH_BLOCKING=1 before the command, and the traceback shows the call)"
     )
 
 

@@ -44,19 +44,21 @@ def frontier(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Ran
 
 def test_the_frontier_finds_the_edge_between_what_fitted_and_what_did_not(frontier: Ran) -> None:
     """A size that ran, but into the headroom of 5 % that is kept free, does not fit either, nor one that did so once and
-    not again."""
+    not again. In the fresh process of a verification a few more MiB may be set up, by which a smaller size can fail there."""
     edge = max(frontier_findings(frontier).fitting)
-    inside = dict[int, bool]()
+    inside, outside_of_verification = dict[int, bool](), set[int]()
     for trial in frontier.study.trials.values():
         fitted = trial.state is TrialState.COMPLETE and trial.measured("peak_memory_bytes") <= 0.95 * 48 * MIB
         size = trial.config.micro_batch_size
         inside[size] = fitted and inside.get(size, True)
+        if not fitted and not trial.id.endswith("-verified"):
+            outside_of_verification.add(size)
     assert inside[edge]
     outside = [size for size, fits in inside.items() if not fits]
     assert edge < min(size for size in outside if size > edge) <= 1.02 * edge + 1, "the two are next to each other"
     of_the_heap = "what does not fit lies beyond what does, but for what the heap varies by"
     assert max(size for size, fits in inside.items() if fits) <= 1.02 * edge + 1, of_the_heap
-    assert min(outside) > 0.98 * edge, of_the_heap
+    assert min(outside_of_verification) > 0.98 * edge, of_the_heap
 
 
 def test_what_the_frontier_chooses_has_fitted_in_processes_that_ran_nothing_else(frontier: Ran) -> None:

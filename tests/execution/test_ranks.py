@@ -28,6 +28,7 @@ from orchestrator.execution.ranks import (
     last_word_of,
     memory_reason,
     trials_read_by,
+    where_a_gpu_failed,
     where_paths_begin,
     write_traceback,
 )
@@ -76,6 +77,13 @@ def test_what_a_cpus_process_keeps_counts_only_where_memory_ran_out() -> None:
     assert is_fit(2 * MEMORY_TOLERANCE_BYTES, MEMORY_TOLERANCE_BYTES, ran_out=True, on_gpu=False)
 
 
+class SilentPlace(Place):
+    """Of a rank whose words nobody waits for."""
+
+    def say(self, assignment: Assignment, message: Message) -> None:
+        pass
+
+
 def model_that_runs_out_of_memory(*_: Any, **__: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
 
@@ -87,7 +95,7 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
     """Of several, the others wait in a collective for this one."""
     monkeypatch.setattr(loop, "warm_up", model_that_runs_out_of_memory)
     assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
-    said, may_go_on = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    said, may_go_on = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     assert (said.outcome, said.reason) == ("out_of_memory", "2.50 GiB more did not fit into the device")
     assert may_go_on == (world_size == 1)
@@ -113,7 +121,7 @@ def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_l
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (8 << 30) - (1 << 20))
     config_json = tiny.config(memory_limit_bytes=limit_bytes).model_dump_json()
     said, _ = last_word_of(
-        Assignment("a", config_json, str(tmp_path), token="t"), Place(dispatcher=None, lane="lane", rank=0)
+        Assignment("a", config_json, str(tmp_path), token="t"), SilentPlace(dispatcher=None, lane="lane", rank=0)
     )
     assert said is not None
     assert said.outcome == expected
@@ -141,7 +149,7 @@ def test_a_collective_without_room_is_out_of_memory_and_one_without_a_peer_is_no
             raise RuntimeError(text)
 
         monkeypatch.setattr(loop, "warm_up", fails)
-        return last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+        return last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
 
     said, may_go_on = last_word_after(NCCL_WITHOUT_ROOM)
     assert (said.outcome, may_go_on) == ("out_of_memory", False)
@@ -159,7 +167,7 @@ def test_a_rank_alone_may_go_on_after_its_storage_failed_and_one_of_several_may_
 
     monkeypatch.setattr(loop, "warm_up", fails)
     assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
-    said, may_go_on = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    said, may_go_on = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     assert said.outcome == "no_storage"
     assert may_go_on == (world_size == 1)
@@ -221,7 +229,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pyt
 
 def last_word(directory: Path, **changes: Any) -> Message:
     assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
-    said, _ = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    said, _ = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     return said
 
@@ -296,6 +304,14 @@ def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_began(
         assert told.startswith(f" (relative paths begin at {tmp_path} on {socket.gethostname()}: ") == is_told
         assert bool(told) == is_told
     assert where_paths_begin(FileNotFoundError("no file, said by somebody")) == ""
+
+
+def test_what_a_gpu_says_of_an_earlier_kernel_is_told_with_how_to_find_the_call() -> None:
+    late = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`")
+    assert "CUDA_LAUNCH_BLOCKING=1" in where_a_gpu_failed(late)
+    assert "CUDA_LAUNCH_BLOCKING=1" in where_a_gpu_failed(torch.AcceleratorError("CUDA error: device-side assert"))
+    assert where_a_gpu_failed(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) == ""
+    assert where_a_gpu_failed(ValueError("CUDA error: words of a user's own")) == ""
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,13 @@ class Sleeps(GPT):
         return super().forward(batch)
 
 
+class EndsItsProcess:
+    """Aborts its process when it is freed, as what is left on a GPU does after a device assert."""
+
+    def __del__(self) -> None:
+        os.abort()
+
+
 class Misbehaves(GPT):
     """A user's model that fails in its own code, takes its process down as a bad kernel does, or waits for what never comes.
 
@@ -122,6 +129,7 @@ class Misbehaves(GPT):
 
     def _do(self, fault: str) -> None:
         if fault == "raises":
+            _kept_by_the_traceback = EndsItsProcess()
             raise ArithmeticError("my own mistake")
         if fault == "exits":
             raise SystemExit(3)
