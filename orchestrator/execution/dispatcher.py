@@ -7,6 +7,7 @@ It imports next to nothing: its process starts beside those of the first lane, o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 MAX_LANE_DEATHS = 2
 # If a lane's processes end this often without taking a trial, the lane will not come up.
 MAX_STARTS = 3
+# What keeps a lane from coming up may pass, as a disk does that is full for a moment.
+SECONDS_BEFORE_THE_LAST_START = 20.0
 # Ray may say that a process is gone a moment before the kernel does.
 SECONDS_TO_END = 1.0
 
@@ -462,22 +465,26 @@ class Dispatcher:
 
     async def group_died(self, lane: str, cause: str, blame: Blame, lost_ranks: Sequence[int] = ()) -> None:
         """Note that a group of the lane's processes died; give the lane up if its groups never get as far as a
-        trial. lost_ranks: those whose processes Ray has found gone."""
+        trial. lost_ranks: those whose processes Ray has found gone. Returns when another group is to be started."""
         dead = self._lanes[lane]
         cause = dead.die(cause, blame, await dead.endings(lost_ranks))
         if blame == "machine" and dead.has_lost_all(lost_ranks):
             self._deal_with_death(dead)  # nothing of it is left to be heard, and another lane may have the trial now
-        self._give_up_after(dead.count_death(), dead, cause)
+        num_deaths = dead.count_death()
+        self._give_up_after(num_deaths, dead, cause)
         self._tell()
+        await self._until_another_start(num_deaths, dead)
 
     async def run_lost(self, lane: str, cause: str, blame: Blame) -> bool:
-        """Note that the lane's Train run has ended too early, and its processes with it. True if another is to be
+        """Note that the lane's Train run has ended too early, and its processes with it. True, once it is time, if another is to be
         started."""
         dead = self._lanes[lane]
         dead.die(cause, blame)
         self._deal_with_death(dead)
-        self._give_up_after(dead.count_lost_run(), dead, cause)
+        num_lost = dead.count_lost_run()
+        self._give_up_after(num_lost, dead, cause)
         self._tell()
+        await self._until_another_start(num_lost, dead)
         return not dead.given_up_because and not dead.is_released and not self._is_closing
 
     async def no_room(self, lane: str) -> bool:
@@ -600,6 +607,13 @@ class Dispatcher:
         if num_starts < MAX_STARTS or lane.given_up_because or lane.is_released:
             return
         self._give_up(lane, f"its processes ended {num_starts} times before they took a trial: {cause}")
+
+    async def _until_another_start(self, num_starts: int, lane: _Lane) -> None:
+        if num_starts != MAX_STARTS - 1:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_BEFORE_THE_LAST_START):
+                await self._until(lambda: lane.given_up_because or lane.is_released or self._is_closing)
 
     def _give_up(self, lane: _Lane, cause: str) -> None:
         lane.give_up(cause)

@@ -39,6 +39,11 @@ async def running(dispatcher: Dispatcher, trial_id: str = "a", lane: str = "lane
     assert await dispatcher.take(lane, group, 1) == assignment(trial_id)
 
 
+@pytest.fixture(autouse=True)
+def no_time_between_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "SECONDS_BEFORE_THE_LAST_START", 0.0)
+
+
 async def taken(dispatcher: Dispatcher, lane: str, group: str, turn: int = 1) -> Assignment:
     following = await dispatcher.take(lane, group, turn)
     assert following is not None
@@ -52,6 +57,32 @@ async def lose(dispatcher: Dispatcher, lane: str, cause: str, blame: Blame = "ma
 
 
 class TestStarting:
+    @pytest.mark.parametrize("said", ["group_died", "run_lost"])
+    def test_the_last_start_waits_for_what_may_pass_and_the_end_of_a_study_for_no_start(
+        self, said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dispatcher_module, "SECONDS_BEFORE_THE_LAST_START", 0.2)
+
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            lost = getattr(dispatcher, said)
+            seconds = []
+            for _ in range(MAX_STARTS):
+                began = time.monotonic()
+                await lost("lane", "no space left on device", "machine")
+                seconds.append(time.monotonic() - began)
+            assert seconds[0] < 0.2 <= seconds[1]
+            assert seconds[2] < 0.2, "it is given up"
+            monkeypatch.setattr(dispatcher_module, "SECONDS_BEFORE_THE_LAST_START", 3600.0)
+            await lost("another", "no space left on device", "machine")
+            waiting = asyncio.create_task(lost("another", "no space left on device", "machine"))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await dispatcher.close()
+            await waiting
+
+        play(scene())
+
     def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes(self) -> None:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=2)
