@@ -32,8 +32,15 @@ def test_every_batch_is_trained_at_every_rate_with_every_seed_and_once(
         "each at two rates, and the recommendation at its own"
     )
     assert (found["chosen_batch"], found["chosen_rate"]) in points
-    of_study = [trial for trial in study.trials.values() if trial.config.learning_rate == found["chosen_rate"]]
-    chosen = next(one for one in runs if one["learning_rate"] == found["chosen_rate"] and one["seed"] == 0)
+    point = found["chosen_batch"], found["chosen_rate"]
+    of_study = [
+        trial
+        for trial in study.trials.values()
+        if (trial.config.effective_batch_size, trial.config.learning_rate) == point
+    ]
+    chosen = next(
+        one for one in runs if (one["effective_batch_size"], one["learning_rate"]) == point and one["seed"] == 0
+    )
     assert chosen["val_loss"] == of_study[-1].measured("val_loss"), "the same run, to the bit"
     assert found["regret"] >= 0
     real_grid.main()

@@ -34,6 +34,7 @@ from orchestrator.execution.ranks import (
 )
 from orchestrator.study.messages import Assignment, Message
 from tests.support import tiny
+from tests.support.silent_place import SilentPlace
 from tests.support.studies import tiny_study
 from trainers import loop
 from trainers.device import memory
@@ -75,13 +76,6 @@ def test_what_a_cpus_process_keeps_counts_only_where_memory_ran_out() -> None:
     assert is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=False, on_gpu=False)
     assert not is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=True, on_gpu=False)
     assert is_fit(2 * MEMORY_TOLERANCE_BYTES, MEMORY_TOLERANCE_BYTES, ran_out=True, on_gpu=False)
-
-
-class SilentPlace(Place):
-    """Of a rank whose words nobody waits for."""
-
-    def say(self, assignment: Assignment, message: Message) -> None:
-        pass
 
 
 def model_that_runs_out_of_memory(*_: Any, **__: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import random
@@ -148,11 +147,12 @@ class _Contents:
         if (told := _told_by(items)) is not None:
             yield str(told)
             return
-        looked_at = min(LISTED_LOOKED_AT if isinstance(items, list | tuple) else ITEMS_LOOKED_AT, len(items))
+        is_listed = isinstance(items, list | tuple)
+        looked_at = min(LISTED_LOOKED_AT if is_listed else ITEMS_LOOKED_AT, len(items))
+        read = items.__getitem__ if is_listed else functools.partial(_read_with_the_same_random_numbers, items)
         for index in (place * len(items) // looked_at for place in range(looked_at)):
             try:
-                with _same_random_numbers():
-                    item = items[index]
+                item = read(index)
             except Exception as error:  # the first pass will tell where, and what to do
                 yield type(error).__name__
                 return
@@ -180,16 +180,15 @@ def _of_tensor(tensor: Tensor) -> Iterator[Part]:
     yield numbers.view(torch.uint8).numpy().tobytes()
 
 
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Draw the same numbers every time, and leave the generators as they were: an item may be changed at random when it is read."""
+def _read_with_the_same_random_numbers(items: Any, index: int) -> Any:
+    """Return an item, which may be changed at random when it is read, and leave the generators as they were."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed takes a stack for every kind of device there is
             random.seed(0)
             np.random.seed(0)
-            yield
+            return items[index]
         finally:
             random.setstate(of_python)
             np.random.set_state(of_numpy)

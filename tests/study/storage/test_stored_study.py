@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import Place, last_word_of
+from orchestrator.execution.ranks import last_word_of
 from orchestrator.study.events import ClusterReady
 from orchestrator.study.journal import Journal
 from orchestrator.study.messages import Assignment
@@ -30,6 +30,7 @@ from orchestrator.study.storage.stored_trials import StoredTrials
 from orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
+from tests.support.silent_place import SilentPlace
 from trainers import loop
 from trainers.files import StorageLost
 
@@ -402,7 +403,7 @@ def last_word_of_a_run(
     stored = StoredTrials(store, generation=3)
     config = base_trial(study_of(), None).model_dump_json()
     assignment = Assignment("a", config, "/the/drivers/trials/a", "token", stored=stored)
-    word, _ = last_word_of(assignment, Place(dispatcher=None, lane="lane", rank=0))
+    word, _ = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert word is not None
     there = sorted(name.removeprefix("trials/a/") for name in store.stored("trials/a"))
     return word.outcome, there, names_below(stored.directory("a", "/the/drivers/trials/a"))

@@ -1,0 +1,13 @@
+"""One rank of a lane, without a Dispatcher."""
+
+from __future__ import annotations
+
+from orchestrator.execution.ranks import Place
+from orchestrator.study.messages import Assignment, Message
+
+
+class SilentPlace(Place):
+    """Of a rank whose words nobody waits for."""
+
+    def say(self, assignment: Assignment, message: Message) -> None:
+        pass
