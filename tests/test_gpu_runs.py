@@ -93,7 +93,7 @@ def test_every_line_runs_in_its_order(tmp_path: Path, groups: list[set[str]]) ->
     assert "complete" in study["states"]
     assert study["states"].keys() <= {"complete", "pruned"}, "pruned for its speed, by chance"
     turns = [line["side"] for line in printed if line["line"] == "turn"]
-    assert turns[:5] == turns[5:10] == turns[10:15]
+    assert turns[:5] == turns[5:]
     assert found["sides of a step, m=32"]["times_by_hand"].keys() == set(turns[:5])
     edge = found[LAST_OF_THE_FIRST_RUN]
     assert edge["num_out_of_memory"].keys() == {"none", "full"}
@@ -103,7 +103,7 @@ def test_every_line_runs_in_its_order(tmp_path: Path, groups: list[set[str]]) ->
     assert states == ["complete", "failed", "complete"]
     with tarfile.open(tmp_path / "lines.jsonl.studies.tar.gz") as packed:
         journals = [name for name in packed.getnames() if name.endswith("journal.jsonl")]
-    assert len(journals) == 5
+    assert len(journals) == 4
 
 
 def test_a_second_run_begins_behind_a_line_and_leaves_out_by_name_what_does_not_fit(

@@ -66,7 +66,7 @@ def in_order() -> list[Line]:
         Line("versions", 8, fresh("checks", "versions")),
         Line("product of 8192 x 8192 in bfloat16", 5, fresh("checks", "product")),
         Line("Ray sees the GPU", 10, fresh("checks", "ray_sees_it")),
-        Line("a small study, whole", 225, studies.main_job),
+        Line("a small study, whole", 235, studies.main_job),
         Line("float32 gradient of every split", 25, fresh("checks", "gradient_of_splits"), alone=False),
         Line("bfloat16 gradient", 20, fresh("checks", "gradient_in_bfloat16"), alone=False),
         Line("no wait in a step", 15, fresh("checks", "steps_do_not_wait"), alone=False),
@@ -87,7 +87,6 @@ def in_order() -> list[Line]:
         Line("gradient_error.py", 60, checks.gradient_error, alone=False),
         Line("communication.py", 20, checks.communication, alone=False),
         Line("first loss and peak of every mode", 67, fresh("checks", "modes"), alone=False),
-        Line("the same command repeats nothing", 120, studies.again, alone=False),
         *(
             Line(f"compiling with {gib:g} GiB left", 38, partial(checks.little_is_left, gib=gib))
             for gib in (0.2, 1.0, 2.0)

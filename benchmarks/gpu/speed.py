@@ -55,7 +55,7 @@ def turns(setting: Setting, size: int, names: Sequence[str]) -> Found:
         for name, figures in first.items():
             say("compiled", side=name, micro_batch_size=size, **figures)
         fit = [name for name, figures in first.items() if "tokens_per_second" in figures]
-        for round_ in range(ROUNDS):
+        for round_ in range(2 if setting.tiny else ROUNDS):
             for name in fit:
                 figures = sides[name].take(seconds, setting)
                 say("turn", side=name, micro_batch_size=size, round=round_, **figures)

@@ -118,7 +118,8 @@ def small(tiny: bool) -> dict[str, Any]:
 
 
 def main_job(setting: Setting) -> Found:
-    """A small study as a user has it: a limit that two modes must keep to, compiled steps, batches compared, three runs."""
+    """A small study as a user has it: a limit that two modes must keep to, compiled steps, batches compared, three runs; and its
+    command once more, which is to repeat nothing."""
     tiny = setting.tiny
     stages = [
         {
@@ -141,10 +142,13 @@ def main_job(setting: Setting) -> Found:
     left = study.processes_left()
     for trial in trials:
         setting.lines.say("trial", **told_of(trial))
+    num_starts = study.num_starts()
+    again = study.run() if done.returncode == 0 else done
+    repeated = study.num_starts() - num_starts
     return {
-        "exit_code": done.returncode, "verdict": verdict, "states": {state: states.count(state) for state in states},
+        "exit_code": done.returncode, "again": again.returncode, "started_again": repeated, "verdict": verdict, "states": {state: states.count(state) for state in states},
         "processes_left": left, "said": (done.stdout + done.stderr)[-1500:] if done.returncode else "",
-        "ok": done.returncode == 0 and verdict is not None and "failed" not in states and not left,
+        "ok": done.returncode == again.returncode == repeated == 0 and verdict is not None and "failed" not in states and not left,
     }  # fmt: skip
 
 
@@ -153,7 +157,7 @@ def frontier(setting: Setting, compiled: bool) -> Found:
     tiny, cpu = setting.tiny, setting.device == "cpu"
     stage = {
         "type": "frontier", "activation_checkpointing": ["none", "full"], "smallest": 2 if tiny else 8,
-        "largest": 32 if tiny else 256, "compile": [compiled and not tiny], "finalists": 1, "rounds": 1,
+        "largest": 8 if tiny else 256, "compile": [compiled and not tiny], "finalists": 1, "rounds": 1,
         "cross_entropy": ["whole"], "memory_knobs": [], "max_samples": 100_000,
     }  # fmt: skip
     study = AStudy(
@@ -181,18 +185,6 @@ def frontier(setting: Setting, compiled: bool) -> Found:
         "said": (done.stdout + done.stderr)[-1500:] if done.returncode else "", "failed": failed,
         "ok": done.returncode == 0 and not failed and few,
     }  # fmt: skip
-
-
-def again(setting: Setting) -> Found:
-    """A study, and its command once more, which is to repeat nothing."""
-    grid = {"type": "grid", "micro_batch_size": [2, 4], "compile": [False]}
-    study = AStudy(setting, "again", **small(setting.tiny), stages=[grid], sample_budget=32)
-    first = study.run()
-    before = study.num_starts()
-    second = study.run()
-    more = study.num_starts() - before
-    codes = [first.returncode, second.returncode]
-    return {"exit_codes": codes, "trials_started": [before, more], "ok": codes == [0, 0] and before == 2 and not more}
 
 
 def killed(setting: Setting) -> Found:

@@ -17,7 +17,7 @@ from tests.support.study_runs import Ran, run
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
 
 RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
-MAX_SILENT_SECONDS = 90
+MAX_SILENT_SECONDS = 60
 """Silence counts from when a lane takes a trial: a lane's own start is none, and building a model takes a second or two. On a machine that is
 busy with other tests it has taken 25."""
 
