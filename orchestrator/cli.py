@@ -124,9 +124,6 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
     )
     command.add_argument(
-        "--keep-finished", action="store_true", help="keep what ended, though code or data have changed since"
-    )
-    command.add_argument(
         "--seconds-to-save",
         type=_count,
         default=SECONDS_TO_SAVE,

@@ -346,12 +346,12 @@ def _loss_of(config: StudyConfig) -> str:
     return f"loss '{import_path(config.loss)}'"
 
 
-def _contents(trial: TrialConfig, train_set: Samples, val_set: Samples) -> dict[str, str]:
+def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[str, str]:
     """Return a digest of each thing that the study file names and that may change under its name."""
     from trainers.data.cache import hash_of_file
 
     found = {}
-    sets = [_digest_of_data(samples) for samples in (train_set, val_set)]
+    sets = [getattr(samples, "content_hash", None) for samples in (train_set, val_set)]
     if None not in sets:
         found["data"] = " and ".join(map(str, sets))
     if trial.initial_weights is not None:
@@ -360,26 +360,15 @@ def _contents(trial: TrialConfig, train_set: Samples, val_set: Samples) -> dict[
     return found
 
 
-def _digest_of_data(samples: Samples) -> str | None:
-    """Return what the set says of its contents, or else a digest of its length and some of its items; None where these are others every
-    time that they are read."""
-    from trainers.data.samples import SAMPLES_LOOKED_AT, first_of
-    from trainers.sources.contents import digest_of, items
-
-    told = getattr(samples, "content_hash", None)
-    if told is not None:
-        return str(told)
-    some = first_of(samples, SAMPLES_LOOKED_AT)
-    first, again = digest_of(items(some)), digest_of(items(some))
-    return first if first == again else None
-
-
-def contents_of(config: StudyConfig) -> dict[str, str]:
-    """Load the data; return the digests that `Facts.contents` has. Raises ValueError where they do not load."""
-    from trainers.data.samples import load_data
-
-    with _in_the_users_words(_data_of(config)):
-        return _contents(base_trial(config, None), *load_data(config.data))
+def refuse_other_contents(before: Facts, now: Facts) -> None:
+    """Raise ValueError where something has changed since the study began, though it still has the same name."""
+    contents = now.contents or {}
+    for key, digest in (before.contents or {}).items():
+        if contents.get(key) != digest:
+            raise ValueError(
+                f"{key} changed after this study began (its digest was {digest}, and is {contents.get(key)} now), so its runs "
+                "could not be compared; put back what it began with, or choose another --dir"
+            )
 
 
 def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str], object] = lambda _: None) -> Facts:

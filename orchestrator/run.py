@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-import shlex
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,15 +22,7 @@ from orchestrator.config.stages import StageKeys
 from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer, Observers
-from orchestrator.decisions.retries import (
-    changed_inputs,
-    events_of,
-    kept_text,
-    trials_that_count,
-    tried_again,
-    why_again,
-    why_refused,
-)
+from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
@@ -67,7 +58,7 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
-from orchestrator.study.inputs import data_files_of, import_paths
+from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
@@ -88,7 +79,6 @@ from orchestrator.units import counted
 from trainers.data.cache import cache_directory
 from trainers.files import StorageLost, naming_the_disk
 from trainers.notices import Notice, NoticeKind, heard_by
-from trainers.user_code import code_of
 
 # Clocks count a second somewhat differently.
 SECONDS_AFTER_A_LEASE = 1.0
@@ -106,8 +96,6 @@ class Wishes:
     remeasure: bool
     """True if the frontier is to be measured though another study has done so on this machine."""
     retry_failed: bool
-    keep_finished: bool
-    """True if trials that ended are to be kept though the code or the data have changed since."""
     seconds_to_save: int
     """How long the running trials have to save a checkpoint where the study is stopped."""
     quiet: bool
@@ -134,18 +122,16 @@ def run_study(
     min_nodes: int = 1,
     remeasure: bool = False,
     retry_failed: bool = False,
-    keep_finished: bool = False,
     seconds_to_save: int = SECONDS_TO_SAVE,
     quiet: bool = False,
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
 
-    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see. keep_finished: True if
-    trials that ended are to be kept though the user's code or data have changed since.
+    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
     seconds_to_save: how long the running trials have to save a checkpoint where the study is stopped.
     """
     require_libraries(config.tracking)
-    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet)
+    wishes = Wishes(address, min_nodes, remeasure, retry_failed, seconds_to_save, quiet)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -162,9 +148,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
     address = wishes.address
     config = as_it_began(config, run_dir)
     with _held(lambda: open_run_directory(config, run_dir, stored)) as journal, all_are_ctrl_c():
-        changed = _changed(config, journal.study)
-        _refuse_or_keep(journal, changed, wishes)
-        again = _try_again(run_dir, journal, changed.names, retry_failed=wishes.retry_failed)
+        again = _try_again(config, run_dir, journal, retry_failed=wishes.retry_failed)
         if journal.study.is_over(stage.type for stage in config.stages):
             return _finish(config, run_dir, journal)
         try:
@@ -213,42 +197,9 @@ def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     return ending
 
 
-@dataclass(frozen=True)
-class Changed:
-    """What the study is made of, as it is now, and what of that is not as its trials had it."""
-
-    now: Facts
-    decisive: list[str]
-    """By their names: code that trials run, and the contents of the data."""
-    names: list[str]
-    """All of it, with data files that were written anew."""
-
-
-def _changed(config: StudyConfig, study: Study) -> Changed:
-    code, files = code_of(import_paths(config)), data_files_of(config)
-    contents = preflight.contents_of(config) if study.facts.contents and trials_that_count(study) else None
-    now = Facts(code=code, inputs=files, contents=contents)
-    decisive = changed_inputs(study.facts.code, code)
-    if contents is not None:
-        then = study.facts.contents or {}
-        decisive += [key for key in then if then[key] != contents.get(key)]
-    return Changed(now, decisive, [*decisive, *changed_inputs(study.facts.inputs, files)])
-
-
-def _refuse_or_keep(journal: Journal, changed: Changed, wishes: Wishes) -> None:
-    """Raise ValueError where trials that ended would be compared with trials of other code or data, and the user has not said that they
-    are to be kept; write down that they are."""
-    command = shlex.join(["batchscout", *sys.argv[1:], "--keep-finished"])
-    if (why := why_refused(journal.study, changed.decisive, command)) is None:
-        return
-    if not wishes.keep_finished:
-        raise ValueError(why)
-    journal.append(noticed(Notice(NoticeKind.KEPT_TRIALS, kept_text(journal.study, changed.decisive))))
-    journal.append(FactsRead(facts=changed.now))
-
-
-def _try_again(run_dir: Path, journal: Journal, changed: Sequence[str], *, retry_failed: bool) -> str:
+def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
     """Have what failed wait again, if what it was made of has changed or the user asks for it; return that in words."""
+    changed = changed_inputs(journal.study.facts.inputs, inputs_of(config))
     if not (changed or retry_failed):
         return ""
     trials, why = tried_again(journal.study), why_again(changed)
@@ -285,13 +236,12 @@ def _begin(
         preflight.check_host(config)
     with heard_by(hear):
         if journal.study.trials and not journal.study.begins_again:
-            preflight.check(config, compiles=compiles, say=say)
+            preflight.refuse_other_contents(journal.study.facts, preflight.check(config, compiles=compiles, say=say))
         else:  # until then what the study file names may have been mended
             facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
             journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts, say)))
-    now, known = Facts(code=code_of(import_paths(config)), inputs=data_files_of(config)), journal.study.facts
-    if (now.code, now.inputs) != (known.code, known.inputs):
-        journal.append(FactsRead(facts=now))
+    if (inputs := inputs_of(config)) != (journal.study.facts.inputs or {}):
+        journal.append(FactsRead(facts=Facts(inputs=inputs)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
     if (told := left_open_text(config, journal.study.given)) is not None:

@@ -1,5 +1,4 @@
-"""What becomes of a study's trials once what they were made of has changed: pure. What failed is tried again; what ended stands only
-if the user says so."""
+"""What is tried again of a study in which something failed, once what it was made of has changed: pure."""
 
 from __future__ import annotations
 
@@ -47,45 +46,10 @@ def changed_inputs(before: Mapping[str, str] | None, now: Mapping[str, str]) -> 
     return [name for name in sorted({**before, **now}) if before.get(name) != now.get(name)]
 
 
-def trials_that_count(study: Study) -> list[Trial]:
-    """Return the trials whose results the study goes by."""
-    return [trial for trial in study.trials.values() if trial.state.ended and not _has_failed(trial)]
-
-
-def why_refused(study: Study, changed: Sequence[str], command: str) -> str | None:
-    """Return, in words, why a study does not go on whose code or data have changed; None where no trial was made with what they were.
-
-    command: by which it would, with the trials that have ended.
-    """
-    count = len(trials_that_count(study))
-    if not changed or not count:
-        return None
-    trials = "a trial" if count == 1 else f"{count} trials"
-    retried = ", and to try again what failed" if failed_trials(study) else ""
-    return (
-        f"{_has_changed(changed)} since {trials} of this study ended, which would be compared with trials of other code or data. Choose another "
-        f"--dir to begin anew; to keep {'it' if count == 1 else 'them'} knowingly{retried}: {command}"
-    )
-
-
-def kept_text(study: Study, changed: Sequence[str]) -> str:
-    """Return, in words, that trials are kept that were made before this has changed."""
-    count = len(trials_that_count(study))
-    trials, them = ("a trial", "it") if count == 1 else (f"{count} trials", "them")
-    return f"{trials} had ended before {_named(changed)} changed, and the answer counts with {them}"
-
-
 def why_again(changed: Sequence[str]) -> str:
     """Return in words why something is tried again. changed: the names of what has changed; none: the user asks for it."""
     if not changed:
         return "you ask for it (--retry-failed)"
-    return f"{_has_changed(changed)} since"
-
-
-def _has_changed(changed: Sequence[str]) -> str:
-    return f"{_named(changed)} {'has' if len(changed) == 1 else 'have'} changed"
-
-
-def _named(changed: Sequence[str]) -> str:
     more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-    return f"{', '.join(changed[:MOST_NAMED])}{more}"
+    has = "has" if len(changed) == 1 else "have"
+    return f"{', '.join(changed[:MOST_NAMED])}{more} {has} changed since"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.keys import StudyConfig
-from orchestrator.decisions.retries import trials_that_count
 from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from orchestrator.stages import stage_of
 from orchestrator.study.run_directory import logs_of
@@ -48,13 +47,11 @@ def _remedy(run_dir: Path, study: Study) -> str:
     first, more = broken[0], f"{len(broken)} trials failed, the first of them " if len(broken) > 1 else ""
     logs = logs_of(run_dir, first.id)
     log = f" Its log: {quoted(logs[0])}." if logs else ""
-    return f"{more}{first.id}: {first.explanation}.{log} {_AGAIN_WITH_OTHERS if trials_that_count(study) else _AGAIN_ALONE}"
+    return f"{more}{first.id}: {first.explanation}.{log} Mend it, and run the same command again: {_TRIED_AGAIN}"
 
 
-_AGAIN_ALONE = "Mend it, and run the same command again: what failed runs again once your code or data have changed (or at once, with --retry-failed)"
-_AGAIN_WITH_OTHERS = (
-    "Mend it, and run the same command with --keep-finished: what failed runs again, and what has ended stands, made with the code as it was "
-    "(where there is nothing to mend: --retry-failed)"
+_TRIED_AGAIN = (
+    "what failed runs again once your code or data have changed (or at once, with --retry-failed), and all else stands"
 )
 
 

@@ -25,7 +25,6 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text, seconds_text, training_time_text
 from trainers.config import TrialConfig
-from trainers.notices import NoticeKind
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ FEW_PASSES = 4
 def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
     """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
     meets few of them often."""
-    warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind is NoticeKind.KEPT_TRIALS]
+    warnings: list[str] = []
     if busy := _busy_stages(study):
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "

@@ -1,7 +1,9 @@
-"""What a study file names beside itself: import paths, and files of data, which are told by their size and time."""
+"""What a study is made of beside its file: the user's code and data, told by digests. What failed is tried again once one of them
+has changed."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,11 +13,21 @@ from trainers.criteria import import_path
 from trainers.files import own_file
 
 
-def data_files_of(config: StudyConfig) -> dict[str, str]:
-    """Return the size and the time of the last change of each file that the study file names, by its key. Those in a folder, or that a
-    default argument names, are not among them."""
+def inputs_of(config: StudyConfig) -> dict[str, str]:
+    """Return a digest of each file that the user's code and data are in, by the file's or the key's name.
+
+    Of code it tells the contents, of data the size and the time of the last change. Files that the study file does not name are not
+    among them, such as those in a folder, or one that a default argument names.
+    """
+    code = {
+        str(file.relative_to(root)): _digest(file)
+        for package in packages_of(import_paths(config))
+        for root, file in _files_of(package)
+        if _is_the_users(file)
+    }
     named = {"data.kwargs": config.data.kwargs, "model.kwargs": config.model.kwargs}
-    return {key: _stamp(path) for key, path in _files_among(named | {"initial_weights": config.initial_weights})}
+    data = {key: _stamp(path) for key, path in _files_among(named | {"initial_weights": config.initial_weights})}
+    return code | data
 
 
 def import_paths(config: StudyConfig) -> list[str | None]:
@@ -51,6 +63,11 @@ def _files_of(package: str) -> Iterator[tuple[Path, Path]]:
     yield from ((root, file) for root, file in files if file.is_file())
 
 
+def _is_the_users(file: Path) -> bool:
+    """True unless it is this program's, or of a library that is installed."""
+    return "site-packages" not in file.parts and Path(__file__).parents[2] / "trainers" not in file.parents
+
+
 def _files_among(value: object, key: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the files among the texts of nested keyword arguments, each by its key."""
     if isinstance(value, dict):
@@ -65,6 +82,11 @@ def _files_among(value: object, key: str = "") -> Iterator[tuple[str, Path]]:
 
 def _may_be_a_path(text: str) -> bool:
     return "\0" not in text and len(text) < 4096 and all(len(name) <= LONGEST_NAME for name in text.split("/"))
+
+
+def _digest(file: Path) -> str:
+    with own_file(file, "read"):
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _stamp(path: Path) -> str:

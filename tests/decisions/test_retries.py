@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.decisions.retries import (
-    changed_inputs,
-    events_of,
-    kept_text,
-    trials_that_count,
-    tried_again,
-    why_again,
-    why_refused,
-)
+from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
 from orchestrator.study.causes import Cause
 from orchestrator.study.events import Concluded, Ended, Event, Paused, Retried, RunBegan, StageBegan
 from orchestrator.study.journal import Journal, replay
@@ -176,35 +168,3 @@ def test_what_changed_is_named() -> None:
     assert why_again(["mine.py"]) == "mine.py has changed since"
     assert why_again(["a.py", "b.py", "c.py", "d.py"]) == "a.py, b.py, c.py and 1 more have changed since"
     assert why_again([]) == "you ask for it (--retry-failed)"
-
-
-# What ended before a change
-
-
-def test_what_has_ended_is_refused_once_the_code_has_changed_with_the_command_that_keeps_it(tmp_path: Path) -> None:
-    config, path = field_config(), tmp_path / "journal.jsonl"
-    study = play(path, field_curves, config, ["grid"])
-    assert len(trials_that_count(study)) == len(FIELD)
-    said = why_refused(study, ["mine.py", "data"], "batchscout run a.yaml --keep-finished")
-    assert said == (
-        f"mine.py, data have changed since {len(FIELD)} trials of this study ended, which would be compared with trials of other code or data. "
-        "Choose another --dir to begin anew; to keep them knowingly: batchscout run a.yaml --keep-finished"
-    )
-    assert why_refused(study, [], "") is None
-    assert (
-        kept_text(study, ["mine.py"])
-        == f"{len(FIELD)} trials had ended before mine.py changed, and the answer counts with them"
-    )
-
-
-def test_where_all_has_failed_nothing_is_refused_and_where_some_has_the_command_tries_that_again(
-    tmp_path: Path,
-) -> None:
-    config = field_config()
-    study = play(tmp_path / "all.jsonl", failing(field_curves, lambda *_: True), config, ["grid"])
-    assert trials_that_count(study) == []
-    assert why_refused(study, ["mine.py"], "") is None
-    worst = max(FIELD)
-    some = failing(field_curves, lambda trial, _: trial.learning_rate == worst)
-    said = why_refused(play(tmp_path / "some.jsonl", some, config, ["grid"]), ["mine.py"], "the command") or ""
-    assert said.endswith("to keep them knowingly, and to try again what failed: the command")

@@ -94,8 +94,8 @@ def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: 
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == 1
     assert ending.message.splitlines()[-1] == (
-        "train-m2: failed: my own mistake. Mend it, and run the same command with --keep-finished: what failed runs again, and what has ended "
-        "stands, made with the code as it was (where there is nothing to mend: --retry-failed)"
+        "train-m2: failed: my own mistake. Mend it, and run the same command again: what failed runs again once your code or data have "
+        "changed (or at once, with --retry-failed), and all else stands"
     )
 
 

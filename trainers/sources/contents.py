@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import random
 import sys
 from argparse import Namespace
@@ -38,24 +37,11 @@ def contents(value: Any) -> Iterator[Part]:
     yield from _Contents().of(value)
 
 
-def items(samples: Any) -> Iterator[Part]:
-    """Yield what tells the items of a data set from those of another: how many there are, and some of them."""
-    yield from _Contents().of_items(samples)
-
-
 def weights(module: nn.Module) -> Iterator[Part]:
     """Yield the weights and buffers of a module."""
     for name, tensor in module.state_dict().items():
         yield name
         yield from _of_tensor(tensor) if isinstance(tensor, Tensor) else (repr(tensor),)
-
-
-def digest_of(parts: Iterable[Part]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part if isinstance(part, bytes) else part.encode()
-        digest.update(len(raw).to_bytes(8, "big") + raw)
-    return digest.hexdigest()[:16]
 
 
 class _Contents:
@@ -94,12 +80,8 @@ class _Contents:
                 yield from sorted(map(repr, value))
             case _ if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):  # pictures and tables, too
                 yield from self._of_array(np.asarray(value))
-            case list() | tuple():
-                yield from self.of_items(value)
             case _ if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-                if _told_by(value) is None:
-                    yield from self._of_code(type(value))
-                yield from self.of_items(value)
+                yield from self._of_items(value)
             case SimpleNamespace() | Namespace():
                 yield from self._of_attributes(value)
             case _ if is_dataclass(value) or not _is_of_a_library(type(value)):
@@ -140,14 +122,17 @@ class _Contents:
         yield f"{array.dtype} {array.shape}"
         numbers = array.reshape(-1)
         numbers = numbers[:: max(1, -(-numbers.nbytes // MOST_BYTES))]
-        yield from self.of_items(numbers.tolist()) if array.dtype.hasobject else (numbers.tobytes(),)
+        yield from self._of_items(numbers.tolist()) if array.dtype.hasobject else (numbers.tobytes(),)
 
-    def of_items(self, items: Any) -> Iterator[Part]:
+    def _of_items(self, items: Any) -> Iterator[Part]:
         yield str(len(items))
-        if (told := _told_by(items)) is not None:
+        told = getattr(items, "content_hash", None) or getattr(items, "_fingerprint", None)
+        if told is not None:
             yield str(told)
             return
         is_listed = isinstance(items, list | tuple)
+        if not is_listed:
+            yield from self._of_code(type(items))
         looked_at = min(LISTED_LOOKED_AT if is_listed else ITEMS_LOOKED_AT, len(items))
         read = items.__getitem__ if is_listed else functools.partial(_read_with_the_same_random_numbers, items)
         for index in (place * len(items) // looked_at for place in range(looked_at)):
@@ -157,11 +142,6 @@ class _Contents:
                 yield type(error).__name__
                 return
             yield from self.of(item)
-
-
-def _told_by(items: Any) -> Any:
-    """Return by what a data set tells its contents itself; None where it does not."""
-    return getattr(items, "content_hash", None) or getattr(items, "_fingerprint", None)
 
 
 def _is_of_a_library(code: Any) -> bool:
