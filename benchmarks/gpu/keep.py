@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +56,10 @@ def main() -> None:
 
 def with_what_stays(earlier: Result, later: Result) -> Result:
     """Return the later result with those rows of the earlier one that are of the same card and versions, and not in it."""
-    if (earlier.gpu, earlier.versions) != (later.gpu, later.versions):
-        return later
+    if (before := (earlier.gpu, earlier.versions)) != (now := (later.gpu, later.versions)):
+        raise SystemExit(f"gpu.json is of {before}, and these lines are of {now}: move it away to begin anew")
     found = {row.what: row for row in earlier.rows} | {row.what: row for row in later.rows}
-    still_open = set(open_in(earlier)) & set(open_in(later))
+    still_open = {*open_in(earlier), *open_in(later)} - found.keys()
     known = [row for name, row in found.items() if name != NOT_YET]
     commits = dict.fromkeys(filter(None, (*earlier.commit.split(", "), later.commit)))
     return replace(later, commit=", ".join(commits), rows=[*known, *not_yet(still_open)])
@@ -123,7 +124,7 @@ def text(value: Any) -> str:
         return ", ".join(map(text, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return " ".join(str(value).split())[:MOST_CHARACTERS]
+    return textwrap.shorten(str(value), MOST_CHARACTERS, placeholder=" ...")
 
 
 if __name__ == "__main__":

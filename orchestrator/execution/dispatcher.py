@@ -471,6 +471,8 @@ class Dispatcher:
         if blame == "machine" and dead.has_lost_all(lost_ranks):
             self._deal_with_death(dead)  # nothing of it is left to be heard, and another lane may have the trial now
         num_deaths = dead.count_death()
+        if num_deaths > 1:
+            self._deal_with_death(dead)  # no process has its trial any more, and it need not wait for this lane
         self._give_up_after(num_deaths, dead, cause)
         self._tell()
         await self._until_another_start(num_deaths, dead)

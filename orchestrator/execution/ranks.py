@@ -313,11 +313,13 @@ def where_paths_begin(error: BaseException) -> str:
 
 def where_a_gpu_failed(error: BaseException) -> str:
     """Return how to find the call that made a GPU fail, which tells of it late; nothing for any other error."""
-    if not isinstance(error, RuntimeError) or "CUDA error" not in said_by(error):
+    said = said_by(error)
+    if not isinstance(error, RuntimeError) or not re.search("CUDA error|device-side assert", said):
         return ""
     return (
-        " (a GPU tells of a fault in a later call than the one at fault: most often it is an index that is out of range, such as a token "
-        "or a class that the model does not have; set CUDA_LAUNCH_BLOCKING=1 before the command, and the traceback shows the call)"
+        " (a GPU tells of a fault in a later call than the one at fault, which is most often an index that is out of range, such as a token or a "
+        "class that the model does not have; for a traceback of that call give CUDA_LAUNCH_BLOCKING=1 to the processes of the study, on a "
+        "cluster where its nodes start Ray, and run the same command with --retry-failed)"
     )
 
 
