@@ -468,11 +468,9 @@ class Dispatcher:
         trial. lost_ranks: those whose processes Ray has found gone. Returns when another group is to be started."""
         dead = self._lanes[lane]
         cause = dead.die(cause, blame, await dead.endings(lost_ranks))
-        if blame == "machine" and dead.has_lost_all(lost_ranks):
-            self._deal_with_death(dead)  # nothing of it is left to be heard, and another lane may have the trial now
         num_deaths = dead.count_death()
-        if num_deaths > 1:
-            self._deal_with_death(dead)  # no process has its trial any more, and it need not wait for this lane
+        if num_deaths > 1 or (blame == "machine" and dead.has_lost_all(lost_ranks)):
+            self._deal_with_death(dead)  # no process has its trial any more, and another lane may have it now
         self._give_up_after(num_deaths, dead, cause)
         self._tell()
         await self._until_another_start(num_deaths, dead)

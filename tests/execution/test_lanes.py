@@ -98,6 +98,21 @@ class TestStarting:
 
         play(scene())
 
+    def test_a_lane_that_waits_to_be_started_lets_another_have_its_trial(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dispatcher_module, "SECONDS_BEFORE_THE_LAST_START", 3600.0)
+
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=2)
+            await running(dispatcher)
+            await dispatcher.group_died("lane", "rank 0 was killed by SIGABRT", "trial")
+            waiting = asyncio.create_task(dispatcher.group_died("lane", "no space left on device", "trial"))
+            assert (await taken(dispatcher, "other lane", "other group")).trial_id == "a"
+            assert not waiting.done()
+            await dispatcher.close()
+            await waiting
+
+        play(scene())
+
     def test_a_node_that_took_its_lane_with_it_counts_once_against_the_lane(self) -> None:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=1)
