@@ -120,15 +120,22 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
     )
-    command.add_argument(
-        "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
-    )
+    _add_what_becomes_of_earlier_trials(command)
     command.add_argument(
         "--seconds-to-save",
         type=_count,
         default=SECONDS_TO_SAVE,
         metavar="N",
         help=f"how long running trials have to save where the study is stopped; default {SECONDS_TO_SAVE}",
+    )
+
+
+def _add_what_becomes_of_earlier_trials(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
+    )
+    command.add_argument(
+        "--keep-finished", action="store_true", help="keep what was measured, though code or data have changed since"
     )
 
 
@@ -143,6 +150,7 @@ def _add_launch(verbs: Any) -> None:
         command.add_argument(
             "--set", action="append", default=[], metavar="a.b=c", help="change one key of it; repeatable"
         )
+        _add_what_becomes_of_earlier_trials(command)
         add_options(command)
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from trainers.counted import Counted
 from trainers.criteria import import_path
 from trainers.device import cgroup
 from trainers.errors import said_by, users_frame
-from trainers.files import StorageLost, naming_the_disk, own_file, quoted
+from trainers.files import StorageLost, naming_the_disk, quoted
 from trainers.knobs import KNOBS, check_machine
 from trainers.notices import NoticeKind, give_notice
 
@@ -191,6 +191,7 @@ def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
 def _facts(
     config: StudyConfig, train_set: Samples, val_set: Samples, model: nn.Module, targets_per_sample: float | None
 ) -> Facts:
+    from trainers.before.digests import digests_of_data
     from trainers.data.samples import first_of, num_samples
     from trainers.data.targets import counted_in
     from trainers.model.blocks import find_blocks
@@ -206,7 +207,7 @@ def _facts(
         counted=counted_in(first_of(train_set, 1), targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
-        contents=_contents(base_trial(config, None), train_set, val_set),
+        contents=digests_of_data(train_set, val_set),
     )
 
 
@@ -262,7 +263,8 @@ def check_new_study(
     facts = check(
         config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, is_new=True, follows=follows
     )
-    facts = replace(facts, blocks_differ_again=found.differs_again)
+    contents = _steady_contents(facts.contents or {}, found.digests) if found.digests else facts.contents
+    facts = replace(facts, blocks_differ_again=found.differs_again, contents=contents)
     _check_blocks(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
@@ -346,29 +348,28 @@ def _loss_of(config: StudyConfig) -> str:
     return f"loss '{import_path(config.loss)}'"
 
 
-def _contents(trial: TrialConfig, train_set: object, val_set: object) -> dict[str, str]:
-    """Return a digest of each thing that the study file names and that may change under its name."""
-    from trainers.data.cache import hash_of_file
+def contents_of(config: StudyConfig, say: Callable[[str], object]) -> dict[str, str]:
+    """Load the data; return their digests. Raises ValueError where they do not load. say: as of `check`."""
+    from trainers.before.digests import digests_of_data
+    from trainers.data.samples import load_data
 
-    found = {}
-    sets = [getattr(samples, "content_hash", None) for samples in (train_set, val_set)]
-    if None not in sets:
-        found["data"] = " and ".join(map(str, sets))
-    if trial.initial_weights is not None:
-        with own_file(path := Path(trial.initial_weights), "read"):
-            found["initial_weights"] = hash_of_file(path).hex()
+    what = _data_of(config)
+    with _in_the_users_words(what), _told_if_slow(what, say, MANY_SECONDS):
+        return digests_of_data(*load_data(config.data))
+
+
+def _steady_contents(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Return what data are known by; tell of data that are others in every process. there: as another one has found them."""
+    from trainers.before.digests import DATA, steady
+
+    found = steady(here, there)
+    for name in set(DATA) - found.keys():
+        give_notice(
+            NoticeKind.UNSTEADY_DATA,
+            f"the {name} are others in every process that loads them, so trials may train and be judged on different samples, and a later "
+            "change of them is not seen: give a seed to what splits, shuffles or draws them",
+        )
     return found
-
-
-def refuse_other_contents(before: Facts, now: Facts) -> None:
-    """Raise ValueError where something has changed since the study began, though it still has the same name."""
-    contents = now.contents or {}
-    for key, digest in (before.contents or {}).items():
-        if contents.get(key) != digest:
-            raise ValueError(
-                f"{key} changed after this study began (its digest was {digest}, and is {contents.get(key)} now), so its runs "
-                "could not be compared; put back what it began with, or choose another --dir"
-            )
 
 
 def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str], object] = lambda _: None) -> Facts:

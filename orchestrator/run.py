@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator import preflight
+from orchestrator.changes import Changes, changes_of, changes_of_what_is_over, refuse_or_keep
 from orchestrator.config.keys import StudyConfig
 from orchestrator.config.recipe import left_open_text
 from orchestrator.config.stages import StageKeys
 from orchestrator.config.trial import precisions, uses_compile
 from orchestrator.decisions.director import Director
 from orchestrator.decisions.observer import Observer, Observers
-from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
+from orchestrator.decisions.retries import events_of, tried_again, why_again
 from orchestrator.execution.device_peaks import device_peaks
 from orchestrator.execution.fleet import Ground, wait_for_room
 from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
@@ -58,7 +59,6 @@ from orchestrator.stages import stage_of
 from orchestrator.stages.context import StageContext
 from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
 from orchestrator.study.facts import Facts
-from orchestrator.study.inputs import inputs_of
 from orchestrator.study.journal import Journal, Vanished
 from orchestrator.study.reuse import Measurements, identity
 from orchestrator.study.run_directory import (
@@ -96,6 +96,8 @@ class Wishes:
     remeasure: bool
     """True if the frontier is to be measured though another study has done so on this machine."""
     retry_failed: bool
+    keep_finished: bool
+    """True if trials are to be kept though code or data have changed since."""
     seconds_to_save: int
     """How long the running trials have to save a checkpoint where the study is stopped."""
     quiet: bool
@@ -122,16 +124,18 @@ def run_study(
     min_nodes: int = 1,
     remeasure: bool = False,
     retry_failed: bool = False,
+    keep_finished: bool = False,
     seconds_to_save: int = SECONDS_TO_SAVE,
     quiet: bool = False,
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
 
-    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see.
-    seconds_to_save: how long the running trials have to save a checkpoint where the study is stopped.
+    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see. keep_finished: True if
+    trials are to be kept though the user's code or data have changed since. seconds_to_save: how long the running trials have to save a
+    checkpoint where the study is stopped.
     """
     require_libraries(config.tracking)
-    wishes = Wishes(address, min_nodes, remeasure, retry_failed, seconds_to_save, quiet)
+    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -148,9 +152,13 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
     address = wishes.address
     config = as_it_began(config, run_dir)
     with _held(lambda: open_run_directory(config, run_dir, stored)) as journal, all_are_ctrl_c():
-        again = _try_again(config, run_dir, journal, retry_failed=wishes.retry_failed)
-        if journal.study.is_over(stage.type for stage in config.stages):
-            return _finish(config, run_dir, journal)
+        if _is_over(config, journal):
+            changes = changes_of_what_is_over(config, journal.study.facts, _say_before)
+            again = _settled(run_dir, journal, changes, wishes)
+            if _is_over(config, journal):
+                return _finish(config, run_dir, journal)
+            if again:
+                _say_before(again)
         try:
             if address is not None:
                 refuse_unreachable_address(address)
@@ -158,10 +166,8 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
                 Progress(config, journal.study, wishes.quiet) as progress,
                 told_if_storage_hangs(journal, progress.say),
             ):
-                if again:
-                    progress.say(again)
                 progress.say("reading the data, building the model and predicting its memory")
-                token, notices = _begin(config, journal, progress.say, is_local=address is None)
+                token, notices = _begin(config, run_dir, journal, wishes, progress.say)
                 for notice in notices:
                     progress.noticed(None, notice)
                 driver = Driver(config, run_dir, journal, progress, token, wishes)
@@ -197,12 +203,22 @@ def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     return ending
 
 
-def _try_again(config: StudyConfig, run_dir: Path, journal: Journal, *, retry_failed: bool) -> str:
-    """Have what failed wait again, if what it was made of has changed or the user asks for it; return that in words."""
-    changed = changed_inputs(journal.study.facts.inputs, inputs_of(config))
-    if not (changed or retry_failed):
+def _is_over(config: StudyConfig, journal: Journal) -> bool:
+    return journal.study.is_over(stage.type for stage in config.stages)
+
+
+def _say_before(text: str) -> None:
+    """Say what comes before there is a progress."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _settled(run_dir: Path, journal: Journal, changes: Changes, wishes: Wishes) -> str:
+    """Refuse or keep what was made with other code or data, and have what failed wait again, if what it was made of has changed or the
+    user asks for it; return that in words."""
+    refuse_or_keep(journal, changes, keep_finished=wishes.keep_finished)
+    if not (changes.names or wishes.retry_failed):
         return ""
-    trials, why = tried_again(journal.study), why_again(changed)
+    trials, why = tried_again(journal.study), why_again(changes.names)
     events = events_of(journal.study, trials, why)
     if not events:
         return ""
@@ -221,9 +237,10 @@ def _how_to_go_on(error: Halted | StorageLost) -> str:
 
 
 def _begin(
-    config: StudyConfig, journal: Journal, say: Callable[[str], None], *, is_local: bool
+    config: StudyConfig, run_dir: Path, journal: Journal, wishes: Wishes, say: Callable[[str], None]
 ) -> tuple[str, list[Notice]]:
     """Check what can be checked before anything starts; return this process's token, and what it met."""
+    is_local = wishes.address is None
     notices: list[Notice] = []
 
     def hear(notice: Notice) -> None:
@@ -235,18 +252,29 @@ def _begin(
     if is_local:
         preflight.check_host(config)
     with heard_by(hear):
-        if journal.study.trials and not journal.study.begins_again:
-            preflight.refuse_other_contents(journal.study.facts, preflight.check(config, compiles=compiles, say=say))
-        else:  # until then what the study file names may have been mended
+        if _begins(journal.study):
+            changes = changes_of(config, Facts(), {})
+        else:
+            facts = preflight.check(config, compiles=compiles, say=say)
+            changes = changes_of(config, journal.study.facts, facts.contents or {})
+            if again := _settled(run_dir, journal, changes, wishes):
+                say(again)
+        if _begins(journal.study):  # it may have come to that where all that there was failed
             facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
             journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts, say)))
-    if (inputs := inputs_of(config)) != (journal.study.facts.inputs or {}):
-        journal.append(FactsRead(facts=Facts(inputs=inputs)))
+    known, now = journal.study.facts, changes.now
+    if (now.code, now.inputs) != (known.code, known.inputs):
+        journal.append(FactsRead(facts=Facts(code=now.code, inputs=now.inputs)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
     if (told := left_open_text(config, journal.study.given)) is not None:
         say(told)
     return token, [*journal.met, *notices]
+
+
+def _begins(study: Study) -> bool:
+    """True where nothing has been measured yet: what the study file names may have been mended."""
+    return not study.trials or study.begins_again
 
 
 def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:

@@ -461,6 +461,23 @@ def test_accumulation_holds_one_gradient_more(home: Path) -> None:
 # Trial
 
 
+@pytest.mark.parametrize(
+    ("launch", "written"),
+    [
+        (("slurm", "--dry-run"), "tiny.sbatch"),
+        (("kuberay", "--image=batchscout:1", "--claim=runs"), "tiny.rayjob.yaml"),
+    ],
+)
+def test_what_becomes_of_earlier_trials_is_said_on_the_cluster_too(
+    home: Path, launch: tuple[str, ...], written: str
+) -> None:
+    scheduler, *options = launch
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", scheduler, "tiny.yaml", *options, "--retry-failed", "--keep-finished"])
+    assert ended.value.code == 0
+    assert "--retry-failed --keep-finished" in " ".join((home / "runs" / written).read_text().split())
+
+
 def test_trial_is_one_run_in_this_process_and_a_second_call_goes_on(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

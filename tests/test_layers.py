@@ -45,6 +45,7 @@ LEAVES_OF_TRAINERS = {
     "report",
     "step_log",
     "strict",
+    "user_code",
 }
 PARTS_OF_A_RUN = {"checkpoints", "data", "device", "model", "noise", "sources", "speed", "step"}
 ROOMS_OF_TRAINERS = {

@@ -41,6 +41,10 @@ class NoticeKind(StrEnum):
     """A stream held fewer samples than the run takes, and began again."""
     IDLE_NODES = "idle_nodes"
     """Nodes are not used, since they have another kind of device than the study measures on."""
+    KEPT_TRIALS = "kept_trials"
+    """Trials were measured with other code or data than later ones, and the user keeps them."""
+    UNSTEADY_DATA = "unsteady_data"
+    """Data are others every time that they are loaded."""
     LANE_GIVEN_UP = "lane_given_up"
     """A lane runs no trials: its processes ended again and again, have another kind of device, or do not see the run directory."""
 

@@ -1,4 +1,5 @@
-"""What is tried again of a study in which something failed, once what it was made of has changed: pure."""
+"""What becomes of a study's trials once what they were made of has changed: pure. What failed is tried again; what ended stands only
+if the user says so."""
 
 from __future__ import annotations
 
@@ -39,17 +40,57 @@ def events_of(study: Study, trials: Sequence[Trial], why: str) -> list[Retried |
     return [*(Retried(id=trial.id, reason=why) for trial in trials), *(Reopened(stage=name) for name in first)]
 
 
-def changed_inputs(before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
-    """Return the names of the files that are others now; none where nobody knows how they were."""
+def changed_names(before: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """Return the names of what has another digest now; none where nobody knows how it was."""
     if before is None:
         return []
     return [name for name in sorted({**before, **now}) if before.get(name) != now.get(name)]
+
+
+def trials_that_count(study: Study) -> list[Trial]:
+    """Return the trials whose results the study goes by: those that ended, and those that others are already compared with. What would
+    be tried again is none of them."""
+    return [trial for trial in _that_stand(study) if trial.state.ended or trial.history]
+
+
+def _that_stand(study: Study) -> list[Trial]:
+    again = {trial.id for trial in tried_again(study)}
+    return [trial for trial in study.trials.values() if trial.id not in again]
+
+
+def why_refused(study: Study, code: Sequence[str], data: Sequence[str]) -> str | None:
+    """Return, in words, why a study does not go on whose code or data have changed; None where nothing that counts was made with what
+    they were. Code counts as soon as a trial has been evaluated, and a checkpoint of other code is not taken; data and weights count
+    from the first proposal, which goes by them."""
+    has_begun = bool(_that_stand(study)) and not study.begins_again
+    changed = [*(code if trials_that_count(study) else ()), *(data if has_begun else ())]
+    if not changed:
+        return None
+    retried = ", and to try again what failed" if failed_trials(study) else ""
+    return (
+        f"{_has_changed(changed)} since this study began, so that its trials would be compared with trials of other code or data. Choose "
+        f"another --dir to begin anew, or add --keep-finished to keep what there is knowingly{retried}"
+    )
+
+
+def kept_text(study: Study, changed: Sequence[str]) -> str:
+    """Return, in words, that trials are kept that were made before this has changed."""
+    count = len(trials_that_count(study))
+    trials, them = ("a trial", "it") if count == 1 else (f"{count} trials", "them")
+    return f"{trials} had been measured before {_named(changed)} changed, and the answer counts with {them}"
 
 
 def why_again(changed: Sequence[str]) -> str:
     """Return in words why something is tried again. changed: the names of what has changed; none: the user asks for it."""
     if not changed:
         return "you ask for it (--retry-failed)"
+    return f"{_has_changed(changed)} since"
+
+
+def _has_changed(changed: Sequence[str]) -> str:
+    return f"{_named(changed)} {'has' if len(changed) == 1 else 'have'} changed"
+
+
+def _named(changed: Sequence[str]) -> str:
     more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-    has = "has" if len(changed) == 1 else "have"
-    return f"{', '.join(changed[:MOST_NAMED])}{more} {has} changed since"
+    return f"{', '.join(changed[:MOST_NAMED])}{more}"

@@ -37,7 +37,8 @@ class KubeRayJob:
     image: str
     claim: str
     """A PersistentVolumeClaim that many pods may write to (ReadWriteMany), for run directories."""
-    changes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Of `batchscout run`."""
     nodes: int = 1
     gpus_per_node: int | None = None
     cpus_per_node: int = 4
@@ -68,8 +69,7 @@ def command(job: KubeRayJob) -> list[str]:
     """Return what runs the study on the pods' cluster."""
     run = ["batchscout", "run", "/study/study.yaml", "--dir", f"{CLONE}/runs/{job.name}", "--address", "auto"]
     named = f"name={json.dumps(job.name)}"  # the file has another name there than on this machine
-    changes = [word for change in (*job.changes, named) for word in ("--set", change)]
-    return [*run, "--min-nodes", str(job.nodes + 1), *changes]
+    return [*run, "--min-nodes", str(job.nodes + 1), *job.options, "--set", named]
 
 
 def manifest(job: KubeRayJob) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.keys import StudyConfig
+from orchestrator.decisions.retries import trials_that_count
 from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from orchestrator.stages import stage_of
 from orchestrator.study.run_directory import logs_of
@@ -29,7 +30,8 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     remedy = _remedy(run_dir, study)
     if failed is not None:
         return Ending(
-            2 if failed.bad_input else 1, f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed)}"
+            2 if failed.bad_input else 1,
+            f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed, study)}",
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     result = "\n".join(recommendation.paragraphs()) if recommendation else done or "the study has no result yet"
@@ -47,19 +49,21 @@ def _remedy(run_dir: Path, study: Study) -> str:
     first, more = broken[0], f"{len(broken)} trials failed, the first of them " if len(broken) > 1 else ""
     logs = logs_of(run_dir, first.id)
     log = f" Its log: {quoted(logs[0])}." if logs else ""
-    return f"{more}{first.id}: {first.explanation}.{log} Mend it, and run the same command again: {_TRIED_AGAIN}"
+    return f"{more}{first.id}: {first.explanation}.{log} Mend it, and {_again(study, 'what failed')}"
 
 
-_TRIED_AGAIN = (
-    "what failed runs again once your code or data have changed (or at once, with --retry-failed), and all else stands"
-)
+def _again(study: Study, what: str) -> str:
+    """Return, in words, how what says nothing yet runs again once the code or the data are mended."""
+    if trials_that_count(study):
+        return (
+            f"run the same command with --keep-finished: {what} runs again, and what has ended stands, made with code and data as they were "
+            "(where there is nothing to mend: --retry-failed)"
+        )
+    return f"run the same command again: {what} runs again once your code or data have changed (or at once, with --retry-failed)"
 
 
-def _without_a_failure(failed: Conclusion) -> str:
-    return (
-        f"No trial failed. Once your code or data have changed, the same command runs the stage {failed.stage} again (or at once, with "
-        "--retry-failed); a changed study file needs another --dir"
-    )
+def _without_a_failure(failed: Conclusion, study: Study) -> str:
+    return f"No trial failed. Where code or data are to blame, {_again(study, f'the stage {failed.stage}')}; a changed study file needs another --dir"
 
 
 def write_results(config: StudyConfig, run_dir: Path, study: Study) -> Recommendation | None:

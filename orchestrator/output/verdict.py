@@ -25,6 +25,7 @@ from orchestrator.study.state import Study
 from orchestrator.study.trial import Trial, TrialState
 from orchestrator.units import number_text, seconds_text, training_time_text
 from trainers.config import TrialConfig
+from trainers.notices import NoticeKind
 
 
 @dataclass(frozen=True)
@@ -235,10 +236,13 @@ FEW_PASSES = 4
 2305.16264); finetuning takes 2 to 4 as a rule (Devlin et al. 2018, arXiv 1810.04805)."""
 
 
+_OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
+
+
 def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
     """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
     meets few of them often."""
-    warnings: list[str] = []
+    warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     if busy := _busy_stages(study):
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "

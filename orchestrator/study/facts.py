@@ -41,9 +41,11 @@ class Facts:
     unpredicted_memory: dict[str, NotFollowed] | None = None
     """Why no memory is predicted, by the name of the mode that it was to be predicted for."""
     contents: dict[str, str] | None = None
-    """Digests of what the study file names and does not hold, by its key: the data, and the weights that runs begin with."""
+    """Digests of the data, or how many there are where they are others in every process."""
+    code: dict[str, str] | None = None
+    """Digests of the user's modules that trials run, by their files, as the last driver found them."""
     inputs: dict[str, str] | None = None
-    """Digests of the files that the user's code and data are in, by their names, as the last driver found them."""
+    """Digests of the files that the study file names, by its keys, as the last driver found them."""
     memory_limit_bytes: int | None = None
     """What one rank may take of the host, where the study file names no limit."""
     device_peaks: dict[Precision, DevicePeak] | None = None

@@ -1,10 +1,10 @@
-"""What a study is made of beside its file: the user's code and data, told by digests. What failed is tried again once one of them
-has changed."""
+"""What a study file names beside itself: import paths, and files, which are told by what they hold."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,21 +13,11 @@ from trainers.criteria import import_path
 from trainers.files import own_file
 
 
-def inputs_of(config: StudyConfig) -> dict[str, str]:
-    """Return a digest of each file that the user's code and data are in, by the file's or the key's name.
-
-    Of code it tells the contents, of data the size and the time of the last change. Files that the study file does not name are not
-    among them, such as those in a folder, or one that a default argument names.
-    """
-    code = {
-        str(file.relative_to(root)): _digest(file)
-        for package in packages_of(import_paths(config))
-        for root, file in _files_of(package)
-        if _is_the_users(file)
-    }
+def data_files_of(config: StudyConfig) -> dict[str, str]:
+    """Return a digest of each file that the study file names, by its key. Those in a folder, or that a default argument names, are not
+    among them."""
     named = {"data.kwargs": config.data.kwargs, "model.kwargs": config.model.kwargs}
-    data = {key: _stamp(path) for key, path in _files_among(named | {"initial_weights": config.initial_weights})}
-    return code | data
+    return {key: _digest(path) for key, path in _files_among(named | {"initial_weights": config.initial_weights})}
 
 
 def import_paths(config: StudyConfig) -> list[str | None]:
@@ -63,11 +53,6 @@ def _files_of(package: str) -> Iterator[tuple[Path, Path]]:
     yield from ((root, file) for root, file in files if file.is_file())
 
 
-def _is_the_users(file: Path) -> bool:
-    """True unless it is this program's, or of a library that is installed."""
-    return "site-packages" not in file.parts and Path(__file__).parents[2] / "trainers" not in file.parents
-
-
 def _files_among(value: object, key: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the files among the texts of nested keyword arguments, each by its key."""
     if isinstance(value, dict):
@@ -84,12 +69,16 @@ def _may_be_a_path(text: str) -> bool:
     return "\0" not in text and len(text) < 4096 and all(len(name) <= LONGEST_NAME for name in text.split("/"))
 
 
-def _digest(file: Path) -> str:
-    with own_file(file, "read"):
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+NUM_BLOCKS, BLOCK_BYTES = 64, 2**18
+"""What is read of a large file, spread over it: checkpoints of one model differ everywhere, and data are looked at by themselves, too."""
 
 
-def _stamp(path: Path) -> str:
-    with own_file(path, "read"):
-        stat = path.stat()
-    return f"{stat.st_size} bytes, {stat.st_mtime_ns} ns"
+def _digest(path: Path) -> str:
+    """Return a digest of a file's size and of what it holds; of a large one of some blocks, its last bytes among them."""
+    with own_file(path, "read"), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(str(size).encode())
+        for start in (*range(0, size, max(BLOCK_BYTES, size // NUM_BLOCKS)), max(0, size - BLOCK_BYTES)):
+            file.seek(start)
+            digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]

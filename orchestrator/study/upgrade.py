@@ -1,6 +1,7 @@
 """Reads what earlier formats wrote, so that an older run directory can be looked at. No run goes on in one. Nothing else may know them.
 
-Format 1 left out what was not set, had a memory knob that is gone, and took a batch of 1 for none.
+Format 1 left out what was not set, had a memory knob that is gone, and took a batch of 1 for none. Formats 1 and 2 kept the digests of code
+among those of other files, by the files' bytes.
 """
 
 from __future__ import annotations

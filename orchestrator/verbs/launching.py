@@ -21,20 +21,26 @@ def _cpus_per_node(arguments: argparse.Namespace, cpus_per_rank: int | None) -> 
     return arguments.gpus_per_node * (cpus_per_rank or CPUS_OF_A_GPU)
 
 
+def _options_of_run(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the words that say on the cluster what was said of the study here."""
+    kept = [option for option in ("retry_failed", "keep_finished") if getattr(arguments, option)]
+    changes = [word for change in arguments.set for word in ("--set", change)]
+    return *(f"--{option.replace('_', '-')}" for option in kept), *changes
+
+
 def slurm(arguments: argparse.Namespace) -> int:
     """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
     from orchestrator.launch.slurm import SECONDS_TO_END, SECONDS_TO_SAVE, SlurmJob, submit, write_script
 
     config = config_of(arguments)
     run_dir = run_dir_of(arguments, config, "batchscout launch slurm")
-    changes = [word for change in arguments.set for word in ("--set", change)]
     study = str(arguments.study.absolute())
     saves = ("--seconds-to-save", str(SECONDS_TO_SAVE - SECONDS_TO_END))
-    command = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir), *saves, *changes)
+    run = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir))
     asks_otherwise = any(option.startswith(("--cpus-per-", "-c")) for option in arguments.sbatch)
     job = SlurmJob(
         name=config.name,
-        command=command,
+        command=(*run, *saves, *_options_of_run(arguments)),
         log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
@@ -63,12 +69,11 @@ def ray(arguments: argparse.Namespace) -> int:
     """Run the study on the cluster of a file for `ray up`, over SSH; the cluster is started if it is not there yet."""
     from orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
 
-    changes = [word for change in arguments.set for word in ("--set", change)]
     sent = SentStudy(
         cluster=arguments.cluster,
         name=config_of(arguments).name,
         study=arguments.study,
-        options=(*changes, "--min-nodes", str(arguments.min_nodes)),
+        options=(*_options_of_run(arguments), "--min-nodes", str(arguments.min_nodes)),
         in_tmux=arguments.tmux,
     )
     is_well = launch(sent, is_agreed=arguments.yes)
@@ -88,7 +93,7 @@ def kuberay(arguments: argparse.Namespace) -> int:
         study=arguments.study.read_text(),
         image=arguments.image,
         claim=arguments.claim,
-        changes=tuple(arguments.set),
+        options=_options_of_run(arguments),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_node=_cpus_per_node(arguments, config.placement.cpus_per_rank) or CPUS_OF_A_POD,

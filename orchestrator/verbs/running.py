@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         min_nodes=arguments.min_nodes,
         remeasure=arguments.fresh,
         retry_failed=arguments.retry_failed,
+        keep_finished=arguments.keep_finished,
         seconds_to_save=arguments.seconds_to_save,
     )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed

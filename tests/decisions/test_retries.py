@@ -7,13 +7,33 @@ from typing import Any
 
 import pytest
 
-from orchestrator.decisions.retries import changed_inputs, events_of, tried_again, why_again
+from orchestrator.config.trial import base_trial
+from orchestrator.decisions.retries import (
+    changed_names,
+    events_of,
+    kept_text,
+    trials_that_count,
+    tried_again,
+    why_again,
+    why_refused,
+)
 from orchestrator.study.causes import Cause
-from orchestrator.study.events import Concluded, Ended, Event, Paused, Retried, RunBegan, StageBegan
+from orchestrator.study.events import (
+    Concluded,
+    Ended,
+    Evaluated,
+    Event,
+    Paused,
+    Retried,
+    RunBegan,
+    StageBegan,
+    Started,
+    proposed,
+)
 from orchestrator.study.journal import Journal, replay
 from orchestrator.study.lines import read_lines
 from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.worlds import FIELD, TIMED, bowl, field_config, field_curves, run_at
 from trainers.config import TrialConfig
@@ -161,10 +181,58 @@ def test_the_events_of_a_retry_come_twice_and_change_nothing(tmp_path: Path) -> 
 
 
 def test_what_changed_is_named() -> None:
-    assert changed_inputs({"mine.py": "a", "data.kwargs.path": "b"}, {"mine.py": "c", "new.py": "d"}) == [
+    assert changed_names({"mine.py": "a", "data.kwargs.path": "b"}, {"mine.py": "c", "new.py": "d"}) == [
         "data.kwargs.path", "mine.py", "new.py",
     ]  # fmt: skip
-    assert changed_inputs(None, {"mine.py": "c"}) == []
+    assert changed_names(None, {"mine.py": "c"}) == []
     assert why_again(["mine.py"]) == "mine.py has changed since"
     assert why_again(["a.py", "b.py", "c.py", "d.py"]) == "a.py, b.py, c.py and 1 more have changed since"
     assert why_again([]) == "you ask for it (--retry-failed)"
+
+
+# What ended before a change
+
+
+def test_what_has_ended_is_refused_once_the_code_has_changed_with_the_command_that_keeps_it(tmp_path: Path) -> None:
+    config, path = field_config(), tmp_path / "journal.jsonl"
+    study = play(path, field_curves, config, ["grid"])
+    assert len(trials_that_count(study)) == len(FIELD)
+    said = why_refused(study, ["mine.py"], ["training data"])
+    assert said == (
+        "mine.py, training data have changed since this study began, so that its trials would be compared with trials of other code or data. "
+        "Choose another --dir to begin anew, or add --keep-finished to keep what there is knowingly"
+    )
+    assert why_refused(study, [], []) is None
+    assert kept_text(study, ["mine.py"]) == (
+        f"{len(FIELD)} trials had been measured before mine.py changed, and the answer counts with them"
+    )
+
+
+def test_data_count_from_the_first_proposal_and_code_from_the_first_evaluation(tmp_path: Path) -> None:
+    config, path = field_config(), tmp_path / "journal.jsonl"
+    trial = Proposal("grid-a", "grid", base_trial(config, None), candidate="grid-a")
+    with Journal(path, config.name) as journal:
+        journal.append(RunBegan(token="first"))
+        assert why_refused(journal.study, ["mine.py"], ["training data"]) is None
+        journal.append(proposed(trial))
+        assert why_refused(journal.study, ["mine.py"], []) is None
+        assert (why_refused(journal.study, ["mine.py"], ["training data"]) or "").startswith(
+            "training data has changed"
+        )
+        journal.append(Started(id=trial.id))
+        journal.append(Evaluated(id=trial.id, metrics={"samples_seen": 4.0, "val_loss": 1.0}))
+        assert (why_refused(journal.study, ["mine.py"], []) or "").startswith("mine.py has changed")
+
+
+def test_where_all_has_failed_nothing_is_refused_and_where_some_has_the_command_tries_that_again(
+    tmp_path: Path,
+) -> None:
+    config = field_config()
+    study = play(tmp_path / "all.jsonl", failing(field_curves, lambda *_: True), config, ["grid"])
+    assert trials_that_count(study) == []
+    assert why_refused(study, ["mine.py"], []) is None
+    assert why_refused(study, [], ["training data"]) is None, "it begins again with these"
+    worst = max(FIELD)
+    some = failing(field_curves, lambda trial, _: trial.learning_rate == worst)
+    said = why_refused(play(tmp_path / "some.jsonl", some, config, ["grid"]), ["mine.py"], []) or ""
+    assert said.endswith("to keep what there is knowingly, and to try again what failed")

@@ -92,7 +92,7 @@ def test_what_is_asked_of_kubernetes_is_what_was_given() -> None:
 
 def test_no_word_of_the_users_is_read_by_the_shell(tmp_path: Path) -> None:
     """KubeRay has a shell read the entrypoint, and `ray job submit` quotes again what that makes of it."""
-    _, rayjob = manifest(job(name=HOSTILE, changes=(f"model.kwargs.x={HOSTILE}",)))
+    _, rayjob = manifest(job(name=HOSTILE, options=("--set", f"model.kwargs.x={HOSTILE}")))
     read = f"printf '%s\\0' {rayjob['spec']['entrypoint']}"
     words = subprocess.run(["bash", "-c", read], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert f"\0--dir\0{CLONE}/runs/{HOSTILE}\0" in words

@@ -82,8 +82,8 @@ def test_a_failed_stage_says_whether_the_input_was_at_fault(tmp_path: Path, bad_
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == code
     assert ending.message == (
-        "train: nothing fits\nNo trial failed. Once your code or data have changed, the same command runs the stage train again (or at "
-        "once, with --retry-failed); a changed study file needs another --dir"
+        "train: nothing fits\nNo trial failed. Where code or data are to blame, run the same command again: the stage train runs again "
+        "once your code or data have changed (or at once, with --retry-failed); a changed study file needs another --dir"
     )
 
 
@@ -94,8 +94,8 @@ def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: 
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == 1
     assert ending.message.splitlines()[-1] == (
-        "train-m2: failed: my own mistake. Mend it, and run the same command again: what failed runs again once your code or data have "
-        "changed (or at once, with --retry-failed), and all else stands"
+        "train-m2: failed: my own mistake. Mend it, and run the same command with --keep-finished: what failed runs again, and what has ended "
+        "stands, made with code and data as they were (where there is nothing to mend: --retry-failed)"
     )
 
 

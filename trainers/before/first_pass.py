@@ -19,13 +19,14 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Literal, get_args
 
 import torch
 from torch import nn
 
 from trainers.before.changing_loss import changing_with_steps
+from trainers.before.digests import digests_of_data
 from trainers.before.given import given_text
 from trainers.config import TrialConfig
 from trainers.criteria import MeanLoss
@@ -78,6 +79,8 @@ class FirstPass:
     """passed: how many targets the first samples have on average."""
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the data, as that process has found them; none where they did not load."""
 
 
 def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], object] = lambda _: None) -> FirstPass:
@@ -86,6 +89,14 @@ def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], obj
 
     seconds: how long the pass may take, without data and model. begins: is told each part as it begins.
     """
+    digests = dict[str, str]()
+    return replace(_followed(config, seconds, begins, digests), digests=digests)
+
+
+def _followed(
+    config: TrialConfig, seconds: float, begins: Callable[[Part], object], digests: dict[str, str]
+) -> FirstPass:
+    """Return what came of the process. digests: where to put those that it tells."""
     ran_out, part, kills = threading.Event(), PARTS[0], cgroup.memory_kills()
     with (
         tempfile.TemporaryFile("w+", errors="replace") as stderr,
@@ -100,6 +111,9 @@ def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], obj
         assert process.stdout
         for line in process.stdout:
             told = json.loads(line)
+            if told.keys() == {"digests"}:
+                digests |= told["digests"]
+                continue
             if "outcome" in told:
                 return FirstPass(**told)
             if "kind" in told:
@@ -171,16 +185,20 @@ def main() -> None:
             print(json.dumps({"part": told} if isinstance(told, str) else asdict(told)), file=out, flush=True)
 
         with heard_by(tell):
-            for told in parts(TrialConfig.model_validate_json(sys.stdin.read())):
+            config = TrialConfig.model_validate_json(sys.stdin.read())
+            for told in parts(config, lambda digests: print(json.dumps({"digests": digests}), file=out, flush=True)):
                 tell(told)
 
 
-def parts(config: TrialConfig) -> Iterator[Part | FirstPass]:
-    """Do one part after the other: yield each as it begins, and then what came of it all."""
+def parts(
+    config: TrialConfig, knows: Callable[[dict[str, str]], object] = lambda _: None
+) -> Iterator[Part | FirstPass]:
+    """Do one part after the other: yield each as it begins, and then what came of it all. knows: is told the data's digests."""
     device, part = pick_device(), PARTS[0]
     try:
         yield part
-        train_set, _ = load_data(config.data)
+        train_set, val_set = load_data(config.data)
+        knows(digests_of_data(train_set, val_set))
         train_set = first_of(train_set, SAMPLES_LOOKED_AT)
         yield (part := "model")
         module = initial_module(config, train_set)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainers.config import TrialConfig
 from trainers.criteria import import_path
-from trainers.data.cache import hash_of_file
 from trainers.data.samples import Samples, num_samples
+from trainers.user_code import code_of
 
 MadeWith = Mapping[str, Any]
 """Plain values, a part of what a checkpoint holds: those of `made_with`."""
@@ -28,7 +26,7 @@ def made_with(config: TrialConfig, train_set: Samples, val_set: Samples, frozen:
         **spoken(config),
         "configuration": config.model_dump(mode="json"),
         "data": [*map(num_samples, (train_set, val_set)), getattr(train_set, "content_hash", None)],
-        "code": {module: source_digest(module) for module in _modules_of_the_user(config)},
+        "code": code_when_first_asked(_import_paths(config)),
         **({} if frozen is None else {"frozen": frozen}),
     }
 
@@ -43,33 +41,16 @@ def spoken(config: TrialConfig) -> dict[str, Any]:
     }
 
 
-_NOT_THE_USERS = ("torch.", "trainers.")
-
-
-def _modules_of_the_user(config: TrialConfig) -> list[str]:
-    optimizer = config.optimizer
-    targets = (
-        config.model.target,
-        import_path(config.loss),
-        config.data.target,
-        optimizer.target,
-        optimizer.param_groups,
-    )
-    return sorted(
-        {
-            target.partition(":")[0]
-            for target in targets
-            if target and ":" in target and not target.startswith(_NOT_THE_USERS)
-        }
-    )
-
-
 @functools.cache
-def source_digest(module: str) -> str:
-    """Return a digest of a module's own file, as it was when this process first asked; empty where it has none."""
-    found = importlib.util.find_spec(module)
-    path = Path(found.origin) if found and found.origin else None
-    return hash_of_file(path).hex() if path and path.is_file() else ""
+def code_when_first_asked(import_paths: tuple[str | None, ...]) -> dict[str, str]:
+    """Return what `code_of` does, as it was when this process, which has imported it, first asked."""
+    return code_of(import_paths)
+
+
+def _import_paths(config: TrialConfig) -> tuple[str | None, ...]:
+    optimizer = config.optimizer
+    targets = (config.model.target, import_path(config.loss), config.data.target)
+    return (*targets, optimizer.target, optimizer.param_groups)
 
 
 _SPOKEN = {
@@ -86,8 +67,8 @@ def differences(before: MadeWith, now: MadeWith) -> dict[str, str]:
         found["data"] = "other data"
     if before.get("frozen") != now.get("frozen"):
         found["frozen"] = "other weights that are not trained"
-    changed = [module for module, digest in now["code"].items() if before["code"].get(module) != digest]
-    return found | {module: f"other code in {module}" for module in changed}
+    changed = [file for file, digest in now["code"].items() if before["code"].get(file) != digest]
+    return found | {file: f"other code in {file}" for file in changed}
 
 
 def spoken_differences(before: MadeWith, now: MadeWith) -> dict[str, str]:

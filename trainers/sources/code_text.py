@@ -5,24 +5,27 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from trainers.user_code import code_of, is_librarys
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def reached_from(code: Any) -> tuple[list[Any], list[Any]]:
-    """Return (the class, function or partial, and all functions and classes of its package that it refers to; the values that these refer
-    to), each in the order in which they are found: a block of a model, its width. What other packages hold is not covered."""
-    package = _package(code)
+    """Return (the class, function or partial, and all functions, classes and modules that it refers to; the values that these refer to),
+    each in the order in which they are found: a block of a model, its width. What libraries hold is not covered."""
     codes, values, pending, seen = [], [], [code], {id(code)}
     while pending:
         codes.append(one := pending.pop())
         for other in _referred(one):
             if not _is_code(other):
                 values.append(other)
-            elif _package(other) == package and id(other) not in seen:
+            elif id(other) not in seen and not is_of_a_library(other):
                 seen.add(id(other))
                 pending.append(other)
     return codes, values
@@ -32,14 +35,19 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, type | ModuleType | functools.partial) or inspect.isroutine(value)
 
 
-def _package(value: Any) -> str:
-    value = value.func if isinstance(value, functools.partial) else value
-    return (getattr(value, "__module__", None) or "").partition(".")[0]
+def is_of_a_library(code: Any) -> bool:
+    """True of what is installed, comes with Python or is this program's own; a notebook's cells are in no file."""
+    code = code.func if isinstance(code, functools.partial) else code
+    module = code if isinstance(code, ModuleType) else sys.modules.get(getattr(code, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    return is_librarys(Path(file)) if file else getattr(module, "__name__", "") in sys.builtin_module_names
 
 
 def own_text(code: Any) -> str:
-    """Return what a function does, without its comments, its lines and its place; of all else the name: what it consists of is told
-    by itself."""
+    """Return what a function does, without its comments, its lines and its place; of a module its text and those of what it imports; of
+    all else the name: what it consists of is told by itself."""
+    if isinstance(code, ModuleType):
+        return repr(code_of([f"{code.__name__}:"]))
     if isinstance(function := _function(code), FunctionType):
         return _compiled(function.__code__)
     return f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', type(code).__qualname__)}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
-import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import is_dataclass
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainers.sources.code_text import PLAIN, own_text, reached_from
+from trainers.sources.code_text import PLAIN, is_of_a_library, own_text, reached_from
 
 Part = str | bytes
 TELLS_ITSELF = (*PLAIN, range, slice, PurePath, Enum, torch.dtype, torch.device, np.generic)
@@ -37,11 +37,25 @@ def contents(value: Any) -> Iterator[Part]:
     yield from _Contents().of(value)
 
 
+def items(samples: Any) -> Iterator[Part]:
+    """Yield what tells the items of a data set from those of another: how many there are, and some of them. Raises what reading them
+    does."""
+    yield from _Contents().of_items(samples)
+
+
 def weights(module: nn.Module) -> Iterator[Part]:
     """Yield the weights and buffers of a module."""
     for name, tensor in module.state_dict().items():
         yield name
         yield from _of_tensor(tensor) if isinstance(tensor, Tensor) else (repr(tensor),)
+
+
+def digest_of(parts: Iterable[Part]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part if isinstance(part, bytes) else part.encode()
+        digest.update(len(raw).to_bytes(8, "big") + raw)
+    return digest.hexdigest()[:16]
 
 
 class _Contents:
@@ -80,11 +94,18 @@ class _Contents:
                 yield from sorted(map(repr, value))
             case _ if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):  # pictures and tables, too
                 yield from self._of_array(np.asarray(value))
+            case list() | tuple():
+                yield from self.of_items(value)
             case _ if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-                yield from self._of_items(value)
+                if getattr(value, "content_hash", None) is None:
+                    yield from self._of_code(type(value))
+                try:
+                    yield from self.of_items(value)
+                except Exception as error:  # of the user's set: the first pass will tell where, and what to do
+                    yield type(error).__name__
             case SimpleNamespace() | Namespace():
                 yield from self._of_attributes(value)
-            case _ if is_dataclass(value) or not _is_of_a_library(type(value)):
+            case _ if is_dataclass(value) or not is_of_a_library(type(value)):
                 yield from self._of_code(type(value))
                 yield from self._of_attributes(value)
             case _ if callable(getattr(value, "to_dict", None)):  # as settings of transformers have it
@@ -97,7 +118,7 @@ class _Contents:
             yield from self.of(value)
 
     def _of_code(self, code: Any) -> Iterator[Part]:
-        if _is_of_a_library(code):
+        if is_of_a_library(code):
             yield f"{code.__module__}.{code.__qualname__}"
             return
         codes, values = reached_from(code)
@@ -122,35 +143,18 @@ class _Contents:
         yield f"{array.dtype} {array.shape}"
         numbers = array.reshape(-1)
         numbers = numbers[:: max(1, -(-numbers.nbytes // MOST_BYTES))]
-        yield from self._of_items(numbers.tolist()) if array.dtype.hasobject else (numbers.tobytes(),)
+        yield from self.of_items(numbers.tolist()) if array.dtype.hasobject else (numbers.tobytes(),)
 
-    def _of_items(self, items: Any) -> Iterator[Part]:
+    def of_items(self, items: Any) -> Iterator[Part]:
         yield str(len(items))
-        told = getattr(items, "content_hash", None) or getattr(items, "_fingerprint", None)
-        if told is not None:
+        if (told := getattr(items, "content_hash", None)) is not None:
             yield str(told)
             return
         is_listed = isinstance(items, list | tuple)
-        if not is_listed:
-            yield from self._of_code(type(items))
         looked_at = min(LISTED_LOOKED_AT if is_listed else ITEMS_LOOKED_AT, len(items))
         read = items.__getitem__ if is_listed else functools.partial(_read_with_the_same_random_numbers, items)
         for index in (place * len(items) // looked_at for place in range(looked_at)):
-            try:
-                item = read(index)
-            except Exception as error:  # the first pass will tell where, and what to do
-                yield type(error).__name__
-                return
-            yield from self.of(item)
-
-
-def _is_of_a_library(code: Any) -> bool:
-    """True of what is installed, or comes with Python; a notebook's cells are in no file."""
-    module = getattr(code, "__module__", None) or ""
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        return True
-    file = PurePath(getattr(sys.modules.get(module), "__file__", None) or "")
-    return bool({"site-packages", "dist-packages"} & set(file.parts))
+            yield from self.of(read(index))
 
 
 def _of_tensor(tensor: Tensor) -> Iterator[Part]:

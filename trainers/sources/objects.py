@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from trainers.files import quoted, written_whole
-from trainers.sources.contents import contents, weights
+from trainers.sources.contents import contents, digest_of, weights
 from trainers.sources.takes_batch import TakesBatch
 
 HERE = "trainers.sources.objects"
@@ -34,10 +33,10 @@ class WithLoss(TakesBatch):
 def kept_as(objects: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Return the arguments by which the functions below find the objects once they are written: {file, digests}. digests: by which the
     same script finds its study again, and another model, data set or loss does not, for each of these; of weights by themselves."""
-    digests = {name: _digest(contents(value)) for name, value in sorted(objects.items())}
+    digests = {name: digest_of(contents(value)) for name, value in sorted(objects.items())}
     if isinstance(given := objects.get("model"), nn.Module):
-        digests["weights"] = _digest(weights(given))
-    name = _digest(part for pair in digests.items() for part in pair)
+        digests["weights"] = digest_of(weights(given))
+    name = digest_of(part for pair in digests.items() for part in pair)
     return {"file": str(directory / f"objects-{name}.pt"), "digests": digests}
 
 
@@ -90,11 +89,3 @@ def _read(file: str) -> Mapping[str, Any]:
         raise ValueError(
             f"the objects of this study cannot be read from {quoted(file)} ({error.strerror}); every node must see the run directory"
         ) from error
-
-
-def _digest(parts: Iterable[str | bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part if isinstance(part, bytes) else part.encode()
-        digest.update(len(raw).to_bytes(8, "big") + raw)
-    return digest.hexdigest()[:16]

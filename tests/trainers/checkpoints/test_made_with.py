@@ -120,7 +120,7 @@ def as_in_a_new_process() -> None:
     from trainers.run import open_data
 
     open_data.cache_clear()
-    made_with.source_digest.cache_clear()
+    made_with.code_when_first_asked.cache_clear()
 
 
 def test_other_code_in_the_users_module_makes_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_other_code_in_the_users_module_makes_another_run(tmp_path: Path, monkey
     importlib.invalidate_caches()
     told, _ = ended(trial, tmp_path / "run")
     assert told[0].notice is not None
-    assert " was made with other code in users_own_model; the run begins again" in told[0].notice.text
+    assert " was made with other code in users_own_model.py; the run begins again" in told[0].notice.text
 
 
 def test_where_the_journal_was_removed_or_emptied_the_run_begins_again(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib
+import itertools
 import random
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +60,37 @@ class Rows(Dataset[Tensor]):
         return self.rows[index] + self.noise * torch.rand(3) * random.random() * float(np.random.rand())
 
 
+class Named(Rows):
+    """As one of Hugging Face's is, by the time and the place of its file."""
+
+    @property
+    def _fingerprint(self) -> str:
+        return str(next(numbers))
+
+
+numbers = itertools.count()
+
+
+home = tempfile.TemporaryDirectory()
+atexit.register(home.cleanup)
+
+
+def beside(width: int) -> Any:
+    """A script's function, and the module in which its net is."""
+    (folder := Path(home.name, str(width))).mkdir(exist_ok=True)
+    (folder / "net_of_test.py").write_text(f"width = 1\n\nclass Net:\n    def forward(self):\n        return {width}\n")
+    (folder / "script_of_test.py").write_text(
+        "import net_of_test\nfrom net_of_test import Net\n\ndef made():\n    return Net()\n\ndef wide():\n    return net_of_test.width\n"
+    )
+    sys.path.insert(0, str(folder))
+    for name in ("net_of_test", "script_of_test"):
+        sys.modules.pop(name, None)
+    try:
+        return importlib.import_module("script_of_test")
+    finally:
+        sys.path.remove(str(folder))
+
+
 class Broken(Rows):
     def __getitem__(self, index: int) -> Tensor:
         raise RuntimeError("no such file")
@@ -103,6 +138,9 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "a data set of torch's": lambda n: TensorDataset(torch.full((4, 2), n)),
     "a data set that draws when it is read": lambda n: Rows(n, noise=1.0),
     "a data set's length": lambda n: Rows(0, length=n),
+    "a set with a name of its own for every load": lambda n: Named(n),
+    "a function that calls another module's": lambda n: beside(n).made,
+    "a function that names another module": lambda n: beside(n).wide,
     "a loader": lambda n: DataLoader(Rows(n), batch_size=4),
     "a loader's batch": lambda n: DataLoader(Rows(0), batch_size=n),
 }  # fmt: skip

@@ -1,0 +1,68 @@
+"""Whether code and data are what a study began with, which a driver asks before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator import preflight
+from orchestrator.config.keys import StudyConfig
+from orchestrator.decisions.retries import changed_names, kept_text, trials_that_count, why_refused
+from orchestrator.study.events import FactsRead, noticed
+from orchestrator.study.facts import Facts
+from orchestrator.study.inputs import data_files_of, import_paths
+from orchestrator.study.journal import Journal
+from trainers.files import StorageLost
+from trainers.notices import Notice, NoticeKind
+from trainers.user_code import code_of
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the study is made of, as it is now, and the names of what of that is not as its trials had it."""
+
+    now: Facts
+    code: Sequence[str] = ()
+    data: Sequence[str] = ()
+    """Files that the study file names among them."""
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.code, *self.data]
+
+
+def changes_of(config: StudyConfig, facts: Facts, contents: Mapping[str, str]) -> Changes:
+    """Compare what a study is made of with what it began with. contents: digests of the data as they are now."""
+    code, files = code_of(import_paths(config)), data_files_of(config)
+    known = facts.contents or {}  # data that are others in every process by their number alone
+    contents = {name: digest for name, digest in contents.items() if name in known}
+    data = [*changed_names(facts.inputs, files), *changed_names(known, contents)]
+    return Changes(Facts(code=code, inputs=files, contents=contents), changed_names(facts.code, code), data)
+
+
+def changes_of_what_is_over(config: StudyConfig, facts: Facts, say: Callable[[str], object]) -> Changes:
+    """The same of a study that is over, whose answer needs neither code nor data: it is said which are not there any more."""
+    try:
+        changes = changes_of(config, facts, preflight.contents_of(config, say))
+    except (ValueError, StorageLost) as error:
+        say(f"not compared with what the study began with: {error}")
+        return Changes(facts)
+    before, now = {**(facts.code or {}), **(facts.inputs or {})}, changes.now
+    if gone := sorted(before.keys() - {**(now.code or {}), **(now.inputs or {})}.keys()):
+        say(f"not compared with what the study began with: there is no {', '.join(gone)} any more")
+        return Changes(facts)
+    return changes
+
+
+def refuse_or_keep(journal: Journal, changes: Changes, *, keep_finished: bool) -> None:
+    """Raise ValueError where trials would be compared with trials of other code or data, and the user has not said that they are to be
+    kept; write down that they are."""
+    if (why := why_refused(journal.study, changes.code, changes.data)) is None:
+        return
+    if not keep_finished:
+        raise ValueError(why)
+    if trials_that_count(journal.study):
+        notice = Notice(NoticeKind.KEPT_TRIALS, kept_text(journal.study, changes.names))
+        if notice not in journal.study.notices.get(None, []):
+            journal.append(noticed(notice))
+    journal.append(FactsRead(facts=changes.now))

@@ -1,0 +1,122 @@
+"""What a driver finds changed of a study's code and data, before anything runs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator import preflight
+from orchestrator.changes import changes_of, changes_of_what_is_over, refuse_or_keep
+from orchestrator.config.keys import StudyConfig
+from orchestrator.config.trial import base_trial
+from orchestrator.study.causes import Cause
+from orchestrator.study.events import Ended, Evaluated, FactsRead, RunBegan, Started, proposed
+from orchestrator.study.facts import Facts
+from orchestrator.study.journal import Journal
+from orchestrator.study.trial import Proposal, TrialState
+from tests.support.studies import grid, tiny_study
+from trainers.before.digests import digests_of_data, steady
+from trainers.before.first_pass import first_pass
+from trainers.notices import Notice, NoticeKind, heard_by
+
+
+def samples(number: int, count: int = 32) -> list[dict[str, Any]]:
+    empty = torch.zeros(8, dtype=torch.long)
+    return [{"input_ids": torch.full((8,), (i + number) % 97), "targets": empty} for i in range(count)]
+
+
+def data(*, length: int = 32, **_: object) -> tuple[Any, Any]:
+    """Other samples in every process, though the same for good in one: as a shuffle at import without a seed."""
+    random.seed(str.__hash__("another in every process"))
+    return random.sample(samples(0, 200), length), samples(0)
+
+
+def begin(journal: Journal, facts: Facts, config: StudyConfig) -> None:
+    """Two trials: the first has been measured, the second failed."""
+    journal.append(RunBegan(token="first"))
+    journal.append(FactsRead(facts=facts))
+    for name in ("grid-a", "grid-b"):
+        journal.append(proposed(Proposal(name, "grid", base_trial(config, None), candidate=name)))
+        journal.append(Started(id=name))
+    journal.append(Evaluated(id="grid-a", metrics={"samples_seen": 4.0, "val_loss": 1.0}))
+    journal.append(
+        Ended(id="grid-b", state=TrialState.FAILED, reason="boom", cause=Cause.FAILED, metrics={}, seconds=1.0)
+    )
+
+
+def in_files(folder: Path, **texts: str) -> StudyConfig:
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    kwargs = {name: str(folder / f"{name}.txt") for name in texts}
+    return of_data(**kwargs)
+
+
+def of_data(*, target: str = f"{__name__}:data", **kwargs: Any) -> StudyConfig:
+    kwargs_of_model = {"vocab_size": 97, "seq_len": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16}
+    model = {"target": "gpt", "kwargs": kwargs_of_model}
+    return tiny_study(model=model, data={"target": target, "kwargs": kwargs}, stages=grid(micro_batch_size=[4]))
+
+
+def facts_of(config: StudyConfig, contents: dict[str, str]) -> Facts:
+    return changes_of(config, Facts(contents=contents), contents).now
+
+
+def test_other_data_are_refused_and_kept_where_the_user_says_so(tmp_path: Path) -> None:
+    then, now = (digests_of_data(samples(number), samples(0)) for number in (0, 1))
+    config = in_files(tmp_path, table="a" * 10)
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        begin(journal, facts_of(config, steady(then, then)), config)
+        assert changes_of(config, journal.study.facts, then).names == []
+        (tmp_path / "table.txt").touch()
+        assert changes_of(config, journal.study.facts, then).names == [], "it holds what it held"
+        in_files(tmp_path, table="b" * 10)
+        changes = changes_of(config, journal.study.facts, now)
+        assert changes.data == ["data.kwargs.table", "training data"]
+        said = r"^data\.kwargs\.table, training data have changed since .*--keep-finished .*, and to try again what failed$"
+        with pytest.raises(ValueError, match=said):
+            refuse_or_keep(journal, changes, keep_finished=False)
+        assert NoticeKind.KEPT_TRIALS not in [notice.kind for notice in journal.study.notices.get(None, [])]
+        refuse_or_keep(journal, changes, keep_finished=True)
+        assert [notice.kind for notice in journal.study.notices[None]] == [NoticeKind.KEPT_TRIALS]
+        assert changes_of(config, journal.study.facts, now).names == [], "it is asked once"
+
+
+def test_data_that_are_others_in_every_process_are_told_of_and_known_by_their_number() -> None:
+    """Though they are the same whenever one process loads them."""
+    config, heard = of_data(), list[Notice]()
+    with heard_by(heard.append):
+        facts = preflight.check_new_study(config, is_local=True, compiles=False, say=print)
+    (notice,) = heard
+    assert (notice.kind, "the training data are others" in notice.text) == (NoticeKind.UNSTEADY_DATA, True)
+    assert facts.contents
+    assert sorted(facts.contents) == ["the number of training samples", "validation data"]
+    now = preflight.contents_of(config, print)
+    assert changes_of(config, facts, now).names == []
+    fewer = of_data(length=31)
+    assert changes_of(config, facts, preflight.contents_of(fewer, print)).data == ["the number of training samples"]
+
+
+def test_the_first_pass_finds_the_same_data_alike() -> None:
+    config = tiny_study(stages=grid(micro_batch_size=[4]))
+    found = first_pass(base_trial(config, None), 30.0)
+    assert found.digests == preflight.contents_of(config, print)
+
+
+@pytest.mark.parametrize("gone", ["data", "file"])
+def test_of_a_study_that_is_over_it_is_said_what_is_not_there_any_more(tmp_path: Path, gone: str) -> None:
+    config = in_files(tmp_path, table="a")
+    there = facts_of(config, preflight.contents_of(config, print))
+    said: list[str] = []
+    assert changes_of_what_is_over(config, there, said.append).names == said == []
+    if gone == "data":
+        config = of_data(target="absent_module:data")
+    else:
+        (tmp_path / "table.txt").unlink()
+    assert changes_of_what_is_over(config, there, said.append).names == []
+    (told,) = said
+    assert told.startswith("not compared with what the study began with: ")
+    assert {"data": "absent_module", "file": "there is no data.kwargs.table any more"}[gone] in told

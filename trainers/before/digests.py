@@ -1,0 +1,36 @@
+"""What a study's data are known by again: digests that another process finds, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, num_samples
+from trainers.sources.contents import digest_of, items
+
+DATA = ("training data", "validation data")
+
+
+def digests_of_data(train_set: Samples, val_set: Samples) -> dict[str, str]:
+    """Return of each set what it says of its contents, or else a digest of some of its samples, and how many there are. Raises what
+    reading them does."""
+    found = {}
+    for name, samples in zip(DATA, (train_set, val_set), strict=True):
+        told = getattr(samples, "content_hash", None)
+        found[name] = digest_of(items(first_of(samples, SAMPLES_LOOKED_AT))) if told is None else str(told)
+        found[_number_of(name)] = str(num_samples(samples))
+    return found
+
+
+def steady(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Return what two processes have found alike. Data that are others in each, as a split without a seed makes them, are known by their
+    number alone."""
+    alike = {name: digest for name, digest in here.items() if there.get(name) == digest}
+    return {name: digest for name, digest in alike.items() if name in DATA or _data_of(name) not in alike}
+
+
+def _number_of(data: str) -> str:
+    return f"the number of {data.removesuffix(' data')} samples"
+
+
+def _data_of(number: str) -> str:
+    return next(name for name in DATA if _number_of(name) == number)

@@ -1,0 +1,131 @@
+"""The user's modules that a study runs, told by digests: those that its import paths name, and what these import. A comment changes
+nothing, nor does a file that nobody imports."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import io
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trainers.files import own_file
+
+_PYTHONS = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+OURS = [Path(__file__).parents[1] / name for name in ("trainers", "orchestrator", "batchscout.py")]
+
+
+def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
+    """Return a digest of each module's code, by its file, as it is named from the directory that its import begins at.
+
+    import_paths: package.module:name, and built-in names among them. Of an installed package the module that is named counts, and not
+    what it imports. Imports are read from the text: one that is made of a name at run time is not seen.
+    """
+    named = {path.partition(":")[0] for path in import_paths if path and ":" in path}
+    found, pending, seen = dict[str, str](), sorted(named), set(named)
+    while pending:
+        module = pending.pop()
+        for root, file in _files_of(module):
+            if (name := str(file.relative_to(root))) in found or (_is_installed(file) and module not in named):
+                continue
+            with own_file(file, "read"):
+                text = file.read_bytes()
+            found[name] = hashlib.sha256(_without_comments(text)).hexdigest()[:16]
+            imported = set() if _is_installed(file) else set(_imported(text, _package_of(root, file))) - seen
+            seen |= imported
+            pending += sorted(imported)
+    return dict(sorted(found.items()))
+
+
+def _without_comments(text: bytes) -> bytes:
+    """Return the lines of a module that hold code, without their comments: the same in every version of Python. A text that is no
+    Python is returned as it is."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(text).readline)
+        lines = io.StringIO(text.decode(encoding), newline=None).read().split("\n")
+        tokens = list(tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline))
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return text
+    with_code, within_strings = set[int](), set[int]()
+    for token in tokens:
+        first, last = token.start[0], token.end[0]
+        if token.type == tokenize.COMMENT:
+            lines[first - 1] = lines[first - 1][: token.start[1]]
+        elif token.type not in _NO_CODE:
+            with_code.update(range(first, last + 1))
+            within_strings.update(range(first, last))
+    return "\n".join(
+        lines[row - 1] if row in within_strings else lines[row - 1].rstrip() for row in sorted(with_code)
+    ).encode()
+
+
+_NO_CODE = {
+    tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def _files_of(module: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the file of a module and those of the packages that it is in, each with the directory that its import begins at; none of
+    torch's, of Python's own, and of this program's."""
+    top, *names = module.split(".")
+    if not top or top == "torch":
+        return
+    try:
+        spec = importlib.util.find_spec(top)  # of no inner one: that would run the packages around it
+    except (ImportError, ValueError):
+        return
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    origin = Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
+    if origin is not None and _may_count(origin):
+        yield (origin.parent.parent if folders else origin.parent), origin
+    for folder in folders:
+        yield from _inner_files(folder.parent, folder, names)
+
+
+def _inner_files(root: Path, folder: Path, names: list[str]) -> Iterator[tuple[Path, Path]]:
+    for name in names:
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if file.is_file() and _may_count(file):
+                yield root, file
+        folder /= name
+
+
+def is_librarys(file: Path) -> bool:
+    """True of a module that is installed, comes with Python, or is this program's own."""
+    return _is_installed(file) or _is_pythons_or_ours(file)
+
+
+def _may_count(file: Path) -> bool:
+    return file.suffix == ".py" and not _is_pythons_or_ours(file)
+
+
+def _is_pythons_or_ours(file: Path) -> bool:
+    comes_with_python = not _is_installed(file) and any(file.is_relative_to(place) for place in _PYTHONS)
+    return comes_with_python or any(file.is_relative_to(one) for one in OURS)
+
+
+def _is_installed(file: Path) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(file.parts))
+
+
+def _package_of(root: Path, file: Path) -> list[str]:
+    """Return the names of the package that relative imports in the file begin at."""
+    return list(file.relative_to(root).parent.parts)
+
+
+def _imported(text: bytes, package: list[str]) -> Iterator[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)  # it may be a module, too
