@@ -54,9 +54,9 @@ def main() -> None:
 def one_mode(told: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from trainers.before.compilation import warm_up
-    from trainers.config import TrialConfig
-    from trainers.run import Run
+    from batchscout.trainers.before.compilation import warm_up
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.run import Run
 
     device = torch.device(told["device"])
     config = TrialConfig.model_validate({

@@ -29,8 +29,8 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.study.events import Interrupted
-from orchestrator.study.trial import Hold
+from batchscout.orchestrator.study.events import Interrupted
+from batchscout.orchestrator.study.trial import Hold
 from tests.faults.driver import Driver, has
 from tests.support.growing_cluster import growing_cluster
 from tests.support.processes import descendants, kill_node_of

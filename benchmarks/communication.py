@@ -57,9 +57,9 @@ def bytes_per_step(gpt: dict[str, Any], accumulation: int, steps: int = 5) -> tu
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from trainers.config import TrialConfig
-    from trainers.device.device import pick_device
-    from trainers.run import Run
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.run import Run
 
     config = TrialConfig.model_validate({
         **gpt,

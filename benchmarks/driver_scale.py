@@ -27,17 +27,17 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observer
-from orchestrator.execution.session import start_ray
-from orchestrator.execution.tune import run_stage
-from orchestrator.stages.context import StageContext
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.execution.session import start_ray
+from batchscout.orchestrator.execution.tune import run_stage
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.trial import Trial
 
 SIZES = (100, 1_000)
 NUM_LANES = 4
@@ -130,10 +130,10 @@ def _director(config: StudyConfig, journal: Journal, observer: Observer) -> Dire
 
 @contextlib.contextmanager
 def lanes() -> Iterator[str]:
-    """A Dispatcher, by its name, and lanes that take from it as `orchestrator.execution.ranks.serve` does."""
+    """A Dispatcher, by its name, and lanes that take from it as `batchscout.orchestrator.execution.ranks.serve` does."""
     import ray
 
-    from orchestrator.execution.dispatcher import Dispatcher
+    from batchscout.orchestrator.execution.dispatcher import Dispatcher
 
     name = f"dispatcher-{uuid.uuid4().hex[:8]}"
     actor: Any = ray.remote(Dispatcher)

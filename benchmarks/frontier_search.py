@@ -32,8 +32,8 @@ from typing import Any
 
 from side_by_side import machine, options
 
-from orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
-from trainers.before.peak_memory import Line
+from batchscout.orchestrator.stages.frontier.search import Probe, SearchEnd, next_probe
+from batchscout.trainers.before.peak_memory import Line
 
 MIB = 1 << 20
 LARGEST = 512  # for the finders that ask for one; Accelerate's starts there, above every true limit
@@ -42,7 +42,13 @@ STEPS, ACCUMULATION = 3, 2
 LATER_STEPS = 25
 TIMEOUT_SECONDS = 3600.0
 HEADROOM = 0.01
-PRELOADED = ["torch", "accelerate", "lightning.pytorch", "trainers.run", "trainers.reporting.evaluation"]
+PRELOADED = [
+    "torch",
+    "accelerate",
+    "lightning.pytorch",
+    "batchscout.trainers.run",
+    "batchscout.trainers.reporting.evaluation",
+]
 MODELS: dict[str, dict[str, Any]] = {
     "narrow": {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "seq_len": 64},
     "words": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "seq_len": 32, "vocab_size": 2048},
@@ -127,7 +133,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
 
     Raise RuntimeError if that process dies.
     """
-    from trainers.device.memory import MALLOC_ENVIRONMENT
+    from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 
     os.environ.update(MALLOC_ENVIRONMENT, OMP_NUM_THREADS="1", PYTORCH_ALLOC_CONF="expandable_segments:True")
     context = multiprocessing.get_context("forkserver")
@@ -159,7 +165,7 @@ def _send_result(sending: Connection, function: Callable[..., Any], args: tuple[
 
 def warm_up(case: Case) -> None:
     """Touch every kernel once, so that only what a probe itself needs is left to count."""
-    from trainers.device.memory import give_back
+    from batchscout.trainers.device.memory import give_back
 
     for size in WARM_UP_SIZES:
         probe(case, size)
@@ -170,7 +176,7 @@ def warm_up(case: Case) -> None:
 
 
 def config(case: Case, micro_batch_size: int) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     model = dict(MODELS[case.model])
     seq_len = model.pop("seq_len")
@@ -196,7 +202,7 @@ def config(case: Case, micro_batch_size: int) -> Any:
 def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
     """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already; a GPU's
     allocator knows that by itself."""
-    from trainers.device.memory import held_to
+    from batchscout.trainers.device.memory import held_to
 
     return held_to(case.limit_bytes - (0 if case.device == "cuda" else taken_bytes), device_of(case))
 
@@ -204,7 +210,7 @@ def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[
 def device_of(case: Case) -> Any:
     import torch
 
-    from trainers.device.device import pick_device
+    from batchscout.trainers.device.device import pick_device
 
     return pick_device() if case.device == "cuda" else torch.device("cpu")
 
@@ -215,8 +221,8 @@ def now(case: Case) -> float:
 
 def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
     """Return the peak in bytes of so many steps and an evaluation; raise the allocator's error if they do not fit."""
-    from trainers.reporting.evaluation import evaluate
-    from trainers.run import STEPS_PER_INTERVAL, Run
+    from batchscout.trainers.reporting.evaluation import evaluate
+    from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(case, micro_batch_size), device_of(case))
     for number in range(1, steps + 1):
@@ -229,8 +235,8 @@ def probe(case: Case, micro_batch_size: int, steps: int = STEPS) -> float:
 
 def peak_or_none(case: Case, micro_batch_size: int) -> float | None:
     """Return None if it runs out of memory, after everything that it held was freed."""
-    from trainers.device.memory import give_back
-    from trainers.device.out_of_memory import is_out_of_memory
+    from batchscout.trainers.device.memory import give_back
+    from batchscout.trainers.device.out_of_memory import is_out_of_memory
 
     peak = None
     try:
@@ -307,7 +313,7 @@ def search_of(finder: str, case: Case) -> Search:
 
 
 def predict(case: Case) -> tuple[Line, float]:
-    from trainers.before.prediction import predict
+    from batchscout.trainers.before.prediction import predict
 
     started = now(case)
     return predict(config(case, 2)).lines[-1], now(case) - started
@@ -334,7 +340,7 @@ def train_on(case: Case, search: Search) -> None:
 
 
 def how_it_ends(train: Callable[[], object]) -> str:
-    from trainers.device.out_of_memory import is_out_of_memory
+    from batchscout.trainers.device.out_of_memory import is_out_of_memory
 
     try:
         train()
@@ -419,10 +425,10 @@ def lightning_module(case: Case, search: Search) -> Any:
     import torch
     from torch.utils.data import DataLoader
 
-    from trainers.data.samples import load_data
-    from trainers.model.activation_checkpointing import apply_to_blocks
-    from trainers.model.models import initial_module
-    from trainers.step.optimizers import build_optimizer
+    from batchscout.trainers.data.samples import load_data
+    from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+    from batchscout.trainers.model.models import initial_module
+    from batchscout.trainers.step.optimizers import build_optimizer
 
     trial = config(case, 2)
 

@@ -48,7 +48,7 @@ def padded(num_samples: int = NUM_SAMPLES) -> tuple[Any, Any]:
 
 
 def config(gpt: dict[str, Any], world_size: int = 1) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     size = gpt["kwargs"] | {"vocab_size": VOCAB_SIZE, "seq_len": SEQ_LEN}
     return TrialConfig.model_validate({
@@ -80,8 +80,8 @@ def parts(device: str, gpt: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     import torch
     from torch.utils.data import DataLoader
 
-    from trainers.model.models import initial_module
-    from trainers.step.optimizers import build_optimizer
+    from batchscout.trainers.model.models import initial_module
+    from batchscout.trainers.step.optimizers import build_optimizer
 
     samples, _ = padded()
     model = initial_module(config(gpt), None).to(torch.device(device))
@@ -111,7 +111,7 @@ def whole_batch_gradient(device: str, gpt: dict[str, Any]) -> Any:
 
 
 def first_gradient(trial: Any, device: Any) -> Any:
-    from trainers.run import Run
+    from batchscout.trainers.run import Run
 
     run, seen = Run(trial, device), []
     run.optimizer.register_step_post_hook(lambda *_: seen.append(flat(run.module)))
@@ -138,7 +138,7 @@ def rank_of(rank: int, device: str, folder: str, gpt: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainers.device.device import pick_device
+    from batchscout.trainers.device.device import pick_device
 
     join_two_ranks(rank, device, folder)
     gradient = first_gradient(config(gpt, world_size=2), pick_device())

@@ -83,14 +83,14 @@ class Throttled:
 
 
 def data(seconds: float) -> tuple[Throttled, Any]:
-    from trainers.data.text import python_stdlib
+    from batchscout.trainers.data.text import python_stdlib
 
     train, val = python_stdlib(**TEXT)
     return Throttled(train, seconds), val
 
 
 def config(told: dict[str, Any]) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     return TrialConfig.model_validate({
         "model": {"target": "gpt", "kwargs": GPT},
@@ -104,7 +104,7 @@ def config(told: dict[str, Any]) -> Any:
 def ours(told: dict[str, Any]) -> tuple[float, float]:
     import torch
 
-    from trainers.run import STEPS_PER_INTERVAL, Run
+    from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(told), torch.device(told["device"]))
     for _ in range(LEAD_IN):
@@ -145,9 +145,9 @@ def parts(told: dict[str, Any]) -> tuple[Any, Any, Timed]:
     import torch
     from torch.utils.data import DataLoader
 
-    from trainers.data.samples import load_data
-    from trainers.model.models import initial_module
-    from trainers.step.optimizers import build_optimizer
+    from batchscout.trainers.data.samples import load_data
+    from batchscout.trainers.model.models import initial_module
+    from batchscout.trainers.step.optimizers import build_optimizer
 
     trial, on_gpu = config(told), told["device"] == "cuda"
     train_set: Any = load_data(trial.data)[0]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from world_table import World, load
 
-from orchestrator.stages.estimates.surface import PRIOR, Prior
+from batchscout.orchestrator.stages.estimates.surface import PRIOR, Prior
 
 WORLDS = Path(__file__).parent / "worlds"
 OCTAVE = (1.5, 2.5)

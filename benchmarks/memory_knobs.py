@@ -76,8 +76,8 @@ def main() -> None:
 
 def sides_of(device: str) -> tuple[list[Side], dict[str, str]]:
     """Return (full checkpointing, each knob and each pair that runs here; why other knobs do not)."""
-    from trainers.config import TrialConfig
-    from trainers.knobs import KNOBS, bfloat16_weights, excluding
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.knobs import KNOBS, bfloat16_weights, excluding
 
     usual = "bfloat16" if device == "cuda" else "float32"
     config = TrialConfig.model_validate(
@@ -133,9 +133,9 @@ def largest_within(limit: float, peaks: Sequence[float]) -> int:
 def one_turn(told: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from trainers.before.compilation import warm_up
-    from trainers.config import TrialConfig
-    from trainers.run import Run
+    from batchscout.trainers.before.compilation import warm_up
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.run import Run
 
     device = torch.device(told.pop("device"))
     if device.type == "cpu":

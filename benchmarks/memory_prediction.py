@@ -68,8 +68,8 @@ def asked_for(chosen: argparse.Namespace) -> list[tuple[str, Sequence[Mode]]]:
 
 def compared(name: str, modes: Sequence[Mode], device: str, folder: str) -> list[Compared]:
     """Return this model's figures in each mode, all predicted in one process."""
-    from trainers.before.peak_memory import PeakMemory
-    from trainers.before.prediction import predict_in_own_process
+    from batchscout.trainers.before.peak_memory import PeakMemory
+    from batchscout.trainers.before.prediction import predict_in_own_process
 
     predictions = predict_in_own_process([trial(name, *mode, SIZES[0], device) for mode in modes])
     peaks = highest_of_ranks(name, modes, device, folder)
@@ -98,7 +98,7 @@ def highest_of_ranks(name: str, modes: Sequence[Mode], device: str, folder: str)
 
 
 def trial(name: str, mode: str | float, compiled: bool, micro_batch_size: int, device: str) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     return TrialConfig.model_validate({
         **MODELS[name].trial,
@@ -118,9 +118,9 @@ def measured(name: str, modes: list[Mode], rank: int, meet: str, device: str) ->
 def peak(config: Any, device: str) -> float:
     import torch
 
-    from trainers.before.compilation import warm_up
-    from trainers.device.memory import give_back
-    from trainers.run import Run
+    from batchscout.trainers.before.compilation import warm_up
+    from batchscout.trainers.device.memory import give_back
+    from batchscout.trainers.run import Run
 
     warm_up(config, torch.device(device))
     run = Run(config, torch.device(device))

@@ -59,9 +59,9 @@ def main() -> None:
 def one_side(told: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from trainers.before.compilation import warm_up
-    from trainers.config import TrialConfig
-    from trainers.run import Run
+    from batchscout.trainers.before.compilation import warm_up
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.run import Run
 
     device, gpt = torch.device(told["device"]), told["gpt"]
     compiled, cross_entropy = SIDES[told["side"]]

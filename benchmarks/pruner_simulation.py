@@ -27,9 +27,9 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
 from side_by_side import options
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import AshaPruner
-from orchestrator.decisions.pruners import Decision, Demand, Entrant, judge_rung
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import AshaPruner
+from batchscout.orchestrator.decisions.pruners import Decision, Demand, Entrant, judge_rung
 
 LARGE, LARGE_GPUS = 256, (1, 4, 16, 64, 256, 1024)
 SMALL, SMALL_GPUS = 6, (1, 2, 4, 8)  # as many configurations as the stage `train` has of itself

@@ -23,14 +23,23 @@ from typing import Any, BinaryIO
 import yaml
 from side_by_side import machine, options
 
-from orchestrator.config.load import parse_study
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Concluded, Ended, Evaluated, Event, RunBegan, StageBegan, Started, proposed
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, TrialState
-from trainers.lines import line_of
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
+    Concluded,
+    Ended,
+    Evaluated,
+    Event,
+    RunBegan,
+    StageBegan,
+    Started,
+    proposed,
+)
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, TrialState
+from batchscout.trainers.lines import line_of
 
 NUM_TRIALS, NUM_ROUNDS = 1_000, 7
 STUDY: dict[str, Any] = {
@@ -56,12 +65,12 @@ def tell_peak():
     print(int(peak.split()[1]) * 1024, file=sys.stderr)
 """
 REPLAY = """
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.journal import replay
 run_dir = Path(sys.argv[1])
 replay(run_dir / "journal.jsonl", load_stored_study(run_dir / "study.yaml").name)
 """
-VERB = "from orchestrator.cli import main; main({} + sys.argv[1:])"
+VERB = "from batchscout.orchestrator.cli import main; main({} + sys.argv[1:])"
 VERBS = {
     "replay": REPLAY,
     "status": VERB.format(["status"]),

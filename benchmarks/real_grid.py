@@ -20,18 +20,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.train.lineup import lineup_of
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.report import Answer, Report
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.train.lineup import lineup_of
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
 
 
 @dataclass(frozen=True)

@@ -34,26 +34,26 @@ from late_gain import prior_of
 from peer_searches import Chosen, Space, optuna_tpe, ray_asha
 from world_table import World, load
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from orchestrator.config.stages import FEWEST_STEPS
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observer
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates import surface
-from orchestrator.stages.findings import concluded, found
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.rates import Rate
-from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import Gain, TrainFindings
-from orchestrator.study.events import Concluded, RunBegan
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
-from trainers.config import TrialConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.stages import FEWEST_STEPS
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates import surface
+from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.rates import Rate
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.train import Gain, TrainFindings
+from batchscout.orchestrator.study.events import Concluded, RunBegan
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.config import TrialConfig
 
 WORLDS = Path(__file__).parent / "worlds"
 HARDWARE = (0, 16, 128)

@@ -53,10 +53,10 @@ from world_tasks import (
     vit_images,
 )
 
-from orchestrator.config.keys import StudyOptimizer
-from orchestrator.config.trial import optimizer_at
-from trainers.config import TrialConfig
-from trainers.step.learning_rate import learning_rate_of_step
+from batchscout.orchestrator.config.keys import StudyOptimizer
+from batchscout.orchestrator.config.trial import optimizer_at
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
 
 WORLDS = Path(__file__).parent / "worlds"
 POINTS = 8

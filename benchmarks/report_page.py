@@ -20,10 +20,10 @@ from pathlib import Path
 from reading_scale import write_study
 from side_by_side import machine, options
 
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import write_report
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import write_report
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.browser import Browser

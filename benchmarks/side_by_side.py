@@ -106,7 +106,7 @@ def machine() -> str:
 def in_fresh_process(file: str, told: Mapping[str, Any], folder: str) -> Any:
     """Return what `python FILE --one TOLD` prints last, as JSON: a side on its own, with a warm process's allocator, and the
     compiled code of those before it in the folder."""
-    from trainers.device.memory import MALLOC_ENVIRONMENT
+    from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 
     environment = {**os.environ, **MALLOC_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
     done = subprocess.run(

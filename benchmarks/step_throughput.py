@@ -94,7 +94,7 @@ def samples_per_step(device: str) -> int:
 
 
 def config(device: str, gpt: dict[str, Any], *, statistics_on: bool = True, whole: bool = False) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     micro_batch_size, accumulation = SPLITS[device]
     return TrialConfig.model_validate({
@@ -150,7 +150,7 @@ class Turns:
     def __init__(self, driver: Connection, device: str) -> None:
         import torch
 
-        from trainers.speed.throughput import StepClock
+        from batchscout.trainers.speed.throughput import StepClock
 
         self._driver, self._steps, self._clock = driver, 0, StepClock(torch.device(device))
         self._lead_in, self._gives_back = LEAD_IN[device], device == "cuda"
@@ -176,7 +176,7 @@ class Turns:
 
 def give_back() -> None:
     """Leave the GPU's memory to the next side: all of them together would not fit."""
-    from trainers.device import memory
+    from batchscout.trainers.device import memory
 
     memory.give_back()
 
@@ -200,9 +200,9 @@ def with_statistics(turns: Turns, device: str, gpt: dict[str, Any]) -> None:
 def ours(turns: Turns, device: str, gpt: dict[str, Any], *, statistics_on: bool, whole: bool = False) -> None:
     import torch
 
-    from trainers.noise.gradient_noise import FIRST_STEPS
-    from trainers.reporting.reporter import SECONDS_BETWEEN_PROGRESS_REPORTS
-    from trainers.run import STEPS_PER_INTERVAL, Run
+    from batchscout.trainers.noise.gradient_noise import FIRST_STEPS
+    from batchscout.trainers.reporting.reporter import SECONDS_BETWEEN_PROGRESS_REPORTS
+    from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
 
     run = Run(config(device, gpt, statistics_on=statistics_on, whole=whole), torch.device(device))
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
@@ -224,10 +224,10 @@ def parts(device: str, gpt: dict[str, Any], *, whole: bool = False) -> tuple[Any
     """(a compiled model, its optimizer, the training samples): the same for every peer."""
     import torch
 
-    from trainers.data.samples import load_data
-    from trainers.model.activation_checkpointing import apply_to_blocks
-    from trainers.model.models import initial_module
-    from trainers.step.optimizers import build_optimizer
+    from batchscout.trainers.data.samples import load_data
+    from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+    from batchscout.trainers.model.models import initial_module
+    from batchscout.trainers.step.optimizers import build_optimizer
 
     trial = config(device, gpt, whole=whole)
     train_set, _ = load_data(trial.data)

@@ -24,12 +24,12 @@ from typing import Any
 
 from side_by_side import options
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from orchestrator.config.trial import base_trial
-from orchestrator.execution.session import start_ray
-from orchestrator.run import run_study
-from orchestrator.study.journal import replay
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.execution.session import start_ray
+from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.study.journal import replay
 
 OUR_TRIALS = 10
 # The Ray cluster's CPUs, however many the machine has: a naive Tune trial takes one besides its workers' own.
@@ -146,10 +146,10 @@ def _train_function(given: dict[str, Any]) -> None:
 
     from ray import train
 
-    from trainers.config import TrialConfig
-    from trainers.device import memory
-    from trainers.loop import train as train_one
-    from trainers.report import Report
+    from batchscout.trainers.config import TrialConfig
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.loop import train as train_one
+    from batchscout.trainers.report import Report
 
     # Each of these trials is a process of its own, whose first report would wait 2 to 20 s to read what it can have of
     # a GPU. That reading is ours, made for a lane that does it once, and is not to count as Ray's time.

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     os.chdir(CLONE)
-    from orchestrator.cli import main as batchscout
+    from batchscout.orchestrator.cli import main as batchscout
 
     batchscout(["run", *study, "--address", "auto"])
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator import preflight
-from orchestrator.config.keys import StudyConfig
-from orchestrator.decisions.retries import changed_names, kept_text, trials_that_count, why_refused
-from orchestrator.study.events import FactsRead, noticed
-from orchestrator.study.facts import Facts
-from orchestrator.study.inputs import data_files_of, import_paths
-from orchestrator.study.journal import Journal
-from trainers.files import StorageLost
-from trainers.notices import Notice, NoticeKind
-from trainers.user_code import code_of
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.decisions.retries import changed_names, kept_text, trials_that_count, why_refused
+from batchscout.orchestrator.study.events import FactsRead, noticed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.inputs import data_files_of, import_paths
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.notices import Notice, NoticeKind
+from batchscout.trainers.user_code import code_of
 
 
 @dataclass(frozen=True)

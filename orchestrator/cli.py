@@ -10,22 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.command_line import CommandLine
-from orchestrator.signals import (
+from batchscout.orchestrator.command_line import CommandLine
+from batchscout.orchestrator.signals import (
     SECONDS_TO_SAVE,
     all_are_ctrl_c,
     all_are_ctrl_c_until_the_end,
     leave_dead_terminal,
     leave_on_signals,
 )
-from orchestrator.study.storage.place import RunPlace, run_place_of
-from orchestrator.terminal import draw_no_bars_in_a_log, printable, show_exception, spell_out_what_cannot_be_printed
-from orchestrator.units import exit_text
-from orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
-from orchestrator.verbs.launching import kuberay, ray, slurm
-from orchestrator.verbs.reading import compare, explain, export, report, status
-from orchestrator.verbs.running import plan, run, trial
-from trainers.files import StorageLost
+from batchscout.orchestrator.study.storage.place import RunPlace, run_place_of
+from batchscout.orchestrator.terminal import (
+    draw_no_bars_in_a_log,
+    printable,
+    show_exception,
+    spell_out_what_cannot_be_printed,
+)
+from batchscout.orchestrator.units import exit_text
+from batchscout.orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
+from batchscout.orchestrator.verbs.launching import kuberay, ray, slurm
+from batchscout.orchestrator.verbs.reading import compare, explain, export, report, status
+from batchscout.orchestrator.verbs.running import plan, run, trial
+from batchscout.trainers.files import StorageLost
 
 RUN_DIR = "a study's run directory, a folder or s3://bucket/name"
 EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from orchestrator.terminal import printable
+from batchscout.orchestrator.terminal import printable
 
 
 class CommandLine(argparse.ArgumentParser):

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.load import study_of
-from orchestrator.execution.code_shipping import import_from_here
-from orchestrator.output.loaded import LoadedStudy, load
-from orchestrator.run import run_study
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.storage.place import on_this_machine, run_place_of
-from trainers.files import make_private_directory, quoted
-from trainers.sources import objects
+from batchscout.orchestrator.config.load import study_of
+from batchscout.orchestrator.execution.code_shipping import import_from_here
+from batchscout.orchestrator.output.loaded import LoadedStudy, load
+from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
+from batchscout.trainers.files import make_private_directory, quoted
+from batchscout.trainers.sources import objects
 
 
 @dataclass(frozen=True)

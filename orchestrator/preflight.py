@@ -12,32 +12,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.config.keys import StudyConfig, given_batch
-from orchestrator.config.stages import Equivalence, Frontier, Grid
-from orchestrator.config.trial import base_trial
-from orchestrator.signals import interrupt_has_come
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.frontier.checkpointing import why_not_checkpointed
-from orchestrator.stages.frontier.propose import predicted_modes, prediction_key
-from orchestrator.stages.frontier.unpredicted import unpredicted_texts
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, counted, ending_text, exit_text, shortened
-from trainers.before.peak_memory import PeakMemory
-from trainers.config import TrialConfig
-from trainers.counted import Counted
-from trainers.criteria import import_path
-from trainers.device import cgroup
-from trainers.errors import said_by, users_frame
-from trainers.files import StorageLost, naming_the_disk, quoted
-from trainers.knobs import KNOBS, check_machine
-from trainers.notices import NoticeKind, give_notice
+from batchscout.orchestrator.config.keys import StudyConfig, given_batch
+from batchscout.orchestrator.config.stages import Equivalence, Frontier, Grid
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.signals import interrupt_has_come
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
+from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key
+from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.units import bytes_text, counted, ending_text, exit_text, shortened
+from batchscout.trainers.before.peak_memory import PeakMemory
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.counted import Counted
+from batchscout.trainers.criteria import import_path
+from batchscout.trainers.device import cgroup
+from batchscout.trainers.errors import said_by, users_frame
+from batchscout.trainers.files import StorageLost, naming_the_disk, quoted
+from batchscout.trainers.knobs import KNOBS, check_machine
+from batchscout.trainers.notices import NoticeKind, give_notice
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainers.before.first_pass import FirstPass, Part
-    from trainers.data.samples import Samples, SampleSet
+    from batchscout.trainers.before.first_pass import FirstPass, Part
+    from batchscout.trainers.data.samples import Samples, SampleSet
 
 SHARE_OF_HOST = 0.9
 MANY_SECONDS = 20.0
@@ -70,9 +70,9 @@ def check(
     True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
     own. Raises ValueError for bad input.
     """
-    from trainers.data.batches import fetch
-    from trainers.data.samples import first_of, load_data
-    from trainers.model.losses import loss_function
+    from batchscout.trainers.data.batches import fetch
+    from batchscout.trainers.data.samples import first_of, load_data
+    from batchscout.trainers.model.losses import loss_function
 
     check_compiler(compiles)
     what = _data_of(config)
@@ -102,7 +102,7 @@ def check(
 
 
 def _tell_of_an_unused_optimizer(config: StudyConfig, model: nn.Module) -> None:
-    from trainers.sources.kinds import LIGHTNING, is_lightning_module, is_overridden
+    from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_module, is_overridden
 
     if is_lightning_module(model) and is_overridden(model, "configure_optimizers", LIGHTNING):
         give_notice(
@@ -141,8 +141,8 @@ def _tell_of_few_training_samples(config: StudyConfig, num_there: int | None) ->
 
 def _long_samples(train_set: Samples, say: Callable[[str], object]) -> tuple[int, ...] | None:
     """Return the longest training samples, where they differ in size and nobody says how long they are."""
-    from trainers.data.long_samples import long_samples
-    from trainers.data.samples import num_samples
+    from batchscout.trainers.data.long_samples import long_samples
+    from batchscout.trainers.data.samples import num_samples
 
     found, num_there = long_samples(train_set, SECONDS_OF_READING), num_samples(train_set)
     if found is None or not found.indices or num_there is None:
@@ -159,8 +159,8 @@ def _long_samples(train_set: Samples, say: Callable[[str], object]) -> tuple[int
 def _longest_sample(config: StudyConfig, train_set: Samples) -> int | None:
     """Return the tokens of the longest training sample, where micro-batches are cut by tokens. Raises ValueError where the budget does not hold
     the micro-batch sizes that the study file asks for."""
-    from trainers.data.micro_batches import check_tokens
-    from trainers.data.streams import Stream
+    from batchscout.trainers.data.micro_batches import check_tokens
+    from batchscout.trainers.data.streams import Stream
 
     if config.micro_batch is None:
         return None
@@ -181,7 +181,7 @@ def _sizes_asked_for(config: StudyConfig) -> list[int]:
 
 def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
     """Build the model with the weights that runs are to begin with, to see that they are its own."""
-    from trainers.model.models import build_model
+    from batchscout.trainers.model.models import build_model
 
     weights = base_trial(config, None).initial_weights
     with naming_the_disk(Path(weights), "read") if weights is not None else contextlib.nullcontext():
@@ -191,11 +191,11 @@ def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
 def _facts(
     config: StudyConfig, train_set: Samples, val_set: Samples, model: nn.Module, targets_per_sample: float | None
 ) -> Facts:
-    from trainers.before.digests import digests_of_data
-    from trainers.data.samples import first_of, num_samples
-    from trainers.data.targets import counted_in
-    from trainers.model.blocks import find_blocks
-    from trainers.model.models import num_batch_norms, regularizers
+    from batchscout.trainers.before.digests import digests_of_data
+    from batchscout.trainers.data.samples import first_of, num_samples
+    from batchscout.trainers.data.targets import counted_in
+    from batchscout.trainers.model.blocks import find_blocks
+    from batchscout.trainers.model.models import num_batch_norms, regularizers
 
     num_blocks = len(find_blocks(model, config.model.blocks))
     return Facts(
@@ -214,7 +214,7 @@ def _facts(
 def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[str, ...] | None:
     """Return the memory knobs that a frontier tries without being told, as the model goes with them; None where it tries none. Raises
     ValueError where a knob that the study file names needs a layer that the model has not."""
-    from trainers.model.knobs import head_if_wanted
+    from batchscout.trainers.model.knobs import head_if_wanted
 
     frontier, trial = config.keys_of(Frontier), base_trial(config, None)
     named = {*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())}
@@ -231,7 +231,7 @@ def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[st
 
 def _goes(trial: TrialConfig, train_set: SampleSet) -> bool:
     """True if the model has the layer that a knob needs. Nobody has asked for it, so nobody is told why not."""
-    from trainers.model.knobs import head_if_wanted
+    from batchscout.trainers.model.knobs import head_if_wanted
 
     try:
         head_if_wanted(trial, train_set)
@@ -276,7 +276,7 @@ def check_new_study(
 
 def _first_pass(config: StudyConfig, say: Callable[[str], object], seconds: float) -> FirstPass:
     """Take the first pass; name each part that does not come to its end."""
-    from trainers.before.first_pass import first_pass
+    from batchscout.trainers.before.first_pass import first_pass
 
     with contextlib.ExitStack() as waiting:
 
@@ -350,8 +350,8 @@ def _loss_of(config: StudyConfig) -> str:
 
 def contents_of(config: StudyConfig, say: Callable[[str], object]) -> dict[str, str]:
     """Load the data; return their digests. Raises ValueError where they do not load. say: as of `check`."""
-    from trainers.before.digests import digests_of_data
-    from trainers.data.samples import load_data
+    from batchscout.trainers.before.digests import digests_of_data
+    from batchscout.trainers.data.samples import load_data
 
     what = _data_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, MANY_SECONDS):
@@ -360,7 +360,7 @@ def contents_of(config: StudyConfig, say: Callable[[str], object]) -> dict[str, 
 
 def _steady_contents(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
     """Return what data are known by; tell of data that are others in every process. there: as another one has found them."""
-    from trainers.before.digests import DATA, steady
+    from batchscout.trainers.before.digests import DATA, steady
 
     found = steady(here, there)
     for name in set(DATA) - found.keys():
@@ -382,7 +382,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str]
     stage = config.keys_of(Frontier)
     if stage is None:
         return facts
-    from trainers.before.prediction import NotPredictable, predict_in_own_process
+    from batchscout.trainers.before.prediction import NotPredictable, predict_in_own_process
 
     context = StageContext(stage, config, Study(config.name, facts=facts))
     trials = {
@@ -432,9 +432,9 @@ def _what_it_did(error: BaseException) -> str:
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
     """Check a single run in this process; errors of the user's own code are raised as they are, for their debugger."""
-    from trainers.data.samples import first_of, load_data
-    from trainers.data.targets import counted_in
-    from trainers.model.models import build_model
+    from batchscout.trainers.data.samples import first_of, load_data
+    from batchscout.trainers.data.targets import counted_in
+    from batchscout.trainers.model.models import build_model
 
     check_compiler(bool(trial.compile))
     if trial.world_size != 1:
@@ -496,7 +496,7 @@ def check_size(config: StudyConfig, train_set: Samples) -> None:
 
 def check_batch(effective: int, train_set: Samples) -> None:
     """Raise ValueError if the data is smaller than a step. Of a stream so much is read."""
-    from trainers.data.samples import first_of
+    from batchscout.trainers.data.samples import first_of
 
     num_train_samples = len(first_of(train_set, effective))
     if num_train_samples < effective:
@@ -508,7 +508,7 @@ def check_batch(effective: int, train_set: Samples) -> None:
 
 def _check_stream(config: StudyConfig, train_set: Samples) -> None:
     """Raise ValueError where the longest samples of a stream would have to be known."""
-    from trainers.data.streams import Stream, sizes_of_first
+    from batchscout.trainers.data.streams import Stream, sizes_of_first
 
     if not isinstance(train_set, Stream):
         return

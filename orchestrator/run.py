@@ -15,24 +15,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator import preflight
-from orchestrator.changes import Changes, changes_of, changes_of_what_is_over, refuse_or_keep
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.recipe import left_open_text
-from orchestrator.config.stages import StageKeys
-from orchestrator.config.trial import precisions, uses_compile
-from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observer, Observers
-from orchestrator.decisions.retries import events_of, tried_again, why_again
-from orchestrator.execution.device_peaks import device_peaks
-from orchestrator.execution.fleet import Ground, wait_for_room
-from orchestrator.execution.lanes import Lanes, Workplace, open_lanes
-from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, NoAutoscaler, autoscaler, start_asker
-from orchestrator.execution.nodes.node_kinds import Choice, chosen_nodes
-from orchestrator.execution.nodes.placement import LaneShape, lane_shape, nodes_now
-from orchestrator.execution.nodes.room import at_most
-from orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
-from orchestrator.execution.session import (
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.changes import Changes, changes_of, changes_of_what_is_over, refuse_or_keep
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.recipe import left_open_text
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.trial import precisions, uses_compile
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.decisions.observer import Observer, Observers
+from batchscout.orchestrator.decisions.retries import events_of, tried_again, why_again
+from batchscout.orchestrator.execution.device_peaks import device_peaks
+from batchscout.orchestrator.execution.fleet import Ground, wait_for_room
+from batchscout.orchestrator.execution.lanes import Lanes, Workplace, open_lanes
+from batchscout.orchestrator.execution.nodes.autoscaler import (
+    Autoscaler,
+    MayStart,
+    NoAutoscaler,
+    autoscaler,
+    start_asker,
+)
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, chosen_nodes
+from batchscout.orchestrator.execution.nodes.placement import LaneShape, lane_shape, nodes_now
+from batchscout.orchestrator.execution.nodes.room import at_most
+from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
+from batchscout.orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
     refuse_cpus_in_place_of_gpus,
@@ -40,45 +46,45 @@ from orchestrator.execution.session import (
     refuse_unreachable_address,
     wait_for_nodes,
 )
-from orchestrator.execution.tune import run_stage
-from orchestrator.output.fetched import TrialsFetched
-from orchestrator.output.live import LiveReport
-from orchestrator.output.progress import Progress
-from orchestrator.output.results import Ending, finish
-from orchestrator.output.tracking import open_trackers, require_libraries
-from orchestrator.output.tracking.runs import TrialRuns
-from orchestrator.output.tracking.tables import found_by
-from orchestrator.signals import (
+from batchscout.orchestrator.execution.tune import run_stage
+from batchscout.orchestrator.output.fetched import TrialsFetched
+from batchscout.orchestrator.output.live import LiveReport
+from batchscout.orchestrator.output.progress import Progress
+from batchscout.orchestrator.output.results import Ending, finish
+from batchscout.orchestrator.output.tracking import open_trackers, require_libraries
+from batchscout.orchestrator.output.tracking.runs import TrialRuns
+from batchscout.orchestrator.output.tracking.tables import found_by
+from batchscout.orchestrator.signals import (
     SECONDS_TO_SAVE,
     all_are_ctrl_c,
     interrupt_has_come,
     interrupts_between_events,
     leave_dead_terminal,
 )
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal, Vanished
-from orchestrator.study.reuse import Measurements, identity
-from orchestrator.study.run_directory import (
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal, Vanished
+from batchscout.orchestrator.study.reuse import Measurements, identity
+from batchscout.orchestrator.study.run_directory import (
     as_it_began,
     discard_what_nobody_needs,
     open_run_directory,
     put_former_try_by,
 )
-from orchestrator.study.slow_storage import told_if_storage_hangs
-from orchestrator.study.state import Halted, Study
-from orchestrator.study.storage.lease import RunsOut
-from orchestrator.study.storage.marker import RunMarker
-from orchestrator.study.storage.place import RunPlace
-from orchestrator.study.storage.stored_study import StoredStudy
-from orchestrator.study.trial import TrialState
-from orchestrator.terminal import printable
-from orchestrator.units import counted
-from trainers.data.cache import cache_directory
-from trainers.files import StorageLost, naming_the_disk
-from trainers.notices import Notice, NoticeKind, heard_by
+from batchscout.orchestrator.study.slow_storage import told_if_storage_hangs
+from batchscout.orchestrator.study.state import Halted, Study
+from batchscout.orchestrator.study.storage.lease import RunsOut
+from batchscout.orchestrator.study.storage.marker import RunMarker
+from batchscout.orchestrator.study.storage.place import RunPlace
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.data.cache import cache_directory
+from batchscout.trainers.files import StorageLost, naming_the_disk
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 
 # Clocks count a second somewhat differently.
 SECONDS_AFTER_A_LEASE = 1.0

@@ -7,16 +7,16 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import preflight
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import base_trial
-from orchestrator.output.progress import metrics_line
-from orchestrator.terminal import printable, show_exception
-from trainers.counted import Counted, rate_unit
-from trainers.files import make_private_directory
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.output.progress import metrics_line
+from batchscout.orchestrator.terminal import printable, show_exception
+from batchscout.trainers.counted import Counted, rate_unit
+from batchscout.trainers.files import make_private_directory
 
 if TYPE_CHECKING:
-    from trainers.report import Report
+    from batchscout.trainers.report import Report
 
 
 def run_trial(config: StudyConfig, run_dir: Path) -> int:
@@ -27,7 +27,7 @@ def run_trial(config: StudyConfig, run_dir: Path) -> int:
     trial = base_trial(config, int(config.memory_limit) if config.memory_limit else None)
     counted = preflight.check_trial(config, trial)
     make_private_directory(run_dir)
-    from trainers.loop import train
+    from batchscout.trainers.loop import train
 
     digest = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()[:8]
     name = f"{trial.split}-lr{trial.learning_rate:.3g}-{digest}"

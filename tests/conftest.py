@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.keys import StudyConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
 for _of_the_window in ("COLUMNS", "LINES"):
@@ -60,7 +60,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> I
     """Two CPUs on this machine, whatever it has."""
     import ray
 
-    from orchestrator.execution.session import start_ray
+    from batchscout.orchestrator.execution.session import start_ray
 
     study = StudyConfig.model_validate(
         {"name": "session", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.config.load import parse_study
-from orchestrator.execution.local_cluster import protect_local_cluster
-from orchestrator.execution.session import start_ray, worker_environment
-from orchestrator.signals import all_are_ctrl_c
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.execution.local_cluster import protect_local_cluster
+from batchscout.orchestrator.execution.session import start_ray, worker_environment
+from batchscout.orchestrator.signals import all_are_ctrl_c
 from tests.faults import own_cluster, several_machines, shared_cluster
 from tests.faults.laws import (
     batches_in_order,

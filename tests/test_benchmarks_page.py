@@ -74,12 +74,12 @@ def record(tmp_path: Path, code: str, *arguments: str) -> tuple[subprocess.Compl
 
 
 def test_a_record_is_the_last_line_and_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    code = "import json, sys, trainers\nprint('a table')\nprint(json.dumps({'seconds': 1.5, 'of': trainers.__file__, 'told': sys.argv[1:]}))"
+    code = "import batchscout, json, sys\nprint('a table')\nprint(json.dumps({'seconds': 1.5, 'of': batchscout.__file__, 'told': sys.argv[1:]}))"
     done, path = record(tmp_path, code, "--note", "a note", "--quick")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("a table\n{"), "its output passes through"
     found = json.loads(path.read_text())
-    assert found["last_line"] == {"seconds": 1.5, "of": str(ROOT / "trainers" / "__init__.py"), "told": ["--quick"]}
+    assert found["last_line"] == {"seconds": 1.5, "of": str(ROOT / "batchscout" / "__init__.py"), "told": ["--quick"]}
     assert found["printed"] == ["a table"]
     assert (found["title"], found["note"]) == ("Seconds of nothing.", "a note")
     assert found["command"] == "python benchmarks/tiny.py --quick"

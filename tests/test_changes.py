@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import preflight
-from orchestrator.changes import changes_of, changes_of_what_is_over, refuse_or_keep
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import base_trial
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, Evaluated, FactsRead, RunBegan, Started, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.changes import changes_of, changes_of_what_is_over, refuse_or_keep
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Ended, Evaluated, FactsRead, RunBegan, Started, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.before.digests import digests_of_data, steady
+from batchscout.trainers.before.first_pass import first_pass
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.studies import grid, tiny_study
-from trainers.before.digests import digests_of_data, steady
-from trainers.before.first_pass import first_pass
-from trainers.notices import Notice, NoticeKind, heard_by
 
 
 def samples(number: int, count: int = 32) -> list[dict[str, Any]]:

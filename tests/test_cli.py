@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from orchestrator.cli import main
-from orchestrator.study.events import Concluded
-from orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.study.events import Concluded
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.trainers.lines import line_of
 from tests.support.lane_player import Player, director_of, know
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
-from trainers.lines import line_of
 
 ROOT = Path(__file__).parents[1]
 VERBS = ("plan", "run", "trial", "status", "report", "explain", "compare", "export", "init", "doctor", "schema")
@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
 def batchscout(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Another process, as a user starts it."""
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
-    command = [sys.executable, "-m", "orchestrator", *arguments]
+    command = [sys.executable, "-m", "batchscout", *arguments]
     return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
 
 
@@ -80,7 +80,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     """Nor does the help of any verb, nor a mistyped one."""
     code = (
-        "import sys\nfrom orchestrator.cli import main\n"
+        "import sys\nfrom batchscout.orchestrator.cli import main\n"
         f"for words in (['--help'], *([verb, '--help'] for verb in {VERBS}), ['rnu']):\n"
         "    try: main(words)\n"
         "    except SystemExit as ended: assert ended.code == (2 if words == ['rnu'] else 0)\n"
@@ -108,7 +108,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 def test_reading_verbs_load_neither_torch_nor_ray(home: Path, run_dir: Path, arguments: tuple[str, ...]) -> None:
     argument = "tiny.yaml" if arguments[0] == "plan" else str(run_dir)
     code = (
-        "import sys\nfrom orchestrator.cli import main\n"
+        "import sys\nfrom batchscout.orchestrator.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as ended: assert not ended.code\n"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"
@@ -354,7 +354,7 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
 @pytest.mark.slow
 def test_what_a_models_library_draws_while_it_loads_is_in_no_log(home: Path) -> None:
     (home / "loads.py").write_text(
-        "from tqdm import tqdm\nfrom trainers.model.gpt import GPT\n"
+        "from tqdm import tqdm\nfrom batchscout.trainers.model.gpt import GPT\n"
         "def model(vocab_size):\n    for _ in tqdm(range(3), desc='Loading weights'): pass\n    return GPT(vocab_size=vocab_size, seq_len=16, num_layers=1, num_heads=1, hidden_dim=16)\n"
     )
     (home / "loads.yaml").write_text(yaml.safe_dump(TINY | {"model": {"target": "loads:model"}}))
@@ -415,8 +415,8 @@ MEASURED = {"none": (101.3, 222.9, 709.3), "full": (97.1, 162.8, 468.9)}
 def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
     home: Path, mode: Literal["none", "full"]
 ) -> None:
-    from trainers.before.prediction import PROCESS_BYTES, predict
-    from trainers.config import DataConfig, ModelConfig, TrialConfig
+    from batchscout.trainers.before.prediction import PROCESS_BYTES, predict
+    from batchscout.trainers.config import DataConfig, ModelConfig, TrialConfig
 
     text = {"train": str(home / "train.txt"), "seq_len": 256, "tokenizer": "bytes", "val_fraction": 0.3}
     config = TrialConfig(
@@ -433,9 +433,9 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
 
 
 def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
-    from orchestrator.config.load import load_study
-    from orchestrator.config.trial import base_trial
-    from trainers.speed.flops import flops_per_sample
+    from batchscout.orchestrator.config.load import load_study
+    from batchscout.orchestrator.config.trial import base_trial
+    from batchscout.trainers.speed.flops import flops_per_sample
 
     config = base_trial(load_study(home / "tiny.yaml", []), None)
     weights = 256 * 16 + 12 * 16 * 16  # the head, tied to the embedding, and one block
@@ -445,9 +445,9 @@ def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentio
 
 @pytest.mark.slow
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
-    from orchestrator.config.load import load_study
-    from orchestrator.config.trial import base_trial
-    from trainers.before.prediction import predict
+    from batchscout.orchestrator.config.load import load_study
+    from batchscout.orchestrator.config.trial import base_trial
+    from batchscout.trainers.before.prediction import predict
 
     config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)
     once, twice, often = (

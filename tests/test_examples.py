@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from batchscout import load
-from orchestrator.config.load import load_study
-from orchestrator.config.trial import base_trial
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.trainers.before.first_pass import FirstPass, parts
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.targets import counted_in
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.blocks import find_blocks
+from batchscout.trainers.report import Report
+from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.run import Run
 from tests.support.every import for_every
-from trainers.before.first_pass import FirstPass, parts
-from trainers.config import TrialConfig
-from trainers.data.targets import counted_in
-from trainers.loop import train
-from trainers.model.blocks import find_blocks
-from trainers.report import Report
-from trainers.reporting.evaluation import evaluate
-from trainers.run import Run
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -83,7 +83,7 @@ def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None
     pytest.importorskip(SCRIPTS[WHOLE])
     frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
     changes = [part for change in (*frontier, *SHORT_STUDY) for part in ("--set", change)]
-    run(EXAMPLES / WHOLE, short, "-m", "orchestrator", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    run(EXAMPLES / WHOLE, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("Train with micro-batch")
@@ -106,7 +106,7 @@ COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
     changes = [part for change in SCALED_DOWN for part in ("--set", f"stages.frontier.{change}")]
-    out = run(EXAMPLES / name, short, "-m", "orchestrator", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
+    out = run(EXAMPLES / name, short, "-m", "batchscout", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("frontier: micro-batch 4 with activation checkpointing none")

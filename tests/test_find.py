@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config.load import study_of
-from orchestrator.config.trial import base_trial
-from orchestrator.find import Subject, find
-from orchestrator.study.events import proposed
-from orchestrator.study.run_directory import open_run_directory
-from orchestrator.study.trial import Proposal
-from trainers.sources import objects
+from batchscout.orchestrator.config.load import study_of
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.find import Subject, find
+from batchscout.orchestrator.study.events import proposed
+from batchscout.orchestrator.study.run_directory import open_run_directory
+from batchscout.orchestrator.study.trial import Proposal
+from batchscout.trainers.sources import objects
 
 
 class Net(nn.Module):

@@ -34,7 +34,7 @@ def crashes(**_): ctypes.string_at(0)
 def raises(**_): raise Unexpected("of all things")
 def interrupts(**_): raise KeyboardInterrupt
 def waits(place):
-    is_first = "trainers.before.first_pass" in sys.orig_argv
+    is_first = "batchscout.trainers.before.first_pass" in sys.orig_argv
     if is_first == (place == "first pass"):
         open("waits", "w").close()
         time.sleep(600)
@@ -55,7 +55,7 @@ def home(tmp_path: Path) -> Path:
 def said_to(home: Path, verb: str, **changes: Any) -> tuple[int, str]:
     """(exit code, all that was printed but for what `run` begins with) of a verb on a study of this directory."""
     (home / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    command = [sys.executable, "-m", "orchestrator", verb, "study.yaml"]
+    command = [sys.executable, "-m", "batchscout", verb, "study.yaml"]
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=home, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
     said = done.stdout.removeprefix("reading the data, building the model and predicting its memory\n") + done.stderr
@@ -104,7 +104,7 @@ def test_a_real_interrupt_in_a_constructor_stops_the_study_as_ever(home: Path, p
         yaml.safe_dump(STUDY | {"model": {"target": "hostile:waits", "kwargs": {"place": place}}})
     )
     command, settings = (
-        [sys.executable, "-m", "orchestrator", "run", "study.yaml"],
+        [sys.executable, "-m", "batchscout", "run", "study.yaml"],
         os.environ | {"PYTHONPATH": str(ROOT)},
     )
     with subprocess.Popen(command, cwd=home, env=settings, stderr=subprocess.PIPE, text=True) as driver:

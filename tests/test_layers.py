@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import orchestrator
-import trainers
+import batchscout.orchestrator
+import batchscout.trainers
 from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def loaded_with(name: str) -> set[str]:
     """The libraries, of those that matter here, that a fresh process has loaded after importing a module and all below it."""
     done = subprocess.run([sys.executable, "-c", LOAD_ALL, name], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return {*HEAVY, "orchestrator"} & set(done.stdout.split())
+    return {*HEAVY, "batchscout.orchestrator"} & set(done.stdout.split())
 
 
 def imports(source: str) -> set[str]:
@@ -97,7 +97,8 @@ def imports(source: str) -> set[str]:
 
 def imported_rooms(file: Path, package: str) -> set[str]:
     """The rooms of a package, and the files on top, that a file imports."""
-    return {name.split(".")[1] for name in imports(file.read_text()) if name.startswith(f"{package}.")}
+    ours = f"batchscout.{package}."
+    return {name.removeprefix(ours).split(".")[0] for name in imports(file.read_text()) if name.startswith(ours)}
 
 
 def upward(package: str, room: str, below: set[str]) -> dict[str, set[str]]:
@@ -122,49 +123,51 @@ def test_a_room_of_the_trainers_imports_only_the_rooms_below_it(room: str) -> No
 def test_an_inner_room_knows_nothing_of_the_room_around_it(inner: str) -> None:
     around, _, name = inner.partition(".")
     known = {one for file in (ROOT / "orchestrator" / around / name).glob("*.py") for one in imports(file.read_text())}
-    assert {one for one in known if one.startswith(f"orchestrator.{around}.") and f".{name}." not in one} == set()
+    assert {
+        one for one in known if one.startswith(f"batchscout.orchestrator.{around}.") and f".{name}." not in one
+    } == set()
 
 
 def test_of_the_room_around_them_nodes_know_what_is_private_to_ray() -> None:
     files = (ROOT / "orchestrator" / "execution" / "nodes").glob("*.py")
     known = {name for file in files for name in imports(file.read_text())}
-    around = {name for name in known if name.startswith("orchestrator.execution.") and ".nodes." not in name}
-    assert {name.split(".")[2] for name in around} == {"ray_private"}
+    around = {name for name in known if name.startswith("batchscout.orchestrator.execution.") and ".nodes." not in name}
+    assert {name.split(".")[3] for name in around} == {"ray_private"}
 
 
 def test_every_room_is_known_here() -> None:
-    packages = {module.name for module in pkgutil.iter_modules(orchestrator.__path__) if module.ispkg}
+    packages = {module.name for module in pkgutil.iter_modules(batchscout.orchestrator.__path__) if module.ispkg}
     assert packages == ROOMS.keys()
-    packages = {module.name for module in pkgutil.iter_modules(trainers.__path__) if module.ispkg}
+    packages = {module.name for module in pkgutil.iter_modules(batchscout.trainers.__path__) if module.ispkg}
     assert packages == {room for room in ROOMS_OF_TRAINERS if (ROOT / "trainers" / room).is_dir()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_loads_only_the_libraries_that_belong_to_it(room: str) -> None:
-    assert loaded_with(f"orchestrator.{room}") - {"orchestrator"} <= ALLOWED.get(room, set())
+    assert loaded_with(f"batchscout.orchestrator.{room}") - {"batchscout.orchestrator"} <= ALLOWED.get(room, set())
 
 
 @pytest.mark.slow
 def test_the_training_loop_loads_torch_alone() -> None:
-    assert loaded_with("trainers.loop") == {"torch"}
+    assert loaded_with("batchscout.trainers.loop") == {"torch"}
 
 
 @pytest.mark.parametrize("module", ["config", "lines", "notices", "step.ramps", "report", "step_log"])
 def test_what_the_driver_reads_of_a_run_loads_no_torch(module: str) -> None:
-    assert loaded_with(f"trainers.{module}") == set()
+    assert loaded_with(f"batchscout.trainers.{module}") == set()
 
 
 @pytest.mark.slow
 def test_the_trainers_know_neither_ray_nor_a_tracker_nor_a_study() -> None:
-    assert loaded_with("trainers") == {"torch"}
-    files = Path(trainers.__path__[0]).rglob("*.py")
-    foreign = {"ray", "wandb", "orchestrator"}
+    assert loaded_with("batchscout.trainers") == {"torch"}
+    files = Path(batchscout.trainers.__path__[0]).rglob("*.py")
+    foreign = ("ray", "wandb", "batchscout.orchestrator")
     for file in files:
         tree = ast.parse(file.read_text())
         imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not foreign & {name.split(".")[0] for name in imports}, file
+        assert not [name for name in imports if f"{name}.".startswith(tuple(f"{one}." for one in foreign))], file
 
 
 def imported_test_modules(source: str) -> set[str]:
@@ -195,7 +198,7 @@ def test_an_import_of_a_test_module_is_seen_however_it_is_written(line: str) -> 
 OURS = [file for place in ("orchestrator", "trainers", "tests", "benchmarks") for file in (ROOT / place).rglob("*.py")]
 
 
-PLACES = ("orchestrator", "trainers", "tests")
+PLACES = ("batchscout.", "tests.")
 
 
 def private_names_of_others(source: str) -> list[str]:
@@ -219,5 +222,5 @@ def test_no_private_name_is_used_from_another_file() -> None:
 
 
 def test_a_private_name_is_seen_however_it_is_taken() -> None:
-    source = "from trainers import loop\nfrom trainers.loop import _train\nloop._warm()\nloop.__name__\nother._own"
-    assert sorted(private_names_of_others(source)) == ["loop._warm", "trainers.loop._train"]
+    source = "from batchscout.trainers import loop\nfrom batchscout.trainers.loop import _train\nloop._warm()\nloop.__name__\nother._own"
+    assert sorted(private_names_of_others(source)) == ["batchscout.trainers.loop._train", "loop._warm"]

@@ -20,26 +20,26 @@ import pytest
 import torch
 import yaml
 
-from orchestrator import preflight
-from orchestrator.cli import main
-from orchestrator.config.load import load_study, parse_study
-from orchestrator.config.trial import base_trial
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.events import FactsRead, RunBegan, parser, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.inputs import data_files_of
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.run_directory import open_run_directory
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.config.load import load_study, parse_study
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.events import FactsRead, RunBegan, parser, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.inputs import data_files_of
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.run_directory import open_run_directory
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal
+from batchscout.trainers.before.first_pass import FirstPass
+from batchscout.trainers.errors import Obstacle
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
-from trainers.before.first_pass import FirstPass
-from trainers.errors import Obstacle
-from trainers.model.gpt import GPT
-from trainers.notices import Notice, NoticeKind, heard_by
 
 # Their few samples are met often; whoever hears notices hears of that all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:runs meet each of the:UserWarning")
@@ -172,7 +172,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first pass that shows nothing, for what is refused in any case: the process of a real one takes two seconds."""
-    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: FirstPass("passed", "pass"))
+    monkeypatch.setattr("batchscout.trainers.before.first_pass.first_pass", lambda *_: FirstPass("passed", "pass"))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -457,7 +457,7 @@ def test_what_a_first_pass_shows_is_refused_or_told(
     monkeypatch: pytest.MonkeyPatch, found: FirstPass, is_local: bool, refused: str | None, told: list[str]
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("trainers.before.first_pass.first_pass", lambda *_: found)
+    monkeypatch.setattr("batchscout.trainers.before.first_pass.first_pass", lambda *_: found)
     raises = contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused) + "$")
     with raises:
         study = parse_study(STUDY, "study.yaml")
@@ -467,8 +467,8 @@ def test_what_a_first_pass_shows_is_refused_or_told(
 
 CHECKS = """
 import sys; sys.path.insert(0, '.')
-from orchestrator import preflight
-from orchestrator.config.load import parse_study
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.config.load import parse_study
 for ends in ('crashes', 'leaves'):
     study = parse_study({study} | {{'model': {{'target': 'mine:' + ends}}}}, 's')
     preflight.check_new_study(study, is_local={cluster}, compiles=False, say=print)
@@ -790,7 +790,7 @@ def test_a_stream_that_a_study_cannot_use_is_refused_before_anything_starts(
 
 @pytest.mark.slow
 def test_every_mode_of_the_frontier_is_predicted_for_what_it_runs() -> None:
-    from trainers.before.prediction import predict
+    from batchscout.trainers.before.prediction import predict
 
     stage = {
         "type": "frontier",
@@ -856,7 +856,7 @@ def test_a_new_study_knows_its_longest_samples_and_says_if_it_did_not_look_at_al
     assert facts.long_samples[0] == 50
     assert base_trial(config, None, long_samples=facts.long_samples).long_samples == facts.long_samples
     seconds = SimpleNamespace(monotonic=itertools.count().__next__)  # one for each sample that is read
-    monkeypatch.setattr("trainers.data.long_samples.time", seconds)
+    monkeypatch.setattr("batchscout.trainers.data.long_samples.time", seconds)
     assert preflight.check_new_study(config, is_local=True, compiles=False, say=said.append).long_samples
     assert re.match(
         r"the training samples differ in size, and 5 of 64 were looked at in 4 s: among the others .* `lengths`",

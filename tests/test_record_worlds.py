@@ -27,9 +27,9 @@ from record_worlds import (
 from world_table import Run, World, load
 from world_tasks import IGNORED, noisy_regression, sequences
 
-from orchestrator.config.keys import StudyOptimizer
+from batchscout.orchestrator.config.keys import StudyOptimizer
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
-from trainers.step.learning_rate import learning_rate_of_step
 
 WORLDS = Path(__file__).parents[1] / "benchmarks" / "worlds"
 FILES = sorted(WORLDS.rglob("*.jsonl"))

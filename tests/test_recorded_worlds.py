@@ -6,7 +6,7 @@ import pytest
 from recommendation import WORLDS, cases_of, judged_by_others, summary
 from world_table import load
 
-from orchestrator.stages.estimates import surface
+from batchscout.orchestrator.stages.estimates import surface
 
 pytestmark = pytest.mark.slow
 DRAWS = 2

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-HEAD = "import signal, sys, time\nfrom orchestrator.signals import *\n"
+HEAD = "import signal, sys, time\nfrom batchscout.orchestrator.signals import *\n"
 # Says that it can be stopped, and waits for that.
 WAITS = "print('ready', flush=True); time.sleep(60)"
 
@@ -132,7 +132,7 @@ def test_one_that_comes_while_the_interpreter_shuts_down_changes_no_exit_code(
     leaving: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     """As Ray and torch take a while to leave, and threads are waited for even before them."""
-    verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom orchestrator.cli import program\nprogram()"
+    verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom batchscout.orchestrator.cli import program\nprogram()"
     code, output = stopped_by(number, f"import atexit, threading\n{leaving}\n{verb}")
     assert (code, output.splitlines()[-1]) == (2, "ready")
     assert output.startswith("batchscout: "), "nothing that was said is lost"
@@ -146,7 +146,7 @@ def test_one_that_comes_when_nothing_listens_any_more_changes_no_exit_code(
     destroyed = (
         f"class Last:\n  def __del__(self, kill=os.kill, own=os.getpid()): kill(own, {int(number)})\nlast = Last()"
     )
-    verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom orchestrator.cli import program\nprogram()"
+    verb = f"sys.argv = ['batchscout', 'report', {str(tmp_path)!r}]\nfrom batchscout.orchestrator.cli import program\nprogram()"
     process = start(f"import os\n{destroyed}\n{verb}")
     output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)
     assert process.returncode == 2, output

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.installed import admitted
+from batchscout.orchestrator.installed import admitted
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 def version_where(path: Path) -> subprocess.CompletedProcess[str]:
     """What `batchscout --version` prints, and what it has loaded, where this directory holds the installed metadata."""
     code = (
-        "import sys\nfrom orchestrator.cli import main\n"
+        "import sys\nfrom batchscout.orchestrator.cli import main\n"
         "try: main(['--version'])\n"
         "except SystemExit as ended: assert not ended.code\n"
         "print(sorted({'torch', 'ray', 'pydantic', 'numpy', 'yaml'} & set(sys.modules)))"
@@ -51,7 +51,7 @@ def test_a_version_that_was_installed_by_force_is_refused_with_both_numbers_and_
         return subprocess.run([sys.executable, *words], env=settings, cwd=tmp_path, capture_output=True, text=True)
 
     for verb in ("run", "plan", "trial"):
-        done = typed("-m", "orchestrator", verb, str(ROOT / "configs" / "quickstart.yaml"))
+        done = typed("-m", "batchscout", verb, str(ROOT / "configs" / "quickstart.yaml"))
         assert (done.returncode, done.stderr) == (2, f"batchscout: {told}\n")
     assert typed("-c", "import batchscout; batchscout.find()").stderr.endswith(f"ValueError: {told}\n")
 

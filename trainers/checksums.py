@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from trainers.files import naming_the_disk, written_whole
+from batchscout.trainers.files import naming_the_disk, written_whole
 
 _LAST_BYTES = b"\ncrc32 %08x\n"
 _NUM_LAST_BYTES = len(_LAST_BYTES % 0)

@@ -22,9 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from trainers.criteria import Loss
-from trainers.knobs import MemoryKnobsTogether, check_knobs
-from trainers.strict import Strict
+from batchscout.trainers.criteria import Loss
+from batchscout.trainers.knobs import MemoryKnobsTogether, check_knobs
+from batchscout.trainers.strict import Strict
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]

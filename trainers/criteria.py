@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_serializer, model_validator
 
-from trainers.strict import Strict
+from batchscout.trainers.strict import Strict
 
 IGNORED_TARGET = -100
 """A target that does not count, as torch and transformers have it."""

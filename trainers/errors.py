@@ -78,7 +78,7 @@ def users_frame(error: BaseException) -> tuple[str, int]:
     return frame.filename, frame.lineno or 0
 
 
-_OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("trainers", "orchestrator"))
+_OURS = (str(Path(__file__).parents[1]),)
 
 
 def _is_the_users(file: str) -> bool:

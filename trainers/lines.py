@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainers.files import own_file, quoted
-from trainers.notices import NoticeKind, give_notice
+from batchscout.trainers.files import own_file, quoted
+from batchscout.trainers.notices import NoticeKind, give_notice
 
 CHECKSUM_KEY = b',"crc32":"'
 MOST_NUMBERS = 5

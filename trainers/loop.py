@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from trainers.before.compilation import warm_up
-from trainers.config import TrialConfig
-from trainers.device import memory
-from trainers.device.determinism import deterministic
-from trainers.device.device import pick_device
-from trainers.device.tensor_float import tensor_float_32
-from trainers.report import Answer, Known, ReportFunction
-from trainers.reporting.reporter import Reporter, crossed, notices_reported
-from trainers.run import STEPS_PER_INTERVAL, Run
+from batchscout.trainers.before.compilation import warm_up
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device import memory
+from batchscout.trainers.device.determinism import deterministic
+from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.tensor_float import tensor_float_32
+from batchscout.trainers.report import Answer, Known, ReportFunction
+from batchscout.trainers.reporting.reporter import Reporter, crossed, notices_reported
+from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
 
 
 def train(
@@ -24,7 +24,7 @@ def train(
 
     config: one trial, with the world_size of the process group. report: called on rank 0 alone.
     directory: where this trial, and no other, saves its files. token: who writes them, see
-    `trainers.checkpoints.checkpoint`. known: what a study's journal knows of the run; None where there is no journal.
+    `batchscout.trainers.checkpoints.checkpoint`. known: what a study's journal knows of the run; None where there is no journal.
     Raises the allocator's error where memory runs out, and whatever the user's model or data raise.
     """
     device = pick_device()

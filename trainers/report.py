@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from trainers.notices import Notice
+from batchscout.trainers.notices import Notice
 
 ReportKind = Literal["progress", "milestone", "end", "notice"]
 

@@ -12,38 +12,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.checkpoints.checkpoint import random_state, set_random_state
-from trainers.checkpoints.made_with import made_with
-from trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
-from trainers.config import DataConfig, Split, TrialConfig
-from trainers.data.draws import seed_of
-from trainers.data.feed import Ask, Feed
-from trainers.data.loaders import workers_of
-from trainers.data.micro_batches import StepPlan, micro_batches_of
-from trainers.data.order import InOrder, LongestFirst, SampleOrder, longest
-from trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
-from trainers.data.streams import Place, Stream
-from trainers.knobs import check_machine, with_settings
-from trainers.model.activation_checkpointing import apply_to_blocks
-from trainers.model.contract import check_first_loss
-from trainers.model.equivalence import Weights, weights_of
-from trainers.model.frozen import frozen_digest
-from trainers.model.knobs import head_if_wanted, on_device, with_knobs
-from trainers.model.losses import LossFunction, autocasting
-from trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
-from trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
-from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
-from trainers.noise.step_statistics import read_step
-from trainers.report import Known
-from trainers.speed.flops import work_of
-from trainers.speed.meter import Meter, TokenCount
-from trainers.speed.throughput import NUM_WARMUP_STEPS
-from trainers.step.accumulation import accumulate_gradient, over_all_ranks
-from trainers.step.learning_rate import learning_rate_of_step
-from trainers.step.optimizers import build_optimizer, set_learning_rate
-from trainers.step.update import update
-from trainers.step.weight_average import WeightAverage
-from trainers.step_log import Step
+from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_state
+from batchscout.trainers.checkpoints.made_with import made_with
+from batchscout.trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
+from batchscout.trainers.config import DataConfig, Split, TrialConfig
+from batchscout.trainers.data.draws import seed_of
+from batchscout.trainers.data.feed import Ask, Feed
+from batchscout.trainers.data.loaders import workers_of
+from batchscout.trainers.data.micro_batches import StepPlan, micro_batches_of
+from batchscout.trainers.data.order import InOrder, LongestFirst, SampleOrder, longest
+from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
+from batchscout.trainers.data.streams import Place, Stream
+from batchscout.trainers.knobs import check_machine, with_settings
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+from batchscout.trainers.model.contract import check_first_loss
+from batchscout.trainers.model.equivalence import Weights, weights_of
+from batchscout.trainers.model.frozen import frozen_digest
+from batchscout.trainers.model.knobs import head_if_wanted, on_device, with_knobs
+from batchscout.trainers.model.losses import LossFunction, autocasting
+from batchscout.trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
+from batchscout.trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
+from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
+from batchscout.trainers.noise.step_statistics import read_step
+from batchscout.trainers.report import Known
+from batchscout.trainers.speed.flops import work_of
+from batchscout.trainers.speed.meter import Meter, TokenCount
+from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
+from batchscout.trainers.step.accumulation import accumulate_gradient, over_all_ranks
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
+from batchscout.trainers.step.optimizers import build_optimizer, set_learning_rate
+from batchscout.trainers.step.update import update
+from batchscout.trainers.step.weight_average import WeightAverage
+from batchscout.trainers.step_log import Step
 
 # The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
 # after the first steps, as with the micro-gradients, of one interval in so many.
@@ -250,7 +250,7 @@ class Run:
 
     def resume(self, directory: Path, token: str = "local", known: Known | None = None) -> dict[str, Any] | None:
         """Go on from the run's newest checkpoint below `directory`; where there is none, a branch begins from another
-        run's. token, known: see `trainers.loop.train`.
+        run's. token, known: see `batchscout.trainers.loop.train`.
 
         Returns the report that was saved with the checkpoint, if there is one that this run has to make.
         """

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers import lines
-from trainers.files import exists, own_file
+from batchscout.trainers import lines
+from batchscout.trainers.files import exists, own_file
 
 FILE_NAME = "steps.jsonl"
 NUM_DIGITS = {"loss": 7, "gradient_norm": 7, "learning_rate": 7, "data_wait": 2}

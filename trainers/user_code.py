@@ -12,10 +12,10 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainers.files import own_file
+from batchscout.trainers.files import own_file
 
 _PYTHONS = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-OURS = [Path(__file__).parents[1] / name for name in ("trainers", "orchestrator", "batchscout.py")]
+_OURS = Path(__file__).parents[1]
 
 
 def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _may_count(file: Path) -> bool:
 
 def _is_pythons_or_ours(file: Path) -> bool:
     comes_with_python = not _is_installed(file) and any(file.is_relative_to(place) for place in _PYTHONS)
-    return comes_with_python or any(file.is_relative_to(one) for one in OURS)
+    return comes_with_python or file.is_relative_to(_OURS)
 
 
 def _is_installed(file: Path) -> bool:

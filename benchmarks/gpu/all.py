@@ -30,11 +30,13 @@ from lines import HERE, ROOT, Line, Lines, Setting, end
 def main() -> None:
     chosen = options()
     lines, until = Lines(chosen.out), time.monotonic() + chosen.limit_seconds
-    ours = [str(ROOT), str(HERE), str(ROOT / "benchmarks")]
+    ours = [str(HERE), str(ROOT / "benchmarks")]
     sys.path[:0] = ours
+    sys.path.append(str(ROOT))
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         os.environ |= {
-            "PYTHONPATH": os.pathsep.join([*ours, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            # What is installed comes before the tree, whose links to the packages a copy may have lost.
+            "PYTHONPATH": os.pathsep.join([*ours, *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "BATCHSCOUT_CACHE": f"{folder}/cache",
         }

@@ -72,7 +72,7 @@ def fastest(function: Callable[[], object], device: Any, rounds: int) -> float:
 
 
 def ray_sees_it(device: str, tiny: bool) -> Found:
-    from orchestrator.execution.local_cluster import protect_local_cluster
+    from batchscout.orchestrator.execution.local_cluster import protect_local_cluster
 
     protect_local_cluster()  # or Ray leaves a token in ~/.ray, which later clusters on this host then demand
     import ray
@@ -90,7 +90,7 @@ def ray_sees_it(device: str, tiny: bool) -> Found:
 
 
 def trial(tiny: bool, **changes: Any) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     fields = {
         **gpt(tiny, seq_len=256), "micro_batch_size": 4, "compile": False, "learning_rate": 1e-3, "sample_budget": 10**6,
@@ -102,7 +102,7 @@ def trial(tiny: bool, **changes: Any) -> Any:
 def run_of(config: Any, device: str) -> Any:
     import torch
 
-    from trainers.run import Run
+    from batchscout.trainers.run import Run
 
     return Run(config, torch.device(device))
 
@@ -168,7 +168,7 @@ def modes(device: str, tiny: bool) -> Found:
 
 
 def give_back() -> None:
-    from trainers.device import memory
+    from batchscout.trainers.device import memory
 
     memory.give_back()
 
@@ -246,9 +246,9 @@ def ended_of_run(device: str, tiny: bool, deterministic: bool, folder: str, stop
 
     import torch
 
-    from trainers.checkpoints.checkpoint import load_newest
-    from trainers.loop import train
-    from trainers.report import Answer
+    from batchscout.trainers.checkpoints.checkpoint import load_newest
+    from batchscout.trainers.loop import train
+    from batchscout.trainers.report import Answer
 
     fields = {"sample_budget": 64, "rungs": (32,), "evaluations": (64,), "deterministic": deterministic}
     config = trial(tiny, **fields, **gpt(tiny, seq_len=256, dropout=0.1))
@@ -273,17 +273,17 @@ def ended_of_run(device: str, tiny: bool, deterministic: bool, folder: str, stop
 
 
 def memory_comes_back(setting: Setting) -> Found:
-    from trainers.device.memory import MALLOC_ENVIRONMENT
+    from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 
     return setting.in_fresh_process("checks", "ran_out", MALLOC_ENVIRONMENT if setting.device == "cpu" else None)
 
 
 def ran_out(device: str, tiny: bool) -> Found:
     """Grow a batch under a limit until memory runs out, then run the small one again."""
-    from trainers.device import memory
-    from trainers.device.device import pick_device
-    from trainers.device.out_of_memory import is_out_of_memory
-    from trainers.loop import train
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.out_of_memory import is_out_of_memory
+    from batchscout.trainers.loop import train
 
     limit, losses = (128 * MIB if tiny else 8 * GIB), list[float]()
     said, recognised, size = None, False, 4
@@ -325,9 +325,9 @@ def compiled_with_little(device: str, tiny: bool, gib: float) -> Found:
 
     import torch
 
-    from trainers.before.compilation import warm_up
-    from trainers.device import memory
-    from trainers.device.out_of_memory import is_out_of_memory
+    from batchscout.trainers.before.compilation import warm_up
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.device.out_of_memory import is_out_of_memory
 
     place = torch.device(device)
     ballast = ballast_that_leaves(int(gib * GIB), place) if device == "cuda" else None
@@ -350,7 +350,7 @@ def ballast_that_leaves(left_bytes: int, device: Any) -> Any:
     """Fill the GPU but for so many bytes, or for a few more: not all that the driver calls free can be had at once."""
     import torch
 
-    from trainers.device import memory
+    from batchscout.trainers.device import memory
 
     size = max(0, (memory.free_bytes(device) or 0) - left_bytes)
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trainers.model.gpt import GPT
+from batchscout.trainers.model.gpt import GPT
 
 SIZE_OF_THE_FAULT = 3
 

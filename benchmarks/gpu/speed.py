@@ -107,9 +107,9 @@ class Side:
 
 
 def run_side(driver: Connection, name: str, device: str, tiny: bool, size: int) -> None:
-    from trainers.device import memory
-    from trainers.device.device import pick_device
-    from trainers.device.out_of_memory import is_out_of_memory
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.out_of_memory import is_out_of_memory
 
     place, turn = pick_device(), None
     while True:
@@ -124,7 +124,7 @@ def run_side(driver: Connection, name: str, device: str, tiny: bool, size: int) 
 
 
 def config(name: str, tiny: bool, size: int) -> Any:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
     compiled, cross_entropy, statistics_on = OURS.get(name, (False, "whole", False))
     return TrialConfig.model_validate({
@@ -135,9 +135,9 @@ def config(name: str, tiny: bool, size: int) -> Any:
 
 def ours(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     """Return what trains as a run does for so many seconds."""
-    from trainers.noise.gradient_noise import FIRST_STEPS
-    from trainers.run import STEPS_PER_INTERVAL, Run
-    from trainers.speed.throughput import NUM_WARMUP_STEPS
+    from batchscout.trainers.noise.gradient_noise import FIRST_STEPS
+    from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
+    from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
 
     run = Run(trial, place)
     run.num_steps = FIRST_STEPS  # of which it looks at every gradient; a run worth timing is past them
@@ -163,13 +163,13 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     """Return nanoGPT's loop: the model compiled as one graph, fused AdamW, batches pinned and copied while the GPU computes."""
     import torch
 
-    from trainers.data.samples import first_of, load_data
-    from trainers.device.device_peak import device_peak
-    from trainers.device.memory import PeakMeter, device_metrics
-    from trainers.model.models import initial_module
-    from trainers.speed.flops import work_of
-    from trainers.speed.throughput import StepClock, utilisation
-    from trainers.step.optimizers import build_optimizer
+    from batchscout.trainers.data.samples import first_of, load_data
+    from batchscout.trainers.device.device_peak import device_peak
+    from batchscout.trainers.device.memory import PeakMeter, device_metrics
+    from batchscout.trainers.model.models import initial_module
+    from batchscout.trainers.speed.flops import work_of
+    from batchscout.trainers.speed.throughput import StepClock, utilisation
+    from batchscout.trainers.step.optimizers import build_optimizer
 
     train_set, _ = load_data(trial.data)
     module = initial_module(trial, train_set)
@@ -204,7 +204,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
 
 def timed(step: Callable[[], None], clock: Any, meter: Any, place: Any, seconds: float) -> list[float]:
     """Return the seconds of each step that began within so many; the first few, and their memory, do not count."""
-    from trainers.speed.throughput import NUM_WARMUP_STEPS
+    from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
 
     for _ in range(NUM_WARMUP_STEPS):
         step()
@@ -223,7 +223,7 @@ def timed(step: Callable[[], None], clock: Any, meter: Any, place: Any, seconds:
 def random_batches(train_set: Any, size: int, device: Any) -> Iterator[Any]:
     import torch
 
-    from trainers.data.batches import fetch
+    from batchscout.trainers.data.batches import fetch
 
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -237,8 +237,8 @@ def longest_kernels(device: str, tiny: bool, size: int) -> Found:
     """Return the operations of a step that take longest on the device, in microseconds a step."""
     from torch.profiler import ProfilerActivity, profile
 
-    from trainers.device.device import pick_device
-    from trainers.run import Run
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.run import Run
 
     size = 2 if tiny else size  # which a side of `turns` has compiled
     run, num_steps = Run(config("ours, whole", tiny, size), pick_device()), 3

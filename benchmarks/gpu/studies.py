@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lines import HERE, Found, Setting, gpt
 
 if TYPE_CHECKING:
-    from orchestrator.study.state import Study
+    from batchscout.orchestrator.study.state import Study
 
 MIB = 2**20
 MOST_SECONDS_TO_END = 10.0
@@ -46,7 +46,7 @@ class AStudy:
         self._environment = {"BATCHSCOUT_CACHE": str(setting.folder / "cache"), "STUDY_OF_THE_LINE": name}
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "orchestrator", "run", str(self._file), "--dir", str(self.run_dir)]
+        return [sys.executable, "-m", "batchscout", "run", str(self._file), "--dir", str(self.run_dir)]
 
     def run(self) -> subprocess.CompletedProcess[str]:
         """Run it or go on with it, until its end or the line's; what it printed is kept beside its directory."""
@@ -62,7 +62,7 @@ class AStudy:
             yield driver
 
     def state(self) -> Study:
-        from orchestrator.study.journal import replay
+        from batchscout.orchestrator.study.journal import replay
 
         return replay(self.run_dir / "journal.jsonl", self.run_dir.name)
 

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from batchscout.orchestrator.output.loaded import load
+from batchscout.orchestrator.output.results import write_results
 from docs.site.pages import GENERATED, RECORDED, ROOT, joined, outside_of_code, text_of, written_pages
-from orchestrator.output.loaded import load
-from orchestrator.output.results import write_results
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "sh", ".css": "css", ".toml": "toml"}

@@ -14,10 +14,10 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.sources import From
-from orchestrator.output.schemas.field_texts import texts_under_fields
-from trainers.strict import Strict
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.sources import From
+from batchscout.orchestrator.output.schemas.field_texts import texts_under_fields
+from batchscout.trainers.strict import Strict
 
 INTRODUCTION = """\
 # Every key of a study file

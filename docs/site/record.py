@@ -20,7 +20,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:  # short, for the sake of Ray's sockets
         home = Path(name)
         shutil.copytree(ROOT / "configs", home / "configs")
-        command = [sys.executable, "-m", "orchestrator", "run", "configs/quickstart.yaml"]
+        command = [sys.executable, "-m", "batchscout", "run", "configs/quickstart.yaml"]
         # What other studies measured on this machine would be taken from their cache, and not be measured here.
         own = os.environ | {"BATCHSCOUT_CACHE": str(home / "cache")}
         done = subprocess.run(command, cwd=home, env=own, stdout=subprocess.PIPE, text=True, check=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from orchestrator.cli import _parser
+from batchscout.orchestrator.cli import _parser
 
 INTRODUCTION = """\
 # Every command
 
-`batchscout VERB --help` says the same. `python -m orchestrator` is the same program. Exit codes: 0 fine, 1 no recommendation or a trial
+`batchscout VERB --help` says the same. `python -m batchscout` is the same program. Exit codes: 0 fine, 1 no recommendation or a trial
 failed, 2 bad input (one message, no traceback), 130 Ctrl-C.
 """
 

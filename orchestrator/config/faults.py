@@ -9,12 +9,12 @@ from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.sources import From
-from orchestrator.config.stages import Pruner, StageConfig
-from orchestrator.units import shortened
-from trainers.criteria import LossByType
-from trainers.strict import Strict
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.sources import From
+from batchscout.orchestrator.config.stages import Pruner, StageConfig
+from batchscout.orchestrator.units import shortened
+from batchscout.trainers.criteria import LossByType
+from batchscout.trainers.strict import Strict
 
 Place = tuple[int | str, ...]
 """The place of something in a study file: the keys, list numbers and `type` words on the way to it."""

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator.config.regimes import HIGHEST_OVER_USUAL, usual_rate, with_defaults_of_regime
-from orchestrator.config.stages import (
+from batchscout.orchestrator.config.regimes import HIGHEST_OVER_USUAL, usual_rate, with_defaults_of_regime
+from batchscout.orchestrator.config.stages import (
     AtLeastOne,
     Branch,
     Equivalence,
@@ -32,7 +32,7 @@ from orchestrator.config.stages import (
     Train,
     compiled_in,
 )
-from trainers.config import (
+from batchscout.trainers.config import (
     ActivationCheckpointing,
     Compile,
     DataConfig,
@@ -49,9 +49,9 @@ from trainers.config import (
     check_whole,
     derive_accumulation,
 )
-from trainers.criteria import Loss
-from trainers.knobs import MemoryKnobsTogether
-from trainers.strict import Strict
+from batchscout.trainers.criteria import Loss
+from batchscout.trainers.knobs import MemoryKnobsTogether
+from batchscout.trainers.strict import Strict
 
 # Figures are floats, which count one by one up to here.
 LARGEST_COUNT = 2**53

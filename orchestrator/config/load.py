@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import yaml
 from pydantic import ValidationError
 
-from orchestrator.config.faults import fault_lines
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.placeholders import PLACEHOLDER, placeholders
-from orchestrator.config.regimes import OWN_WEIGHTS
-from orchestrator.config.sources import with_source
-from orchestrator.config.trial import check_knobs_of
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.config.faults import fault_lines
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.placeholders import PLACEHOLDER, placeholders
+from batchscout.orchestrator.config.regimes import OWN_WEIGHTS
+from batchscout.orchestrator.config.sources import with_source
+from batchscout.orchestrator.config.trial import check_knobs_of
+from batchscout.trainers.files import own_file, quoted
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
 """What a YAML file may hold, as far as a study file has a use for it."""

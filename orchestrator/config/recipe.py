@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.config.keys import StudyConfig, StudyOptimizer
+from batchscout.orchestrator.config.keys import StudyConfig, StudyOptimizer
 
 
 def left_open(config: StudyConfig, given: Mapping[str, Any]) -> dict[str, Any]:

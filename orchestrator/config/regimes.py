@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.stages import StageKeys
 
 FINETUNE_RATE = 2e-5
 """AdamW's, for a batch of 16: Devlin et al. 2018 (arXiv 1810.04805, A.3) find 2e-5 to 5e-5 at batches of 16 and 32, in 2 to 4

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from orchestrator.config.keys import StudyConfig
-from trainers.before.source import Library, Source, read_source
-from trainers.strict import Strict
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.trainers.before.source import Library, Source, read_source
+from batchscout.trainers.strict import Strict
 
 LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
 NAMED_BY_IT = ("loss", "data")

@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from trainers.config import (
+from batchscout.trainers.config import (
     ActivationCheckpointing,
     Compile,
     CrossEntropy,
     Fraction,
     Precision,
 )
-from trainers.knobs import MemoryKnobs
-from trainers.strict import Strict
+from batchscout.trainers.knobs import MemoryKnobs
+from batchscout.trainers.strict import Strict
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_batch
-from orchestrator.config.regimes import OWN_WEIGHTS
-from orchestrator.config.stages import Frontier, compiled_in
-from trainers.config import Compile, DevicePeak, OptimizerConfig, Precision, TrialConfig
-from trainers.knobs import check_knobs, excluding
+from batchscout.orchestrator.config.keys import Batch, StudyConfig, StudyOptimizer, given_batch
+from batchscout.orchestrator.config.regimes import OWN_WEIGHTS
+from batchscout.orchestrator.config.stages import Frontier, compiled_in
+from batchscout.trainers.config import Compile, DevicePeak, OptimizerConfig, Precision, TrialConfig
+from batchscout.trainers.knobs import check_knobs, excluding
 
 WARMUP_SHARE, WARMUP_STEPS, MOST_WARMUP = 0.01, 30, 0.2
 """The shortest warm-up as a share of the run, the same in optimizer steps, and the longest as a share of the run."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.study.state import Study
-from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
-from orchestrator.units import number_text, seconds_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
+from batchscout.orchestrator.units import number_text, seconds_text
 
 
 class Spending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.causes import Cause
 
 
 class Action(StrEnum):

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.decisions import verdicts
-from orchestrator.decisions.budget import Spending
-from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
-from orchestrator.decisions.kill_rules import judge_probe
-from orchestrator.decisions.observer import Observer
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import (
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.decisions import verdicts
+from batchscout.orchestrator.decisions.budget import Spending
+from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
+from batchscout.orchestrator.decisions.kill_rules import judge_probe
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
     Concluded,
     Ended,
     Evaluated,
@@ -37,13 +37,13 @@ from orchestrator.study.events import (
     noticed,
     proposed,
 )
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import HeldLane, Message
-from orchestrator.study.reuse import Measured, Measurements
-from orchestrator.study.state import Conclusion, Halted, heard_from, speed_kind
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
-from orchestrator.units import counted
-from trainers.notices import Notice
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import HeldLane, Message
+from batchscout.orchestrator.study.reuse import Measured, Measurements
+from batchscout.orchestrator.study.state import Conclusion, Halted, heard_from, speed_kind
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.notices import Notice
 
 # If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
 ENOUGH_FAILURES = 3

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.decisions.decision import GO_ON, Decision, stop
-from orchestrator.study.causes import Cause
+from batchscout.orchestrator.decisions.decision import GO_ON, Decision, stop
+from batchscout.orchestrator.study.causes import Cause
 
 
 def judge_losses(

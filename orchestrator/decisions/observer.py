@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Metrics, Trial
-from trainers.notices import Notice
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.trainers.notices import Notice
 
 
 class Observer:

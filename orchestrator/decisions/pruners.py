@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.decisions.decision import Action, Decision
-from orchestrator.study.causes import Cause
+from batchscout.orchestrator.decisions.decision import Action, Decision
+from batchscout.orchestrator.study.causes import Cause
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Reopened, Retried
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Reopened, Retried
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 MOST_NAMED = 3
 

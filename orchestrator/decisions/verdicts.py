@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_of
-from orchestrator.decisions.decision import GO_ON, Action, Decision, stop
-from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
-from orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
-from orchestrator.stages.estimates.node_speeds import slowness, stragglers
-from orchestrator.stages.estimates.speeds import usual_share
-from orchestrator.study.causes import Cause
-from orchestrator.study.state import Study
-from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_of
+from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
+from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
+from batchscout.orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
+from batchscout.orchestrator.stages.estimates.node_speeds import slowness, stragglers
+from batchscout.orchestrator.stages.estimates.speeds import usual_share
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
 
 # Candidates of different batches are compared from this share of their budgets on. benchmarks/recommendation.py says how
 # often the best is cut.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.doctor.check import Check, Verdict
-from orchestrator.doctor.facts import (
+from batchscout.orchestrator.doctor.check import Check, Verdict
+from batchscout.orchestrator.doctor.facts import (
     Cluster,
     Compiler,
     Disk,
@@ -19,10 +19,10 @@ from orchestrator.doctor.facts import (
     Seen,
     Tracker,
 )
-from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
-from orchestrator.installed import admitted, is_admitted
-from orchestrator.units import bytes_text, counted
-from trainers.files import quoted
+from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
+from batchscout.orchestrator.installed import admitted, is_admitted
+from batchscout.orchestrator.units import bytes_text, counted
+from batchscout.trainers.files import quoted
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from orchestrator.doctor.check import Check
-from orchestrator.doctor.facts import Driver, Gpu, Needs, Torch
-from orchestrator.installed import admitted
-from orchestrator.units import bytes_text, counted
+from batchscout.orchestrator.doctor.check import Check
+from batchscout.orchestrator.doctor.facts import Driver, Gpu, Needs, Torch
+from batchscout.orchestrator.installed import admitted
+from batchscout.orchestrator.units import bytes_text, counted
 
 SHARE_OF_OTHERS = 0.1
 """Of a GPU's memory: where more is taken, something else uses the GPU."""

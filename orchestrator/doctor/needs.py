@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.load import read_yaml
-from orchestrator.doctor.facts import Needs
-from trainers.files import quoted
+from batchscout.orchestrator.config.load import read_yaml
+from batchscout.orchestrator.doctor.facts import Needs
+from batchscout.trainers.files import quoted
 
 
 def tree_of(study: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from orchestrator.doctor.facts import (
+from batchscout.orchestrator.doctor.facts import (
     Cluster,
     Compiler,
     Disk,
@@ -35,10 +35,10 @@ from orchestrator.doctor.facts import (
     Torch,
     Tracker,
 )
-from orchestrator.doctor.needs import needs_of, tree_of
-from orchestrator.units import ending_text
-from trainers.data.cache import cache_directory
-from trainers.device import cgroup
+from batchscout.orchestrator.doctor.needs import needs_of, tree_of
+from batchscout.orchestrator.units import ending_text
+from batchscout.trainers.data.cache import cache_directory
+from batchscout.trainers.device import cgroup
 
 SECONDS_TO_IMPORT = 90
 SECONDS_TO_CONNECT = 3
@@ -122,8 +122,8 @@ def _torch() -> Torch:
 
 def import_elsewhere(name: str) -> tuple[Imported, dict[str, Any]]:
     """Import a library in a process of its own, and return what came of it, with what the process told."""
-    command = [sys.executable, "-m", "orchestrator.doctor.probe", name]
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "batchscout.orchestrator.doctor.probe", name]
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=SECONDS_TO_IMPORT

@@ -1,6 +1,6 @@
 """Imports a library and prints what it says, as one line of JSON: a process of its own, which may crash, hang or say much else.
 
-python -m orchestrator.doctor.probe torch
+python -m batchscout.orchestrator.doctor.probe torch
 """
 
 from __future__ import annotations

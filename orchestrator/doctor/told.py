@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from orchestrator.doctor.check import Check, worst
-from orchestrator.output.rows import labelled_lines
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.units import counted
+from batchscout.orchestrator.doctor.check import Check, worst
+from batchscout.orchestrator.output.rows import labelled_lines
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.units import counted
 
 _STYLES = {"ok": "", "warning": "yellow", "fault": "red"}
 _IN_ALL = {**_STYLES, "ok": "green"}

@@ -6,8 +6,8 @@ import socket
 import struct
 import time
 
-from orchestrator.execution import process_endings
-from orchestrator.units import ending_text
+from batchscout.orchestrator.execution import process_endings
+from batchscout.orchestrator.units import ending_text
 
 # How long one of Ray's servers may take to be started again on its host.
 SECONDS_OF_REFUSAL = 8.0

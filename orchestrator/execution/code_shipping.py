@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from trainers.files import quoted
+from batchscout.trainers.files import quoted
 
-PACKAGES = ("orchestrator", "trainers")
 # Ray itself refuses 500 MiB, but only after it has zipped them.
 LARGEST_UPLOAD_BYTES = 200 * 2**20
 # `.*` would match the directory itself, `.`, and Ray would ship nothing. Into its own session Ray puts what it ships: it
@@ -27,7 +26,7 @@ def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] =
     worker, on the same disk, so an upload would only cost time. Raises ValueError where workers would import other
     code.
     """
-    refuse_hidden_packages()
+    refuse_hidden_package()
     return working_dir_env(run_dir, data_paths) if address else {}
 
 
@@ -49,23 +48,21 @@ def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str,
 
 def import_from_here() -> None:
     """Make the current directory importable on the driver, first on the path as on Ray's workers."""
-    refuse_hidden_packages()
+    refuse_hidden_package()
     here = str(Path.cwd())
     if here not in sys.path[:1]:
         sys.path.insert(0, here)
 
 
-def refuse_hidden_packages() -> None:
-    """Raise ValueError where the current directory has another `orchestrator` or `trainers` than this program's."""
-    here = Path.cwd()
-    for package in PACKAGES:
-        ours = Path(__file__).parents[2] / package
-        for other in (here / package, here / f"{package}.py"):
-            if other.exists() and not other.samefile(ours) and _sources(other) not in ({}, _sources(ours)):
-                raise ValueError(
-                    f"{quoted(other)} would hide this program's own '{package}' ({quoted(ours)}) on Ray's workers; run from another "
-                    f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {quoted(here)}`"
-                )
+def refuse_hidden_package() -> None:
+    """Raise ValueError where the current directory has another `batchscout` than this program's."""
+    here, ours = Path.cwd(), Path(__file__).parents[2]
+    for other in (here / ours.name, here / f"{ours.name}.py"):
+        if other.exists() and not other.samefile(ours) and _sources(other) not in ({}, _sources(ours)):
+            raise ValueError(
+                f"{quoted(other)} would hide this program's own '{ours.name}' ({quoted(ours)}) on Ray's workers; run from another "
+                f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {quoted(here)}`"
+            )
 
 
 def refuse_unreadable_files(here: Path, shipped: Iterable[Path]) -> None:
@@ -128,7 +125,8 @@ def absolute_paths(value: object) -> Iterator[Path]:
 
 def _sources(package: Path) -> dict[Path, bytes]:
     """Return the contents of a package's Python files; a folder without any cannot be imported in place of ours."""
-    files = [package] if package.is_file() else package.rglob("*.py")
+    below = [Path(folder) / name for folder, _, names in os.walk(package, followlinks=True) for name in names]
+    files = [package] if package.is_file() else [file for file in below if file.suffix == ".py"]
     return {file.relative_to(package): file.read_bytes() for file in files}
 
 

@@ -11,17 +11,17 @@ from ray import train
 from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 
-from orchestrator.execution import group
-from orchestrator.execution.cluster_servers import refuses
-from orchestrator.execution.dispatcher import DispatcherHandle
-from orchestrator.execution.ray_private.errors import (
+from batchscout.orchestrator.execution import group
+from batchscout.orchestrator.execution.cluster_servers import refuses
+from batchscout.orchestrator.execution.dispatcher import DispatcherHandle
+from batchscout.orchestrator.execution.ray_private.errors import (
     LOW_MEMORY,
     NODE_GONE,
     cause_of,
     is_lost_process,
     raylet_of_unavailable,
 )
-from orchestrator.study.messages import Blame
+from batchscout.orchestrator.study.messages import Blame
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from orchestrator.execution.nodes.placement import LaneShape
-from trainers.config import DevicePeak, Precision
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.trainers.config import DevicePeak, Precision
 
 # A node of the cluster may still be starting; without an answer every run measures its own device.
 SECONDS_TO_MEASURE = 60
@@ -50,7 +50,7 @@ def _with_threads(num_threads: int, precisions: list[Precision]) -> dict[Precisi
 
 
 def _peaks_here(precisions: list[Precision], allow_tf32: bool) -> dict[Precision, DevicePeak]:
-    from trainers.device import device_peak
-    from trainers.device.device import pick_device
+    from batchscout.trainers.device import device_peak
+    from batchscout.trainers.device.device import pick_device
 
     return device_peak.device_peaks(pick_device(), precisions, allow_tf32=allow_tf32)

@@ -18,11 +18,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from orchestrator.execution import process_endings
-from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
-from orchestrator.units import ending_text
-from trainers.files import quoted
+from batchscout.orchestrator.execution import process_endings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
+from batchscout.orchestrator.units import ending_text
+from batchscout.trainers.files import quoted
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.decisions.director import Wanted
-from orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
-from orchestrator.execution.nodes.autoscaler import AskerHandle
-from orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
-from orchestrator.execution.nodes.node_kinds import Choice, nodes_of
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.nodes.room import bundles_of, bundles_of_whole, lanes_held
-from orchestrator.execution.ray_private.cluster import nodes_that_stay
-from orchestrator.study.events import LanesChanged
-from orchestrator.study.state import Halted
-from orchestrator.units import counted
+from batchscout.orchestrator.decisions.director import Wanted
+from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
+from batchscout.orchestrator.execution.nodes.autoscaler import AskerHandle
+from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, nodes_of
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.nodes.room import bundles_of, bundles_of_whole, lanes_held
+from batchscout.orchestrator.execution.ray_private.cluster import nodes_that_stay
+from batchscout.orchestrator.study.events import LanesChanged
+from batchscout.orchestrator.study.state import Halted
+from batchscout.orchestrator.units import counted
 
 SECONDS_BETWEEN_LOOKS = 1.0
 # For how long Ray may fail at every look: an actor that has died does not come back.

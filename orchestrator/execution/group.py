@@ -91,7 +91,7 @@ def join(backend: str, address: str, port: int) -> None:
 
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more. Ray Train calls this on every rank of a lane, in a thread of its own."""
-    from orchestrator.execution import ranks
+    from batchscout.orchestrator.execution import ranks
 
     use_its_gpu()
     ranks.serve(told)

@@ -23,17 +23,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-from orchestrator.execution.controller import Ranks, TellCause
-from orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
-from orchestrator.execution.fleet import Fleet, Ground
-from orchestrator.execution.group import serve
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
-from orchestrator.execution.ray_private.environment import LANE_ENVIRONMENT
-from orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM
-from orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs
-from orchestrator.study.messages import Device, FirstLane
-from orchestrator.study.storage.marker import RunMarker
+from batchscout.orchestrator.execution.controller import Ranks, TellCause
+from batchscout.orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
+from batchscout.orchestrator.execution.fleet import Fleet, Ground
+from batchscout.orchestrator.execution.group import serve
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
+from batchscout.orchestrator.execution.ray_private.environment import LANE_ENVIRONMENT
+from batchscout.orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM
+from batchscout.orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs
+from batchscout.orchestrator.study.messages import Device, FirstLane
+from batchscout.orchestrator.study.storage.marker import RunMarker
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.

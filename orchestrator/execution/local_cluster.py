@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from orchestrator.execution import process_endings
-from orchestrator.units import ending_text
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.execution import process_endings
+from batchscout.orchestrator.units import ending_text
+from batchscout.trainers.files import own_file, quoted
 
 # Sessions whose logs are kept when another begins. One takes a few MiB.
 NUM_KEPT_SESSIONS = 10

@@ -25,19 +25,19 @@ from ray import train
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 
-from orchestrator.execution import process_endings
-from orchestrator.execution.dispatcher import DispatcherHandle, crash_log
-from orchestrator.execution.group import is_told_to_end
-from orchestrator.execution.ray_private.cluster import is_draining
-from orchestrator.study.messages import Assignment, Device, Host, Message
-from orchestrator.study.storage.marker import RunMarker
-from orchestrator.study.storage.stored_trials import Publication
-from orchestrator.units import bytes_text, exit_text, shortened
-from trainers.config import TrialConfig
-from trainers.device.cgroup import memory_kills
-from trainers.errors import first_line, raised_text, said_by, users_frame
-from trainers.files import StorageLost, own_file, quoted, storage_error
-from trainers.report import Report
+from batchscout.orchestrator.execution import process_endings
+from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, crash_log
+from batchscout.orchestrator.execution.group import is_told_to_end
+from batchscout.orchestrator.execution.ray_private.cluster import is_draining
+from batchscout.orchestrator.study.messages import Assignment, Device, Host, Message
+from batchscout.orchestrator.study.storage.marker import RunMarker
+from batchscout.orchestrator.study.storage.stored_trials import Publication
+from batchscout.orchestrator.units import bytes_text, exit_text, shortened
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.cgroup import memory_kills
+from batchscout.trainers.errors import first_line, raised_text, said_by, users_frame
+from batchscout.trainers.files import StorageLost, own_file, quoted, storage_error
+from batchscout.trainers.report import Report
 
 # A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
@@ -140,15 +140,15 @@ def _freeze_what_is_imported() -> None:
 
 def _read_capacity() -> None:
     """Read what this process can have of its GPU: after NCCL took its part, and before a trial takes any."""
-    from trainers.device.device import pick_device
-    from trainers.device.memory import capacity_bytes
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.memory import capacity_bytes
 
     if pick_device().type == "cuda":
         capacity_bytes(pick_device())
 
 
 def _host(*, sees_run_directory: bool) -> Host:
-    from trainers.device.device import describe, device_name, memory_bytes, pick_device
+    from batchscout.trainers.device.device import describe, device_name, memory_bytes, pick_device
 
     device = pick_device()
     hardware = Device(device_name(device), memory_bytes(device), is_gpu=device.type == "cuda")
@@ -198,8 +198,8 @@ def _common_name() -> str:
 
 def run_and_say(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and send its last word; False if this process is not fit for another one."""
-    from trainers.device import memory
-    from trainers.device.device import pick_device
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.device.device import pick_device
 
     device = pick_device()
     idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
@@ -234,10 +234,10 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
 
     No exception outlives this frame: it would keep the whole model alive.
     """
-    from trainers.device import memory
-    from trainers.device.device import pick_device
-    from trainers.device.out_of_memory import refusal_in
-    from trainers.loop import train as train_one
+    from batchscout.trainers.device import memory
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.out_of_memory import refusal_in
+    from batchscout.trainers.loop import train as train_one
 
     config = TrialConfig.model_validate_json(assignment.config_json)
     try:

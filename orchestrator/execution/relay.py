@@ -14,8 +14,8 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
-from orchestrator.execution.dispatcher import DispatcherHandle
-from orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.execution.dispatcher import DispatcherHandle
+from batchscout.orchestrator.study.messages import Assignment, Message
 
 # The Dispatcher died while it was asked, or before that, when Ray no longer knows its name.
 NO_DISPATCHER = (RayActorError, ValueError)

@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 
 import ray
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
-from orchestrator.execution.code_shipping import absolute_paths, runtime_env
-from orchestrator.execution.local_cluster import (
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
+from batchscout.orchestrator.execution.code_shipping import absolute_paths, runtime_env
+from batchscout.orchestrator.execution.local_cluster import (
     end_what_ray_started,
     ended,
     private_folder,
     protect_local_cluster,
     watched,
 )
-from orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, Unreadable
-from orchestrator.execution.nodes.node_kinds import Choice
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.ray_private.connection import (
+from batchscout.orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, Unreadable
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.ray_private.connection import (
     SECONDS_TO_ANSWER,
     files_in,
     loopback_only,
@@ -38,11 +38,11 @@ from orchestrator.execution.ray_private.connection import (
     sigterm_left_alone,
     without_its_errors,
 )
-from orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
-from orchestrator.execution.ray_private.tune import forward_no_keys
-from orchestrator.signals import interrupts_afterwards, left_if_stuck
-from orchestrator.study.messages import Device
-from orchestrator.units import counted
+from batchscout.orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
+from batchscout.orchestrator.execution.ray_private.tune import forward_no_keys
+from batchscout.orchestrator.signals import interrupts_afterwards, left_if_stuck
+from batchscout.orchestrator.study.messages import Device
+from batchscout.orchestrator.units import counted
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
 SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 900
@@ -182,7 +182,7 @@ def environment_with(changes: dict[str, str]) -> Iterator[None]:
 
 def worker_environment() -> dict[str, str]:
     """Return what every process of a local study inherits. Where trials run on GPUs, the lanes are given the rest."""
-    from trainers.device.device import on_cuda  # here, because torch comes with it
+    from batchscout.trainers.device.device import on_cuda  # here, because torch comes with it
 
     return RANK_ENVIRONMENT if on_cuda() else _cpu_environment() | RANK_ENVIRONMENT
 
@@ -190,7 +190,7 @@ def worker_environment() -> dict[str, str]:
 def lane_environment(shape: LaneShape, *, is_local: bool, deterministic: bool = False) -> dict[str, str]:
     """Return the environment that the processes of a lane are to be given, beside what they inherit."""
     if shape.use_gpu:
-        from trainers.device.determinism import CUBLAS_ENVIRONMENT
+        from batchscout.trainers.device.determinism import CUBLAS_ENVIRONMENT
 
         exact = CUBLAS_ENVIRONMENT if deterministic else {}
         return allocator_environment(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": str(shape.cpus_per_rank)} | exact
@@ -199,7 +199,7 @@ def lane_environment(shape: LaneShape, *, is_local: bool, deterministic: bool = 
 
 def _cpu_environment() -> dict[str, str]:
     """Return what makes a CPU host's memory honest. On a GPU it would only slow down how batches are put together."""
-    from trainers.device.memory import MALLOC_ENVIRONMENT
+    from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 
     # One compile thread: a pool of compiler processes would take memory that no limit counts.
     return {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1"}

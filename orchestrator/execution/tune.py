@@ -17,17 +17,17 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import Director
-from orchestrator.execution.fleet import Fleet
-from orchestrator.execution.ray_private.cluster import ON_THE_HEAD
-from orchestrator.execution.ray_private.environment import relay_environment
-from orchestrator.execution.ray_private.tune import NoProgress, forget_ended_trials, keep_relays, quiet_tune
-from orchestrator.execution.relay import LaneTrainable
-from orchestrator.execution.session import environment_with
-from orchestrator.study.messages import Assignment, Message
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.execution.fleet import Fleet
+from batchscout.orchestrator.execution.ray_private.cluster import ON_THE_HEAD
+from batchscout.orchestrator.execution.ray_private.environment import relay_environment
+from batchscout.orchestrator.execution.ray_private.tune import NoProgress, forget_ended_trials, keep_relays, quiet_tune
+from batchscout.orchestrator.execution.relay import LaneTrainable
+from batchscout.orchestrator.execution.session import environment_with
+from batchscout.orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestrator.init.reading import Class, Function, Module
+from batchscout.orchestrator.init.reading import Class, Function, Module
 
 
 class Kind(Enum):

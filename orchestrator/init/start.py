@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.init.kinds import Project
-from orchestrator.init.reading import Class, Function, Module, read_module
-from orchestrator.init.study_file import Machine, Written, written
-from orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
-from trainers.files import own_file, quoted, written_whole
+from batchscout.orchestrator.init.kinds import Project
+from batchscout.orchestrator.init.reading import Class, Function, Module, read_module
+from batchscout.orchestrator.init.study_file import Machine, Written, written
+from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from batchscout.trainers.files import own_file, quoted, written_whole
 
 MOST_FILES = 2000
 """Those furthest up count; a folder of more is no project."""

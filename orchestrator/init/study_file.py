@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from orchestrator.config.placeholders import PLACEHOLDER
-from orchestrator.init.subject import FromSubject, LossFound, OwnSubject, Place, Subject
-from orchestrator.output.schemas import editors_line, schema_path
+from batchscout.orchestrator.config.placeholders import PLACEHOLDER
+from batchscout.orchestrator.init.subject import FromSubject, LossFound, OwnSubject, Place, Subject
+from batchscout.orchestrator.output.schemas import editors_line, schema_path
 
 _WIDTH = 110
 _DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.init.kinds import Kind, Project
-from orchestrator.init.reading import Call, Class, Function, Module
+from batchscout.orchestrator.init.kinds import Kind, Project
+from batchscout.orchestrator.init.reading import Call, Class, Function, Module
 
 _SUMS = "sum"
 _LOSSES = {

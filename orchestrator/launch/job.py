@@ -1,4 +1,4 @@
-"""The study of a job, on the job's first node: `python -m orchestrator.launch.job -- batchscout run ...` in a batch script of SLURM, or on
+"""The study of a job, on the job's first node: `python -m batchscout.orchestrator.launch.job -- batchscout run ...` in a batch script of SLURM, or on
 every node of a task of SkyPilot.
 
 It starts Ray on all nodes and runs the study on the first. In SLURM it starts the nodes by srun, and puts the job back into the
@@ -16,14 +16,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.launch import node
-from orchestrator.launch.node import SKYPILOT_RANK, this_node
+from batchscout.orchestrator.launch import node
+from batchscout.orchestrator.launch.node import SKYPILOT_RANK, this_node
 
 OUT_OF_TIME = signal.SIGUSR1
 """What the batch script asks SLURM for some time before the job's time is up."""
 SECONDS_TO_END = 60
 """How long the nodes' Ray may take to end."""
-_NODE = (sys.executable, "-m", "orchestrator.launch.node")
+_NODE = (sys.executable, "-m", "batchscout.orchestrator.launch.node")
 _WHOLE_NODE = ("--export=ALL", "--cpu-bind=none")
 """A job that was submitted with --export=NONE has srun pass on nothing of its environment, and so not the token either. A site may have each
 task, which here is a node's Ray with all its ranks, bound to one core."""

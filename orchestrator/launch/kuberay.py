@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from trainers.files import own_file, written_whole
+from batchscout.trainers.files import own_file, written_whole
 
 CLONE = "/batchscout"
 """Where the image has the clone, with the user's code in it: configs/Dockerfile."""

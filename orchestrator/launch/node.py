@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.execution.cluster_servers import refuses
-from orchestrator.execution.local_cluster import private_folder
-from orchestrator.units import ending_text
+from batchscout.orchestrator.execution.cluster_servers import refuses
+from batchscout.orchestrator.execution.local_cluster import private_folder
+from batchscout.orchestrator.units import ending_text
 
 SECONDS_TO_MEET = 300
 """How long the first node's Ray may take to start."""

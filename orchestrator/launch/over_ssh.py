@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.files import own_file, quoted
+from batchscout.trainers.files import own_file, quoted
 
 CLONE = "batchscout"
 """The clone in the home folder of the cluster's nodes: the file_mounts of cluster.yaml."""

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.files import own_file, quoted, written_whole
+from batchscout.trainers.files import own_file, quoted, written_whole
 
 SECONDS_TO_SAVE, SECONDS_TO_END = 210, 90
 """How long before the end of its time a job is told to save: a step may be long, and so may writing a checkpoint. How much of that is left for its
@@ -91,7 +91,7 @@ def script(job: SlurmJob) -> str:
         "--requeue",
         f"--signal=B:USR1@{SECONDS_TO_SAVE}",
     ]
-    run = shlex.join([sys.executable, "-m", "orchestrator.launch.job", "--", *job.command])
+    run = shlex.join([sys.executable, "-m", "batchscout.orchestrator.launch.job", "--", *job.command])
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), "", f"exec {run}", ""])
 
 

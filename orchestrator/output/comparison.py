@@ -8,17 +8,17 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.loaded import load
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.report.setting import setting
-from orchestrator.output.report.tables import config_text
-from orchestrator.output.rows import labelled_lines, table_lines
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.study.state import Study
-from orchestrator.terminal import printable
-from orchestrator.units import bytes_text
-from trainers.files import quoted
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.loaded import load
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.report.setting import setting
+from batchscout.orchestrator.output.report.tables import config_text
+from batchscout.orchestrator.output.rows import labelled_lines, table_lines
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.units import bytes_text
+from batchscout.trainers.files import quoted
 
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",

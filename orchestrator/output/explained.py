@@ -10,23 +10,23 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.loaded import LoadedStudy
-from orchestrator.output.progress import trial_metrics
-from orchestrator.output.rows import labelled_lines
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.output.trial_steps import Step, steps_of
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.mode import mode_of
-from orchestrator.study.events import Interrupted, RunBegan, Started
-from orchestrator.study.history import Change, history_of
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.state import Study
-from orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
-from orchestrator.terminal import printable
-from orchestrator.units import bytes_text, counted, number_text, seconds_text
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.loaded import LoadedStudy
+from batchscout.orchestrator.output.progress import trial_metrics
+from batchscout.orchestrator.output.rows import labelled_lines
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.output.trial_steps import Step, steps_of
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.study.events import Interrupted, RunBegan, Started
+from batchscout.orchestrator.study.history import Change, history_of
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.units import bytes_text, counted, number_text, seconds_text
+from batchscout.trainers.files import own_file, quoted
 
 MOST_NEAR, MOST_BESIDE = 3, 4
 _NO_FILES = "no log: a rank writes one where it fails"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from orchestrator.decisions.observer import Observer
-from orchestrator.study.storage.stored_study import StoredStudy
-from orchestrator.study.trial import Metrics, Trial
-from trainers.files import StorageLost
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy
+from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.trainers.files import StorageLost
 
 
 class TrialsFetched(Observer):

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageKeys
-from orchestrator.decisions.observer import Observer
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Metrics, Trial
 
 LEAST_SECONDS = 5.0
 """Two pages lie at least so far apart."""
@@ -70,8 +70,8 @@ class LiveReport(Observer):
         self._due = ended + self._every
 
     def _write(self) -> None:
-        from orchestrator.output.recommendation import recommend
-        from orchestrator.output.report.page import write_report
+        from batchscout.orchestrator.output.recommendation import recommend
+        from batchscout.orchestrator.output.report.page import write_report
 
         recommendation = recommend(self._config, self._study)
         write_report(self._path, self._config, self._study, recommendation, self._every)

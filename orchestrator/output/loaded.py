@@ -7,20 +7,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.output.trial_rows import trial_row
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
-from orchestrator.study.storage.place import on_this_machine, run_place_of
-from orchestrator.units import counted
-from trainers.files import is_there, quoted
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.trial_rows import trial_row
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.files import is_there, quoted
 
 if TYPE_CHECKING:
     import pandas
 
-    from orchestrator.output.report.gallery import Picture
+    from batchscout.orchestrator.output.report.gallery import Picture
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +71,8 @@ class LoadedStudy:
     def figure(self, name: str) -> Picture:
         """Return a figure of the report by its name, such as "surface" or "timeline"; a notebook shows it. Raises ValueError, with
         the names, where the study has none of that name."""
-        from orchestrator.output.report.gallery import all_figures, picture_of
-        from orchestrator.output.report.training import read_curves
+        from batchscout.orchestrator.output.report.gallery import all_figures, picture_of
+        from batchscout.orchestrator.output.report.training import read_curves
 
         winner = self.recommendation.evidence.trial if self.recommendation else None
         curves = read_curves(self.run_dir, self.replayed, winner)
@@ -86,7 +86,7 @@ class LoadedStudy:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the answer, and with what to train."""
-        from orchestrator.output.report.answer import short_answer
+        from batchscout.orchestrator.output.report.answer import short_answer
 
         return short_answer(self.name, self.verdict, self.recommendation)
 

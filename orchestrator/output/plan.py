@@ -7,21 +7,21 @@ from dataclasses import replace
 from rich.console import Group
 from rich.table import Table
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.recipe import given_of, left_open_text
-from orchestrator.config.stages import Frontier
-from orchestrator.config.trial import base_trial
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs
-from orchestrator.stages.frontier.unpredicted import unpredicted_texts
-from orchestrator.stages.probing import num_full_runs
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, counted, seconds_text
-from trainers.before.peak_memory import PeakMemory
-from trainers.config import TrialConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.recipe import given_of, left_open_text
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs
+from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
+from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.units import bytes_text, counted, seconds_text
+from batchscout.trainers.before.peak_memory import PeakMemory
+from batchscout.trainers.config import TrialConfig
 
 
 def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> None:
@@ -107,9 +107,9 @@ ASSUMED_UTILISATION = 0.5
 
 def _estimate(config: StudyConfig, full_runs: int) -> str:
     """Return how long the full runs take, from FLOPs counted on fake tensors and this machine's rate of them."""
-    from trainers.device.device import pick_device
-    from trainers.device.device_peak import matmul_flops_per_second
-    from trainers.speed.flops import flops_per_sample
+    from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.device_peak import matmul_flops_per_second
+    from batchscout.trainers.speed.flops import flops_per_sample
 
     trial = base_trial(config, None)
     try:
@@ -129,7 +129,7 @@ def _not_predictable(error: Exception) -> str:
     """Return why only a run can tell: fake tensors could not follow the user's forward. Raise bad input again."""
     if isinstance(error, ValueError):
         raise error
-    from trainers.speed.flops import NotCountable
+    from batchscout.trainers.speed.flops import NotCountable
 
     why = str(error) if isinstance(error, NotCountable) else type(error).__name__
     return f"not predictable without running it ({why})"
@@ -137,7 +137,7 @@ def _not_predictable(error: Exception) -> str:
 
 def _memory(context: StageContext[Frontier]) -> Group:
     """Return a table with one row for each mode, compiled or not, and below it why some modes are not predictable."""
-    from trainers.before.prediction import NotPredictable, predict_in_own_process
+    from batchscout.trainers.before.prediction import NotPredictable, predict_in_own_process
 
     stage = context.stage
     sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
@@ -169,7 +169,7 @@ def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:
 def _limit(context: StageContext[Frontier]) -> int | None:
     """Return the study's limit, or this machine's GPU memory; None on a CPU host, whose free memory counts at the
     start."""
-    from trainers.device.device import device_bytes, pick_device
+    from batchscout.trainers.device.device import device_bytes, pick_device
 
     return context.limit_bytes() or device_bytes(pick_device())
 

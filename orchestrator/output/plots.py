@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from orchestrator.stages.figures import Axis, Cell, Figure, Line, Mark, Series
+from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Line, Mark, Series
 
 NUM_COLOURS = 7
 _LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13

@@ -10,20 +10,20 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageKeys
-from orchestrator.decisions.observer import Observer
-from orchestrator.output.panel import Panel
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.output.time_left import most_seconds_left, seconds_left
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.input_bound import INPUT_BOUND
-from orchestrator.stages.probing import num_full_runs
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Metrics, Trial, TrialState
-from orchestrator.units import bytes_text, rate_text, seconds_text
-from trainers.notices import Notice
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.output.panel import Panel
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.output.time_left import most_seconds_left, seconds_left
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
+from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
+from batchscout.orchestrator.units import bytes_text, rate_text, seconds_text
+from batchscout.trainers.notices import Notice
 
 
 class Progress(Observer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.study.facts import Facts
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.verdict import (
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.verdict import (
     Scope,
     Verdict,
     expected_regret,
@@ -25,17 +25,17 @@ from orchestrator.output.verdict import (
     verdict,
     would_decide,
 )
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.horizons import HorizonsFindings
-from orchestrator.stages.mode import mode_of
-from orchestrator.stages.train import Gain
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import bytes_text
-from trainers.config import (
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.horizons import HorizonsFindings
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.stages.train import Gain
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import bytes_text
+from batchscout.trainers.config import (
     ActivationCheckpointing,
     Compile,
     CrossEntropy,
@@ -46,8 +46,8 @@ from trainers.config import (
     Schedule,
     TrialConfig,
 )
-from trainers.files import written_whole
-from trainers.knobs import with_settings
+from batchscout.trainers.files import written_whole
+from batchscout.trainers.knobs import with_settings
 
 BatchNorm = Literal["micro-batch", "all ranks"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.decisions.retries import trials_that_count
-from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
-from orchestrator.stages import stage_of
-from orchestrator.study.run_directory import logs_of
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import TrialState
-from trainers.files import quoted
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.decisions.retries import trials_that_count
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.study.run_directory import logs_of
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.files import quoted
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _without_a_failure(failed: Conclusion, study: Study) -> str:
 
 def write_results(config: StudyConfig, run_dir: Path, study: Study) -> Recommendation | None:
     """Write recommendation.json and report.html, each whole, and return the recommendation."""
-    from orchestrator.output.report.page import write_report
+    from batchscout.orchestrator.output.report.page import write_report
 
     recommendation = recommend(config, study)
     write_recommendation(run_dir / "recommendation.json", recommendation)

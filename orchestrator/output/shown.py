@@ -8,8 +8,8 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.signals import leave_dead_terminal
-from orchestrator.terminal import printable
+from batchscout.orchestrator.signals import leave_dead_terminal
+from batchscout.orchestrator.terminal import printable
 
 WIDTH_OF_A_LOG = 160
 """Of tables, where no terminal says how wide it is."""

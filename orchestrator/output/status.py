@@ -10,20 +10,20 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Equivalence, StageKeys
-from orchestrator.output.progress import best_so_far, trial_metrics
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.shown import Terminal, shown
-from orchestrator.output.time_split import time_split
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.node_speeds import stragglers
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, Trial, TrialState
-from orchestrator.terminal import printable
-from orchestrator.units import seconds_text
-from trainers.config import TrialConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Equivalence, StageKeys
+from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.output.time_split import time_split
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.units import seconds_text
+from batchscout.trainers.config import TrialConfig
 
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20

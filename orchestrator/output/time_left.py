@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, Trial, TrialState
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
 
 MARGIN = 1.28
 """Deviations to either side that hold four sums in five, if trials' seconds are normal."""

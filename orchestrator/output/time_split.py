@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.stages.mode import mode_of
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.study.trial import Trial
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.study.events import (
+from batchscout.orchestrator.study.events import (
     Ended,
     Evaluated,
     Interrupted,
@@ -18,9 +18,9 @@ from orchestrator.study.events import (
     RunBegan,
     Started,
 )
-from orchestrator.study.history import Change
-from orchestrator.study.state import Study
-from trainers.files import quoted
+from batchscout.orchestrator.study.history import Change
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.files import quoted
 
 
 @dataclass(frozen=True)

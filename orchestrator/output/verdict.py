@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.published import published_pick
-from orchestrator.stages.branch import BranchFindings
-from orchestrator.stages.estimates.generalisation import overfitting_of
-from orchestrator.stages.estimates.node_speeds import stragglers
-from orchestrator.stages.estimates.ranking import Standing, standings
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.horizons import HorizonsFindings
-from orchestrator.stages.input_bound import input_bound
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.regularization import RegularizationFindings, Setting
-from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.too_short import in_words, out_of_reach
-from orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import number_text, seconds_text, training_time_text
-from trainers.config import TrialConfig
-from trainers.notices import NoticeKind
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.published import published_pick
+from batchscout.orchestrator.stages.branch import BranchFindings
+from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
+from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.horizons import HorizonsFindings
+from batchscout.orchestrator.stages.input_bound import input_bound
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
+from batchscout.orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import number_text, seconds_text, training_time_text
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import NoticeKind
 
 
 @dataclass(frozen=True)

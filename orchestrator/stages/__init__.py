@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.stages.stage import Stage
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.stages.stage import Stage
 
 
 def stage_of(keys: StageKeys) -> Stage[StageKeys]:

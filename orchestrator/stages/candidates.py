@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.mode import Mode
-from orchestrator.study.trial import PLANNED_RATE, Proposal
-from trainers.config import Split
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
+from batchscout.trainers.config import Split
 
 
 @dataclass(frozen=True)

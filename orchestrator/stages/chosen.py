@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.mode import Mode
-from orchestrator.study.state import Study
-from trainers.config import Split
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.config import Split
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from orchestrator.config.keys import StudyConfig, given_batch
-from orchestrator.config.stages import StageKeys
-from orchestrator.config.trial import base_trial, evenly_spaced, optimizer_at, scaled_learning_rate, warmup_samples
-from orchestrator.stages.mode import Mode
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
-from trainers.config import Split, TrialConfig, derive_accumulation
-from trainers.device.machine_load import disturbance
+from batchscout.orchestrator.config.keys import StudyConfig, given_batch
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.trial import (
+    base_trial,
+    evenly_spaced,
+    optimizer_at,
+    scaled_learning_rate,
+    warmup_samples,
+)
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.config import Split, TrialConfig, derive_accumulation
+from batchscout.trainers.device.machine_load import disturbance
 
 Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name, time_axis
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import number_text
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name, time_axis
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",

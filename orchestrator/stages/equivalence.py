@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from orchestrator.config.stages import PROBED_SHARES, Equivalence, Frontier
-from orchestrator.config.trial import precisions
-from orchestrator.stages.chosen import chosen_mode, chosen_split
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import Axis, Figure, Line, Mark, Series, short_name
-from orchestrator.stages.findings import concluded, found
-from orchestrator.stages.probing import max_samples
-from orchestrator.stages.stage import Stage
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Proposal, Trial, TrialState
-from orchestrator.units import counted, number_text
-from trainers.config import Split, TrialConfig
-from trainers.knobs import that_change_the_loss
+from batchscout.orchestrator.config.stages import PROBED_SHARES, Equivalence, Frontier
+from batchscout.orchestrator.config.trial import precisions
+from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Series, short_name
+from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.probing import max_samples
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.units import counted, number_text
+from batchscout.trainers.config import Split, TrialConfig
+from batchscout.trainers.knobs import that_change_the_loss
 
 # A split passes within so many times the largest distance of up to three controls. Of 160 runs without a fault (GPT, ViT,
 # Llama, CNN with GroupNorm; AdamW and SGD; micro-batches of 8 and 2; 10 steps) 5 went further, none beyond 1.6e-5; past

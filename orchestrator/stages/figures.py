@@ -1,4 +1,4 @@
-"""Figures as plain values: axes, marks and lines. `orchestrator.output` draws them."""
+"""Figures as plain values: axes, marks and lines. `batchscout.orchestrator.output` draws them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.study.trial import Trial
-from orchestrator.units import number_text
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import number_text
 
 FAILED_COLOUR = 1
 AUXILIARY_COLOUR = 6

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.state import Conclusion, Study
 
 
 class Findings(Protocol):

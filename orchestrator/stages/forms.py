@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.stages.estimates.timing import TIE
-from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import rate_at
-from trainers.config import Split
+from batchscout.orchestrator.stages.estimates.timing import TIE
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.probing import rate_at
+from batchscout.trainers.config import Split
 
 # A form that is predicted to be slower than the fastest by no more than this share is timed beside it.
 WORTH_TIMING = 0.1

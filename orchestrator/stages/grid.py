@@ -7,20 +7,20 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from orchestrator.config.stages import Grid
-from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.chosen import chosen_mode, chosen_split
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
-from orchestrator.stages.estimates.ranking import settle, standings
-from orchestrator.stages.figures import Figure
-from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.mode import compile_text
-from orchestrator.stages.no_answer import why_none
-from orchestrator.stages.stage import Stage
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Proposal
-from trainers.config import ActivationCheckpointing, Compile, Split
+from batchscout.orchestrator.config.stages import Grid
+from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from batchscout.orchestrator.stages.estimates.ranking import settle, standings
+from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.stages.findings import concluded, winner_of
+from batchscout.orchestrator.stages.mode import compile_text
+from batchscout.orchestrator.stages.no_answer import why_none
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Proposal
+from batchscout.trainers.config import ActivationCheckpointing, Compile, Split
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial
 
 INPUT_BOUND = 0.1
 """From this share of a step's time on that is spent waiting for data, trials are input-bound: without the wait they would be a ninth

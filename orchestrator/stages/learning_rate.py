@@ -11,25 +11,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from orchestrator.config.stages import LearningRate
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.chosen import chosen_mode, chosen_split
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import SEEDS_BAR, TRAINING_COLUMNS, with_deviation
-from orchestrator.stages.estimates.observed import surface_through
-from orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
-from orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
-from orchestrator.stages.findings import concluded, found, winner_of
-from orchestrator.stages.grid import GridFindings
-from orchestrator.stages.mode import mode_of
-from orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
-from orchestrator.stages.stage import Stage
-from orchestrator.stages.train import TrainFindings, loss_deviation
-from orchestrator.study.causes import Cause
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
-from trainers.config import Split
+from batchscout.orchestrator.config.stages import LearningRate
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import SEEDS_BAR, TRAINING_COLUMNS, with_deviation
+from batchscout.orchestrator.stages.estimates.observed import surface_through
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
+from batchscout.orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import concluded, found, winner_of
+from batchscout.orchestrator.stages.grid import GridFindings
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.config import Split
 
 # Rates this close to each other are one point of the grid.
 SAME_RATE = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import ActivationCheckpointing, Compile, CrossEntropy, Precision, TrialConfig
-from trainers.knobs import in_words
+from batchscout.trainers.config import ActivationCheckpointing, Compile, CrossEntropy, Precision, TrialConfig
+from batchscout.trainers.knobs import in_words
 
 
 @dataclass(frozen=True)

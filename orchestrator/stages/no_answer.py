@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.stages.estimates.ranking import by_candidate, standings
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import counted
+from batchscout.orchestrator.stages.estimates.ranking import by_candidate, standings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import counted
 
 LOWERED_BY = 4
 """As long as every run diverges, the next one has its learning rate divided by this."""

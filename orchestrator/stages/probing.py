@@ -8,14 +8,21 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import FEWEST_STEPS, PROBED_SHARES, Equivalence, Frontier, StageKeys, Throughput
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import seconds_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import (
+    FEWEST_STEPS,
+    PROBED_SHARES,
+    Equivalence,
+    Frontier,
+    StageKeys,
+    Throughput,
+)
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import seconds_text
 
 FEWEST_SECONDS = 60.0
 """However short the study, its frontier and its throughput stage may each take optimizer steps for so long: a range that was not

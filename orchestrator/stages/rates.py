@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found
-from orchestrator.stages.forms import Rate, forms, measured_sizes, rate_of
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.throughput.findings import ThroughputFindings
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.forms import Rate, forms, measured_sizes, rate_of
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 
 __all__ = ["Rate", "rates"]
 

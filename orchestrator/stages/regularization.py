@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar, Literal
 
-from orchestrator.config.stages import Regularization
-from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
-from orchestrator.stages.estimates.generalisation import Gap, Generalisation
-from orchestrator.stages.estimates.ranking import Standing, standings, tie_width
-from orchestrator.stages.figures import Figure
-from orchestrator.stages.findings import concluded, found, winner_of
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.mode import mode_of
-from orchestrator.stages.stage import Stage
-from orchestrator.stages.train import TrainFindings, loss_deviation
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
-from trainers.config import OptimizerConfig
-from trainers.criteria import spoken
+from batchscout.orchestrator.config.stages import Regularization
+from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
+from batchscout.orchestrator.stages.estimates.generalisation import Gap, Generalisation
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tie_width
+from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.stages.findings import concluded, found, winner_of
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
+from batchscout.trainers.config import OptimizerConfig
+from batchscout.trainers.criteria import spoken
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-from orchestrator.stages.context import Keys, StageContext
-from orchestrator.stages.figures import Figure
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Metrics, Proposal, Trial
+from batchscout.orchestrator.stages.context import Keys, StageContext
+from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial
 
 
 def _none(context: object) -> None:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import FEWEST_STEPS
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.probing import affordable_samples, fewest_steps, rate_of_batch
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import FEWEST_STEPS
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.probing import affordable_samples, fewest_steps, rate_of_batch
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
-from orchestrator.terminal import printable
-from orchestrator.units import shortened
-from trainers.config import TrialConfig
-from trainers.notices import Notice, NoticeKind
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Reuse, TrialState
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.units import shortened
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import Notice, NoticeKind
 
 FORMAT_VERSION = 3
 
@@ -221,7 +221,7 @@ class Concluded(_Event):
     ok: bool
     reason: Prose
     findings: JsonValue = None
-    """What it found, as JSON of the stage's own type; `orchestrator.stages.findings` reads it back."""
+    """What it found, as JSON of the stage's own type; `batchscout.orchestrator.stages.findings` reads it back."""
     notes: tuple[Prose, ...] = ()
     bad_input: bool = False
     """True if what the user gave cannot be run, and nothing else is wrong."""

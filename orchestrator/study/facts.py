@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from orchestrator.study.messages import Device
-from trainers.before.peak_memory import PeakMemory
-from trainers.config import DevicePeak, Precision
-from trainers.counted import Counted, rate_unit
-from trainers.errors import NotFollowed
+from batchscout.orchestrator.study.messages import Device
+from batchscout.trainers.before.peak_memory import PeakMemory
+from batchscout.trainers.config import DevicePeak, Precision
+from batchscout.trainers.counted import Counted, rate_unit
+from batchscout.trainers.errors import NotFollowed
 
 
 @dataclass(frozen=True)

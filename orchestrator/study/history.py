@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.study.events import Event, Noticed
-from orchestrator.study.journal import applied
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
-from trainers.notices import heard_by
+from batchscout.orchestrator.study.events import Event, Noticed
+from batchscout.orchestrator.study.journal import applied
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.notices import heard_by
 
 
 @dataclass(frozen=True)

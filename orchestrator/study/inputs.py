@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.config.keys import StudyConfig
-from trainers.criteria import import_path
-from trainers.files import own_file
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.trainers.criteria import import_path
+from batchscout.trainers.files import own_file
 
 
 def data_files_of(config: StudyConfig) -> dict[str, str]:
@@ -28,8 +28,9 @@ def import_paths(config: StudyConfig) -> list[str | None]:
 
 
 def packages_of(targets: Sequence[str | None]) -> list[str]:
-    """Return the packages, or modules outside any package, that these import paths begin with."""
-    return sorted({target.partition(":")[0].partition(".")[0] for target in targets if target and ":" in target})
+    """Return the packages, or modules outside any package, that these import paths begin with; of this program its own two."""
+    modules = [target.partition(":")[0].split(".") for target in targets if target and ":" in target]
+    return sorted({".".join(names[: 2 if names[0] == "batchscout" else 1]) for names in modules})
 
 
 def sources_of(package: str) -> list[Path]:

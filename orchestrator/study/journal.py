@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
-from orchestrator.study.lines import Line, read_lines, refuse_earlier_format
-from orchestrator.study.state import Halted, Study
-from orchestrator.study.storage.lease import LEASE_SECONDS
-from orchestrator.study.storage.lock import JournalLock, leads_to
-from orchestrator.study.storage.stored_study import StoredStudy
-from trainers.files import StorageLost, own_file, quoted, written_whole
-from trainers.lines import line_of
-from trainers.notices import Notice, heard_by
+from batchscout.orchestrator.study.events import Event, Retried, TrialEvent, noticed, parser
+from batchscout.orchestrator.study.lines import Line, read_lines, refuse_earlier_format
+from batchscout.orchestrator.study.state import Halted, Study
+from batchscout.orchestrator.study.storage.lease import LEASE_SECONDS
+from batchscout.orchestrator.study.storage.lock import JournalLock, leads_to
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy
+from batchscout.trainers.files import StorageLost, own_file, quoted, written_whole
+from batchscout.trainers.lines import line_of
+from batchscout.trainers.notices import Notice, heard_by
 
 
 class Vanished(Halted):

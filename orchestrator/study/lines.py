@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from orchestrator.study.events import FORMAT_VERSION, Event, parser
-from orchestrator.study.upgrade import upgraded_line
-from orchestrator.terminal import printable
-from trainers.files import exists, own_file, quoted
-from trainers.lines import body_of
-from trainers.notices import NoticeKind, give_notice
+from batchscout.orchestrator.study.events import FORMAT_VERSION, Event, parser
+from batchscout.orchestrator.study.upgrade import upgraded_line
+from batchscout.orchestrator.terminal import printable
+from batchscout.trainers.files import exists, own_file, quoted
+from batchscout.trainers.lines import body_of
+from batchscout.trainers.notices import NoticeKind, give_notice
 
 # A notice quotes so much of a damaged line: enough for its kind and the trial that it tells of.
 NUM_QUOTED_BYTES = 100

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.storage.stored_trials import StoredTrials
-from orchestrator.units import bytes_text
-from trainers.notices import Notice
-from trainers.report import Known
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.storage.stored_trials import StoredTrials
+from batchscout.orchestrator.units import bytes_text
+from batchscout.trainers.notices import Notice
+from batchscout.trainers.report import Known
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_storage"]
 """How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away

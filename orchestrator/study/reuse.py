@@ -21,20 +21,20 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Frontier
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.inputs import import_paths, packages_of, sources_of
-from orchestrator.study.messages import Device, FirstLane
-from orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
-from trainers.config import DevicePeak
-from trainers.criteria import TransformersLoss
-from trainers.files import exists, make_private_directory, own_file, quoted
-from trainers.knobs import optimizer_8bit
-from trainers.lines import body_of, line_of
-from trainers.notices import NoticeKind, give_notice
-from trainers.sources.settings import LIBRARIES
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.inputs import import_paths, packages_of, sources_of
+from batchscout.orchestrator.study.messages import Device, FirstLane
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
+from batchscout.trainers.config import DevicePeak
+from batchscout.trainers.criteria import TransformersLoss
+from batchscout.trainers.files import exists, make_private_directory, own_file, quoted
+from batchscout.trainers.knobs import optimizer_8bit
+from batchscout.trainers.lines import body_of, line_of
+from batchscout.trainers.notices import NoticeKind, give_notice
+from batchscout.trainers.sources.settings import LIBRARIES
 
 # The fields of a configuration on which neither the speed nor the memory of a short trial depends.
 WITHOUT_EFFECT = {
@@ -231,7 +231,7 @@ def identity(config: StudyConfig, facts: Facts, lane: FirstLane) -> Identity:
         "isolation": config.isolation,
         "max_step_seconds": frontier and frontier.max_step_seconds,
         "facts": {"num_parameters": facts.num_parameters, "num_train_samples": facts.num_train_samples},
-        "source": source_digest(["trainers:", *targets]),
+        "source": source_digest(["batchscout.trainers:", *targets]),
     }
 
 

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study, read_yaml
-from orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
-from orchestrator.study.storage.stored_study import StoredStudy
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.study.upgrade import upgraded_study
-from trainers.files import (
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study, read_yaml
+from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.upgrade import upgraded_study
+from batchscout.trainers.files import (
     PARTIAL,
     StorageLost,
     exists,

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from orchestrator.study.journal import Journal
-from orchestrator.study.storage.place import SECONDS_TO_COME_BACK
-from orchestrator.units import seconds_text
-from trainers.files import quoted
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.storage.place import SECONDS_TO_COME_BACK
+from batchscout.orchestrator.units import seconds_text
+from batchscout.trainers.files import quoted
 
 SECONDS_UNTIL_TOLD = 10.0
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import (
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
     ClusterReady,
     Concluded,
     Ended,
@@ -31,12 +31,12 @@ from orchestrator.study.events import (
     Started,
     TrialEvent,
 )
-from orchestrator.study.facts import Facts
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Hold, Metrics, Trial, TrialState
-from trainers.config import TrialConfig
-from trainers.notices import Notice
-from trainers.report import Known
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.trial import Hold, Metrics, Trial, TrialState
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import Notice
+from batchscout.trainers.report import Known
 
 
 class Halted(Exception):
@@ -51,7 +51,7 @@ class Conclusion:
     ok: bool
     reason: str
     findings: JsonValue = None
-    """As the stage's own type says it; `orchestrator.stages.findings` reads it back into that type."""
+    """As the stage's own type says it; `batchscout.orchestrator.stages.findings` reads it back into that type."""
     notes: tuple[str, ...] = ()
     bad_input: bool = False
     """True if what the user gave cannot be run, and nothing else is wrong."""

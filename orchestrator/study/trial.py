@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.messages import HeldLane
-from trainers.config import TrialConfig
-from trainers.files import quoted
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.files import quoted
 
 Metrics = dict[str, float | None]
 """Figures by their names. None stands for one that is not finite, which JSON cannot express otherwise."""

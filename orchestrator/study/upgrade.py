@@ -1,11 +1,12 @@
 """Reads what earlier formats wrote, so that an older run directory can be looked at. No run goes on in one. Nothing else may know them.
 
 Format 1 left out what was not set, had a memory knob that is gone, and took a batch of 1 for none. Formats 1 and 2 kept the digests of code
-among those of other files, by the files' bytes.
+among those of other files, by the files' bytes, and named modules of this program as they were when `trainers` was a package of its own.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import JsonValue
@@ -21,7 +22,17 @@ def upgraded_line(record: Record, version: int) -> Record | None:
     knob, which no study could go on with."""
     if _REMOVED_KNOB in str(record.get("id")):  # a trial's id names its knobs
         return None
-    return record | {"version": version} | _without_the_removed_knob(record)
+    return _renamed(record | {"version": version} | _without_the_removed_knob(record))
+
+
+def _renamed(value: Any) -> Any:
+    """Return the value with the names of modules as they are now."""
+    if isinstance(value, dict):
+        return {key: _renamed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_renamed(one) for one in value]
+    is_import_path = isinstance(value, str) and re.fullmatch(r"trainers\.[\w.]+:\w+", value)
+    return f"batchscout.{value}" if is_import_path else value
 
 
 def _without_the_removed_knob(record: Record) -> Record:
@@ -42,4 +53,4 @@ def upgraded_study(tree: JsonValue) -> JsonValue:
         for stage in stages:
             if isinstance(stage, dict) and isinstance(names := stage.get("memory_knobs"), list):
                 stage["memory_knobs"] = [name for name in names if name != _REMOVED_KNOB]
-    return tree
+    return _renamed(tree)

@@ -7,15 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from orchestrator.terminal import print_lines
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.terminal import print_lines
+from batchscout.trainers.files import own_file, quoted
 
 SCHEMAS = ("study", "status", "recommendation")
 
 
 def init(arguments: argparse.Namespace) -> int:
     """Look at a folder, or at what an import path names, and write a commented study file for it; nothing of it is run."""
-    from orchestrator.init.start import found_text, start
+    from batchscout.orchestrator.init.start import found_text, start
 
     done = start(arguments.what, arguments.to)
     said = [
@@ -32,10 +32,10 @@ def init(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Say what will work on this machine, what will not, and how to mend it; exits with 1 if there is a fault."""
-    from orchestrator.doctor.check import worst
-    from orchestrator.doctor.checks import all_checks
-    from orchestrator.doctor.observe import observe
-    from orchestrator.doctor.told import as_json, print_checks
+    from batchscout.orchestrator.doctor.check import worst
+    from batchscout.orchestrator.doctor.checks import all_checks
+    from batchscout.orchestrator.doctor.observe import observe
+    from batchscout.orchestrator.doctor.told import as_json, print_checks
 
     checks = all_checks(observe(arguments.study))
     if arguments.json:
@@ -47,7 +47,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def schema(arguments: argparse.Namespace) -> int:
     """Print the JSON Schema of a study file, of `status --json` or of recommendation.json."""
-    from orchestrator.output.schemas import schema_path
+    from batchscout.orchestrator.output.schemas import schema_path
 
     path = schema_path(arguments.of)
     with own_file(path, "read"):

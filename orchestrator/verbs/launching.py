@@ -6,8 +6,8 @@ import argparse
 import shlex
 import sys
 
-from orchestrator.verbs.study_file import config_of, run_dir_of
-from trainers.files import quoted
+from batchscout.orchestrator.verbs.study_file import config_of, run_dir_of
+from batchscout.trainers.files import quoted
 
 CPUS_OF_A_GPU, CPUS_OF_A_POD = 4, 4
 """What is asked for where nobody says more. SLURM gives a node's task one CPU, and every rank on a GPU takes one at least: to compile, and to
@@ -30,13 +30,13 @@ def _options_of_run(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def slurm(arguments: argparse.Namespace) -> int:
     """Submit the study as one job of SLURM, which goes on with it after a preemption or the end of its time."""
-    from orchestrator.launch.slurm import SECONDS_TO_END, SECONDS_TO_SAVE, SlurmJob, submit, write_script
+    from batchscout.orchestrator.launch.slurm import SECONDS_TO_END, SECONDS_TO_SAVE, SlurmJob, submit, write_script
 
     config = config_of(arguments)
     run_dir = run_dir_of(arguments, config, "batchscout launch slurm")
     study = str(arguments.study.absolute())
     saves = ("--seconds-to-save", str(SECONDS_TO_SAVE - SECONDS_TO_END))
-    run = (sys.executable, "-m", "orchestrator", "run", study, "--dir", str(run_dir))
+    run = (sys.executable, "-m", "batchscout", "run", study, "--dir", str(run_dir))
     asks_otherwise = any(option.startswith(("--cpus-per-", "-c")) for option in arguments.sbatch)
     job = SlurmJob(
         name=config.name,
@@ -67,7 +67,7 @@ def slurm(arguments: argparse.Namespace) -> int:
 
 def ray(arguments: argparse.Namespace) -> int:
     """Run the study on the cluster of a file for `ray up`, over SSH; the cluster is started if it is not there yet."""
-    from orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
+    from batchscout.orchestrator.launch.over_ssh import SentStudy, fetch_command, launch, status_command
 
     sent = SentStudy(
         cluster=arguments.cluster,
@@ -85,7 +85,7 @@ def ray(arguments: argparse.Namespace) -> int:
 
 def kuberay(arguments: argparse.Namespace) -> int:
     """Write the study as a RayJob of KubeRay; another job of the same study goes on with it."""
-    from orchestrator.launch.kuberay import KubeRayJob, resource_name, write_manifest
+    from batchscout.orchestrator.launch.kuberay import KubeRayJob, resource_name, write_manifest
 
     config = config_of(arguments)
     job = KubeRayJob(

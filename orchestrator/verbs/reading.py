@@ -8,21 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.storage.place import RunPlace, beside
-from orchestrator.terminal import printable
-from orchestrator.verbs.study_file import copy_to_read
-from trainers.files import exists, own_file, quoted
+from batchscout.orchestrator.study.storage.place import RunPlace, beside
+from batchscout.orchestrator.terminal import printable
+from batchscout.orchestrator.verbs.study_file import copy_to_read
+from batchscout.trainers.files import exists, own_file, quoted
 
 if TYPE_CHECKING:
-    from orchestrator.config.keys import StudyConfig
-    from orchestrator.study.state import Study
+    from batchscout.orchestrator.config.keys import StudyConfig
+    from batchscout.orchestrator.study.state import Study
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
-    from orchestrator.output.status import json_pieces
-    from orchestrator.output.watch import watch
-    from orchestrator.study.storage.lock import is_locked
+    from batchscout.orchestrator.output.status import json_pieces
+    from batchscout.orchestrator.output.watch import watch
+    from batchscout.orchestrator.study.storage.lock import is_locked
 
     place: RunPlace = arguments.run_dir
     if arguments.json:
@@ -46,7 +46,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def _show_status(place: RunPlace) -> bool:
     """Show it for people; return whether the study is over."""
-    from orchestrator.output.status import print_status
+    from batchscout.orchestrator.output.status import print_status
 
     with copy_to_read(place) as run_dir:
         config, study = _open(run_dir)
@@ -56,16 +56,16 @@ def _show_status(place: RunPlace) -> bool:
 
 def _is_driven(place: RunPlace) -> bool:
     """True if a driver runs the study now."""
-    from orchestrator.study.storage.lock import is_locked
-    from orchestrator.study.storage.object_lease import is_stored_study_run
+    from batchscout.orchestrator.study.storage.lock import is_locked
+    from batchscout.orchestrator.study.storage.object_lease import is_stored_study_run
 
     return is_locked(place / "journal.jsonl") if isinstance(place, Path) else is_stored_study_run(place)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Write report.html and recommendation.json again from the journal; or compare two studies."""
-    from orchestrator.output.results import write_results
-    from orchestrator.study.storage.stored_study import publish_results
+    from batchscout.orchestrator.output.results import write_results
+    from batchscout.orchestrator.study.storage.stored_study import publish_results
 
     if arguments.other is not None:
         return _write_comparison(arguments.run_dir, arguments.other)
@@ -81,8 +81,8 @@ def report(arguments: argparse.Namespace) -> int:
 
 def _write_comparison(first: RunPlace, second: RunPlace) -> int:
     """Write how two studies differ beside the second one's report, and say whether their answers do."""
-    from orchestrator.output.comparison import agreement, read_sides
-    from orchestrator.output.report.comparison import write_comparison
+    from batchscout.orchestrator.output.comparison import agreement, read_sides
+    from batchscout.orchestrator.output.report.comparison import write_comparison
 
     with copy_to_read(first) as one_dir, copy_to_read(second) as other_dir:
         one, other = read_sides(one_dir, other_dir)
@@ -95,7 +95,7 @@ def _write_comparison(first: RunPlace, second: RunPlace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Show what was different between two studies, and whether their answers are."""
-    from orchestrator.output.comparison import compared, print_comparison, read_sides
+    from batchscout.orchestrator.output.comparison import compared, print_comparison, read_sides
 
     with copy_to_read(arguments.run_dir) as one, copy_to_read(arguments.other) as other:
         both = compared(*read_sides(one, other))
@@ -108,8 +108,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Show why a trial ran, what was decided with it, its result, and what it cost."""
-    from orchestrator.output.explained import explain_trial, print_explanation
-    from orchestrator.output.loaded import load
+    from batchscout.orchestrator.output.explained import explain_trial, print_explanation
+    from batchscout.orchestrator.output.loaded import load
 
     with copy_to_read(arguments.run_dir) as run_dir:
         told = explain_trial(load(run_dir), arguments.trial)
@@ -122,8 +122,8 @@ def explain(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
-    from orchestrator.output.exports import export as export_text
-    from orchestrator.output.recommendation import Recommendation
+    from batchscout.orchestrator.output.exports import export as export_text
+    from batchscout.orchestrator.output.recommendation import Recommendation
 
     with copy_to_read(arguments.run_dir) as run_dir:
         path = run_dir / "recommendation.json"
@@ -137,7 +137,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 def _open(run_dir: Path) -> tuple[StudyConfig, Study]:
     """Return a study, and its file, as its run directory has them; read only."""
-    from orchestrator.output.loaded import load
+    from batchscout.orchestrator.output.loaded import load
 
     study = load(run_dir)
     return study.config, study.replayed

@@ -7,26 +7,26 @@ import functools
 import sys
 from pathlib import Path
 
-from orchestrator.signals import interrupts_afterwards, leave_dead_terminal
-from orchestrator.study.storage.place import beside, is_there, on_this_machine
-from orchestrator.terminal import printable, wrapped
-from orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
-from trainers.files import quoted
+from batchscout.orchestrator.signals import interrupts_afterwards, leave_dead_terminal
+from batchscout.orchestrator.study.storage.place import beside, is_there, on_this_machine
+from batchscout.orchestrator.terminal import printable, wrapped
+from batchscout.orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
+from batchscout.trainers.files import quoted
 
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
-    from orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.installed import refuse_other_versions
 
     refuse_other_versions()
-    from orchestrator import preflight
-    from orchestrator.config.trial import uses_compile
-    from orchestrator.execution.code_shipping import import_from_here
-    from orchestrator.output.plan import print_plan
-    from orchestrator.output.tracking import require_libraries
-    from orchestrator.study.facts import Facts
-    from orchestrator.study.run_directory import as_it_began, refuse_other_study
-    from trainers.notices import heard_by
+    from batchscout.orchestrator import preflight
+    from batchscout.orchestrator.config.trial import uses_compile
+    from batchscout.orchestrator.execution.code_shipping import import_from_here
+    from batchscout.orchestrator.output.plan import print_plan
+    from batchscout.orchestrator.output.tracking import require_libraries
+    from batchscout.orchestrator.study.facts import Facts
+    from batchscout.orchestrator.study.run_directory import as_it_began, refuse_other_study
+    from batchscout.trainers.notices import heard_by
 
     import_from_here()
     config = config_of(arguments)
@@ -46,14 +46,14 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    from orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.installed import refuse_other_versions
 
     refuse_other_versions()
     config = config_of(arguments)
     with interrupts_afterwards():  # the libraries' own code, half imported
-        from orchestrator.execution.code_shipping import import_from_here
-        from orchestrator.output.tracking import how_to_look
-        from orchestrator.run import run_study
+        from batchscout.orchestrator.execution.code_shipping import import_from_here
+        from batchscout.orchestrator.output.tracking import how_to_look
+        from batchscout.orchestrator.run import run_study
 
     import_from_here()
     place = place_of_study(arguments, config)
@@ -85,12 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
-    from orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.installed import refuse_other_versions
 
     refuse_other_versions()
     config = config_of(arguments)
-    from orchestrator.execution.code_shipping import import_from_here
-    from orchestrator.trial import run_trial
+    from batchscout.orchestrator.execution.code_shipping import import_from_here
+    from batchscout.orchestrator.trial import run_trial
 
     import_from_here()
     # Not the study's own directory, which `run` wants empty.

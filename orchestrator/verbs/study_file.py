@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.study.storage.place import RunPlace, on_this_machine
-from orchestrator.terminal import printable
+from batchscout.orchestrator.study.storage.place import RunPlace, on_this_machine
+from batchscout.orchestrator.terminal import printable
 
 if TYPE_CHECKING:
-    from orchestrator.config.keys import StudyConfig
+    from batchscout.orchestrator.config.keys import StudyConfig
 
 
 def config_of(arguments: argparse.Namespace) -> StudyConfig:
-    from orchestrator.config.load import load_study
+    from batchscout.orchestrator.config.load import load_study
 
     def say(told: str) -> None:
         print(f"batchscout: {printable(told)}", file=sys.stderr)
@@ -43,7 +43,7 @@ def copy_to_read(place: RunPlace) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place
         return
-    from orchestrator.study.storage.stored_study import read_copy
+    from batchscout.orchestrator.study.storage.stored_study import read_copy
 
     with tempfile.TemporaryDirectory(prefix="batchscout-") as folder:
         read_copy(place, Path(folder))

@@ -14,10 +14,10 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from orchestrator.config.keys import Batch, StudyConfig, given_batch
-from orchestrator.config.load import load_study, parse_study
-from orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
-from orchestrator.config.trial import (
+from batchscout.orchestrator.config.keys import Batch, StudyConfig, given_batch
+from batchscout.orchestrator.config.load import load_study, parse_study
+from batchscout.orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
+from batchscout.orchestrator.config.trial import (
     base_trial,
     evenly_spaced,
     optimizer_at,
@@ -25,11 +25,11 @@ from orchestrator.config.trial import (
     scaled_learning_rate,
     warmup_samples,
 )
-from orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.trainers.config import OptimizerConfig, Split
+from batchscout.trainers.strict import Strict
 from tests.support.every import for_every
 from tests.support.lane_player import study_of
-from trainers.config import OptimizerConfig, Split
-from trainers.strict import Strict
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 MINIMAL = "model: {target: gpt}\ndata: {target: python_stdlib}\n"
@@ -427,7 +427,11 @@ def documentation(node: ast.stmt | None) -> str:
 
 DOCUMENTED = dict(
     key
-    for module in ("orchestrator.config.keys", "orchestrator.config.stages", "trainers.config")
+    for module in (
+        "batchscout.orchestrator.config.keys",
+        "batchscout.orchestrator.config.stages",
+        "batchscout.trainers.config",
+    )
     for key in keys_with_documentation(module)
     if not key[0].startswith(Split.__name__)
 )

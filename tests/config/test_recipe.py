@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from orchestrator.config.recipe import given_of, left_open, left_open_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.recipe import given_of, left_open, left_open_text
 from tests.support.studies import ON_TEXT
 
 ALL: dict[str, Any] = {

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import load_study, parse_study
-from orchestrator.config.stages import Frontier, Throughput
-from orchestrator.config.trial import base_trial, warmup_samples
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import load_study, parse_study
+from batchscout.orchestrator.config.stages import Frontier, Throughput
+from batchscout.orchestrator.config.trial import base_trial, warmup_samples
 
 KEYS: dict[str, Any] = {"name": "tuned", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}
 FINETUNE = KEYS | {"regime": "finetune", "initial_weights": "own", "sample_budget": 8000}

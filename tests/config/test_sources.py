@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import sources
-from orchestrator.config.load import load_study
-from orchestrator.config.sources import with_source
-from trainers.before.source import Source
-from trainers.sources.settings import GROUPS, Settings
+from batchscout.orchestrator.config import sources
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.config.sources import with_source
+from batchscout.trainers.before.source import Source
+from batchscout.trainers.sources.settings import GROUPS, Settings
 
 MAKE = "my.script:make_trainer"
 SAID = {

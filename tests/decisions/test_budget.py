@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import Budget, StudyConfig
-from orchestrator.decisions.budget import Spending
-from orchestrator.output.recommendation import recommend
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import Findings, found
-from orchestrator.stages.train import ENOUGH, TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.state import Study
-from orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
+from batchscout.orchestrator.config.keys import Budget, StudyConfig
+from batchscout.orchestrator.decisions.budget import Spending
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import Findings, found
+from batchscout.orchestrator.stages.train import ENOUGH, TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
+from batchscout.trainers.config import BranchPoint
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL
 from tests.support.worlds import field_config, field_curves
-from trainers.config import BranchPoint
 
 BATCHES = (4, 8, 16, 32, 64)
 RUN_SECONDS = 8192 / IDEAL.samples_per_second(8)

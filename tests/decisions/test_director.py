@@ -15,22 +15,24 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import MAX_INTERRUPTIONS, Director, Wanted
-from orchestrator.decisions.observer import Observer
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import Findings, found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.grid import GridFindings
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Evaluated, RunBegan, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal, read_lines, replay
-from orchestrator.study.messages import Message
-from orchestrator.study.state import Halted, Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.director import MAX_INTERRUPTIONS, Director, Wanted
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import Findings, found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.grid import GridFindings
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Evaluated, RunBegan, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal, read_lines, replay
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.state import Halted, Study
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, study_of
@@ -51,8 +53,6 @@ from tests.support.worlds import (
     run_at,
     train_config,
 )
-from trainers.config import TrialConfig
-from trainers.notices import Notice, NoticeKind
 
 
 def probed(study: Study, mode: str) -> dict[int, TrialState]:

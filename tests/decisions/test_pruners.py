@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.stages import AshaPruner, NoPruner
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
-from orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
+from batchscout.orchestrator.config.stages import AshaPruner, NoPruner
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
+from batchscout.orchestrator.decisions.pruners import Demand, Entrant, early_places, judge_rung, mean_of_seeds
 from tests.support.every import for_every
 
 RULES = {"spike_deviations": 6.0, "spike_steps": 3, "above_start": 1.1}

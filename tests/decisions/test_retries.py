@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.decisions.retries import (
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.decisions.retries import (
     changed_names,
     events_of,
     kept_text,
@@ -17,8 +17,8 @@ from orchestrator.decisions.retries import (
     why_again,
     why_refused,
 )
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import (
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
     Concluded,
     Ended,
     Evaluated,
@@ -30,13 +30,13 @@ from orchestrator.study.events import (
     Started,
     proposed,
 )
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.worlds import FIELD, TIMED, bowl, field_config, field_curves, run_at
-from trainers.config import TrialConfig
 
 BOOM = "RuntimeError: boom"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.stages import stage_of
-from orchestrator.study.events import Ended, Evaluated, Event, Paused, Promoted, RunBegan, Started, proposed
-from orchestrator.study.journal import Journal
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.study.events import Ended, Evaluated, Event, Paused, Promoted, RunBegan, Started, proposed
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.worlds import TIMED, bowl, curves
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.stages import AshaPruner
-from orchestrator.config.trial import base_trial
-from orchestrator.decisions import verdicts
-from orchestrator.study.events import Evaluated, Promoted, Started, proposed
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.state import Study
-from orchestrator.study.trial import PLANNED_RATE, Proposal
+from batchscout.orchestrator.config.stages import AshaPruner
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.decisions import verdicts
+from batchscout.orchestrator.study.events import Evaluated, Promoted, Started, proposed
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
+from batchscout.trainers.config import BranchPoint, Phase
 from tests.support.lane_player import study_of
 from tests.support.worlds import train_config
-from trainers.config import BranchPoint, Phase
 
 STAGE = train_config().stages[0]
 PRUNER = AshaPruner(min_samples=64)

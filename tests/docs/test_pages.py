@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.sources import From
+from batchscout.orchestrator.output.recommendation import Recommendation
 from docs.site.pages import RECORDED, ROOT, written_pages
 from docs.site.record import PRINTED
 from docs.site.verbs import verbs_of_the_program
-from orchestrator.config.load import parse_study
-from orchestrator.config.sources import From
-from orchestrator.output.recommendation import Recommendation
 from tests.docs.blocks import (
     LANGUAGES,
     Block,

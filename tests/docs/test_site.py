@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Grid
+from batchscout.trainers.strict import Strict
 from docs.site import facade, keys, verbs
 from docs.site.gather import relinked
 from docs.site.pages import GENERATED, ROOT, named_in, written_pages
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Grid
 from tests.support.browser import Browser, chromium
-from trainers.strict import Strict
 
 
 @pytest.fixture(scope="module")

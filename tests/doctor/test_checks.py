@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.doctor.check import Check, Verdict, worst
-from orchestrator.doctor.checks import (
+from batchscout.orchestrator.doctor.check import Check, Verdict, worst
+from batchscout.orchestrator.doctor.checks import (
     GIB,
     all_checks,
     cluster,
@@ -24,7 +24,7 @@ from orchestrator.doctor.checks import (
     torch,
     wandb,
 )
-from orchestrator.doctor.facts import (
+from batchscout.orchestrator.doctor.facts import (
     Cluster,
     Compiler,
     Disk,
@@ -40,9 +40,9 @@ from orchestrator.doctor.facts import (
     Torch,
     Tracker,
 )
-from orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
-from orchestrator.doctor.told import as_json, in_all, print_checks
-from orchestrator.installed import admitted
+from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
+from batchscout.orchestrator.doctor.told import as_json, in_all, print_checks
+from batchscout.orchestrator.installed import admitted
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
 DRIVER = Driver("550.54", (12, 4), 1)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.facts import Needs
-from orchestrator.doctor.needs import needs_of
-from orchestrator.doctor.observe import cluster_at, compiler_for, disk_at, hub_at, import_elsewhere, quota_of
+from batchscout.orchestrator.doctor.facts import Needs
+from batchscout.orchestrator.doctor.needs import needs_of
+from batchscout.orchestrator.doctor.observe import cluster_at, compiler_for, disk_at, hub_at, import_elsewhere, quota_of
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_s
         "HF_ENDPOINT": "http://127.0.0.1:1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     settings.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-m", "orchestrator", "doctor", "own.yaml", "--json"]
+    command = [sys.executable, "-m", "batchscout", "doctor", "own.yaml", "--json"]
     done = subprocess.run(
         command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS
     )
@@ -155,7 +155,7 @@ def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_s
 
 
 def test_a_study_file_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    from orchestrator.cli import main
+    from batchscout.orchestrator.cli import main
 
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "nowhere.yaml"])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import lanes
-from orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution import lanes
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -31,7 +31,7 @@ CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
 # A data set of the user's own, by a relative path that is a default of its code.
 OWN_DATA = """
-from trainers.data.text import text
+from batchscout.trainers.data.text import text
 
 def make(path="given/words.txt"):
     return text(train=path, val=path, seq_len=8, tokenizer="bytes")
@@ -65,7 +65,7 @@ class Cluster:
         """`batchscout run` of this user, from a directory of its own."""
         (home / "work").mkdir(exist_ok=True)
         (home / "work/study.yaml").write_text(yaml.safe_dump(study))
-        command = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--address", self.address]
+        command = [sys.executable, "-m", "batchscout", "run", "study.yaml", "--address", self.address]
         settings = settings_of(home) | {"BATCHSCOUT_CACHE": str(home / "cache")} | environment
         return subprocess.Popen(
             command, cwd=home / "work", env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -194,7 +194,7 @@ def test_a_study_is_a_job_of_who_has_the_token_and_its_words_arrive_as_they_were
     assert done.returncode == 0, done.stdout
     assert "Train with micro-batch" in done.stdout
     run_dir = owner / "batchscout/runs" / name
-    outside = [sys.executable, "-m", "orchestrator", "status", str(run_dir)]
+    outside = [sys.executable, "-m", "batchscout", "status", str(run_dir)]
     assert "grid: complete" in subprocess.run(outside, env=settings_of(owner), capture_output=True, text=True).stdout
     assert list(cluster.folder.rglob("INJECTED")) == []
     token = (owner / ".ray/auth_token").read_text()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import cluster_servers
-from orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
+from batchscout.orchestrator.execution import cluster_servers
+from batchscout.orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 LISTENS = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution import code_shipping, local_cluster, session
+from batchscout.orchestrator.execution import code_shipping, local_cluster, session
 from tests.support.cluster_file import cluster_yaml, local_variant
 from tests.support.processes import HANGS_AFTER_SECONDS
 
@@ -91,7 +91,7 @@ def test_what_is_no_file_is_left_out(here: Path) -> None:
 AS_NOBODY = f"""
 import os
 from pathlib import Path
-from orchestrator.execution import code_shipping
+from batchscout.orchestrator.execution import code_shipping
 if os.geteuid() == 0:
     os.seteuid({NOBODY})
 try:
@@ -147,11 +147,9 @@ def test_what_ray_ignores_does_not_count(here: Path, file: str, line: str) -> No
     assert shipped(env) == {"my_model.py"}
 
 
-@pytest.mark.parametrize(
-    "name", ["trainers/__init__.py", "trainers/mine.py", "orchestrator/__init__.py", "trainers.py"]
-)
+@pytest.mark.parametrize("name", ["batchscout/__init__.py", "batchscout/mine.py", "batchscout.py"])
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_a_directory_that_would_hide_our_packages_is_refused(here: Path, name: str, address: str | None) -> None:
+def test_a_directory_that_would_hide_our_package_is_refused(here: Path, name: str, address: str | None) -> None:
     write(here / name)
     for ask in (lambda: code_shipping.runtime_env(address, here / "runs"), code_shipping.import_from_here):
         with pytest.raises(
@@ -163,26 +161,25 @@ def test_a_directory_that_would_hide_our_packages_is_refused(here: Path, name: s
 def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in code_shipping.PACKAGES:
-        shutil.copytree(CLONE / package, here / package)
-    code_shipping.refuse_hidden_packages()
-    write(here / "trainers" / "loop.py", "changed")
+    shutil.copytree(CLONE / "batchscout", here / "batchscout")
+    code_shipping.refuse_hidden_package()
+    write(here / "batchscout" / "trainers" / "loop.py", "changed")
     with pytest.raises(ValueError, match="pip install -e"):
-        code_shipping.refuse_hidden_packages()
-    shutil.rmtree(here / "trainers")
-    write(here / "trainers" / "notes.txt")
-    code_shipping.refuse_hidden_packages()
+        code_shipping.refuse_hidden_package()
+    shutil.rmtree(here / "batchscout")
+    write(here / "batchscout" / "notes.txt")
+    code_shipping.refuse_hidden_package()
     monkeypatch.chdir(CLONE)
-    code_shipping.refuse_hidden_packages()
+    code_shipping.refuse_hidden_package()
 
 
 def test_the_remedy_for_a_hidden_package_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(clone := tmp_path / "my clone" / "trainers" / "loop.py", "changed")
+    write(clone := tmp_path / "my clone" / "batchscout" / "loop.py", "changed")
     monkeypatch.chdir(here := clone.parents[1])
     with pytest.raises(ValueError, match="would hide") as refused:
-        code_shipping.refuse_hidden_packages()
+        code_shipping.refuse_hidden_package()
     said = str(refused.value)
-    assert shlex.split(said)[0] == str(here / "trainers")
+    assert shlex.split(said)[0] == str(here / "batchscout")
     assert shlex.split(said.split("`")[1]) == ["pip", "install", "-e", str(here)]
 
 
@@ -222,7 +219,7 @@ def test_a_users_own_choice_of_token_stands(tmp_path: Path, monkeypatch: pytest.
 DRIVER = """
 import sys
 from pathlib import Path
-from orchestrator.execution import code_shipping, local_cluster, session
+from batchscout.orchestrator.execution import code_shipping, local_cluster, session
 from tests.support.cluster_file import cluster_yaml, local_variant
 code_shipping.import_from_here()
 import my_model
@@ -361,7 +358,7 @@ def test_submit_runs_the_study_in_the_clone_and_passes_its_exit_code_on(tmp_path
 def test_a_cluster_whose_node_is_on_its_way_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from orchestrator.execution.session import wait_for_nodes
+    from batchscout.orchestrator.execution.session import wait_for_nodes
 
     said, seen = list[str](), [{"memory": 1.0}, {}, {"CPU": 2.0}]
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.execution.device_peaks import device_peaks
-from orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.device_peaks import device_peaks
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
 
 SHAPE = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=1, use_gpu=False)
 

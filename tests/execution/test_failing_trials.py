@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.run import run_study
-from orchestrator.study.journal import replay
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from tests.support.processes import kernel_tells
 from tests.support.studies import grid, tiny_study
 from tests.support.study_runs import Ran, run

@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from orchestrator.decisions.director import Wanted
-from orchestrator.execution.fleet import Fleet, Ground
-from orchestrator.execution.nodes.node_kinds import Choice, Node
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.study.state import Halted
+from batchscout.orchestrator.decisions.director import Wanted
+from batchscout.orchestrator.execution.fleet import Fleet, Ground
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.study.state import Halted
 from tests.faults.scene import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

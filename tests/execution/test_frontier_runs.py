@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.study.trial import TrialState
 from tests.support.study_runs import Ran, run, run_leaving_traces
 
 # A fixture is a whole study, and the first test that asks for it waits for it.

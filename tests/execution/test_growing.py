@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.study.trial import TrialState
 from tests.faults.driver import Driver
 from tests.faults.scene import until
 from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay, without_rays_settings

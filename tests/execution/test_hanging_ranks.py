@@ -11,8 +11,8 @@ import torch.distributed as dist
 from ray import train
 from ray.train import RunConfig, ScalingConfig
 
-from orchestrator.execution.controller import Ranks
-from orchestrator.execution.ray_private.train import LaneTrainer
+from batchscout.orchestrator.execution.controller import Ranks
+from batchscout.orchestrator.execution.ray_private.train import LaneTrainer
 
 pytestmark = pytest.mark.ray
 

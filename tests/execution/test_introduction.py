@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.execution.ranks import Place
+from batchscout.orchestrator.execution.ranks import Place
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

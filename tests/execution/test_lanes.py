@@ -15,12 +15,12 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from orchestrator.execution import dispatcher as dispatcher_module
-from orchestrator.execution.controller import blame_for
-from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
-from orchestrator.execution.ray_private.errors import cause_of
-from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
+from batchscout.orchestrator.execution import dispatcher as dispatcher_module
+from batchscout.orchestrator.execution.controller import blame_for
+from batchscout.orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
+from batchscout.orchestrator.execution.ray_private.errors import cause_of
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 

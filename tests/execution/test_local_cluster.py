@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, private_folder
-from trainers.files import StorageLost
+from batchscout.orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, private_folder
+from batchscout.trainers.files import StorageLost
 
 
 @pytest.fixture(autouse=True)
 def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that the sessions will lie in."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr("orchestrator.execution.local_cluster.LONGEST_FOLDER", 1000)  # no sockets are made here
+    monkeypatch.setattr(
+        "batchscout.orchestrator.execution.local_cluster.LONGEST_FOLDER", 1000
+    )  # no sockets are made here
     return tmp_path / f"batchscout-{os.getuid()}" / "ray"
 
 

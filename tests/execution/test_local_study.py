@@ -62,7 +62,7 @@ def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
     settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     settings |= {"PYTHONPATH": str(CLONE), "RAY_TMPDIR": str(folder / "tmp"), "BATCHSCOUT_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--dir", "run"]
+    command = [sys.executable, "-m", "batchscout", "run", "study.yaml", "--dir", "run"]
     return subprocess.Popen(
         command,
         cwd=folder,

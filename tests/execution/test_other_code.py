@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 CLONE = Path(__file__).parents[2]
 CODE = """
 from tests.support import tiny
-from layers import Net
+from trainers.layers import Net
 
 def model(vocab_size, seq_len, **kwargs):
     return Net(vocab_size=vocab_size, seq_len=seq_len, **kwargs)
@@ -28,7 +28,7 @@ def data():
     return tiny.data(num_train=64, num_val=16)
 """
 LAYERS = """
-from trainers.model.gpt import GPT
+from batchscout.trainers.model.gpt import GPT
 
 class Net(GPT):
     def forward(self, batch):
@@ -38,25 +38,26 @@ class Net(GPT):
 """
 STUDY = TINY | {
     "name": "changing",
-    "model": {"target": "mine:model", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16}},
-    "data": {"target": "mine:data"},
+    "model": {"target": "orchestrator.mine:model", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16}},
+    "data": {"target": "orchestrator.mine:data"},
     "stages": grid(micro_batch_size=[8]),
 }
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Where the user's code is. Its name is short, for the sake of Ray's sockets."""
+    """Where the user's code is, in folders with the names of ours. Its name is short, for the sake of Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
-        (Path(name) / "mine.py").write_text(CODE)
-        (Path(name) / "layers.py").write_text(LAYERS)
+        for folder, file, text in (("orchestrator", "mine.py", CODE), ("trainers", "layers.py", LAYERS)):
+            (Path(name) / folder).mkdir()
+            (Path(name) / folder / file).write_text(text)
         (Path(name) / "study.yaml").write_text(yaml.safe_dump(STUDY))
         yield Path(name)
 
 
 def ran(home: Path, *options: str) -> tuple[int, str]:
     """(exit code, what was said) of `batchscout run`."""
-    code = [sys.executable, "-c", "from orchestrator.cli import main; main()", "run", "study.yaml", *options]
+    code = [sys.executable, "-c", "from batchscout.orchestrator.cli import main; main()", "run", "study.yaml", *options]
     environment = {**os.environ, "PYTHONPATH": str(CLONE), "TMPDIR": str(home), "BATCHSCOUT_CACHE": str(home / "cache")}
     done = subprocess.run(code, cwd=home, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
@@ -71,30 +72,30 @@ def change(home: Path, file: str, old: str, new: str) -> None:
 def test_what_was_made_with_other_code_or_data_counts_only_where_the_user_says_so(home: Path) -> None:
     code, said = ran(home)
     assert (code, "my own mistake" in said) == (1, True)
-    change(home, "layers.py", '            raise ArithmeticError("my own mistake")', "            pass")
+    change(home, "trainers/layers.py", '            raise ArithmeticError("my own mistake")', "            pass")
     code, said = ran(home)
-    assert (code, "1 trial of an earlier try will run again: layers.py has changed since" in said) == (0, True)
+    assert (code, "1 trial of an earlier try will run again: trainers/layers.py has changed since" in said) == (0, True)
 
-    change(home, "layers.py", "            pass", "            pass  # as it should")
+    change(home, "trainers/layers.py", "            pass", "            pass  # as it should")
     (home / "unused.py").write_text("width = 2\n")
     assert ran(home)[0] == 0
 
-    change(home, "layers.py", "super().forward(batch)", "GPT.forward(self, batch)")
+    change(home, "trainers/layers.py", "super().forward(batch)", "GPT.forward(self, batch)")
     journal = (home / "runs/changing/journal.jsonl").read_bytes()
     code, said = ran(home)
     assert code == 2
     assert said.startswith(
-        "batchscout: layers.py has changed since this study began, so that its trials would be compared with trials of other code"
+        "batchscout: trainers/layers.py has changed since this study began, so that its trials would be compared with trials of other code"
     )
     assert said.endswith("or add --keep-finished to keep what there is knowingly\n")
     assert (home / "runs/changing/journal.jsonl").read_bytes() == journal
-    kept = "Warning: a trial had been measured before layers.py changed, and the answer counts with it."
+    kept = "Warning: a trial had been measured before trainers/layers.py changed, and the answer counts with it."
     code, said = ran(home, "--keep-finished")
     assert (code, kept in " ".join(said.split())) == (0, True)
     code, said = ran(home)
     assert (code, kept in " ".join(said.split())) == (0, True), "it is asked once, and says so for good"
 
-    change(home, "mine.py", "num_train=64", "num_train=64, padded=True")
+    change(home, "orchestrator/mine.py", "num_train=64", "num_train=64, padded=True")
     code, said = ran(home)
     assert code == 2
-    assert said.startswith("batchscout: mine.py, training data, validation data have changed since")
+    assert said.startswith("batchscout: orchestrator/mine.py, training data, validation data have changed since")

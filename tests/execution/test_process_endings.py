@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import process_endings
-from orchestrator.execution.dispatcher import Dispatcher, crash_log
-from orchestrator.study.causes import Cause
-from orchestrator.study.messages import Assignment, Host, Message
-from orchestrator.units import ending_text, exit_text
+from batchscout.orchestrator.execution import process_endings
+from batchscout.orchestrator.execution.dispatcher import Dispatcher, crash_log
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.messages import Assignment, Host, Message
+from batchscout.orchestrator.units import ending_text, exit_text
 from tests.support.processes import HANGS_AFTER_SECONDS, WAITS, kernel_tells
 
 needs_a_new_kernel = pytest.mark.skipif(not kernel_tells(), reason="Linux tells of another's end since 6.15")

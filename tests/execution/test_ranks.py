@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.config.trial import base_trial
-from orchestrator.execution import ranks
-from orchestrator.execution.group import require_cuda, use_its_gpu
-from orchestrator.execution.ranks import (
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.execution import ranks
+from batchscout.orchestrator.execution.group import require_cuda, use_its_gpu
+from batchscout.orchestrator.execution.ranks import (
     GPU_TOLERANCE_BYTES,
     MEMORY_TOLERANCE_BYTES,
     MOST_OF_A_TRACEBACK,
@@ -32,13 +32,13 @@ from orchestrator.execution.ranks import (
     where_paths_begin,
     write_traceback,
 )
-from orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.study.messages import Assignment, Message
+from batchscout.trainers import loop
+from batchscout.trainers.device import memory
+from batchscout.trainers.files import StorageLost
 from tests.support import tiny
 from tests.support.silent_place import SilentPlace
 from tests.support.studies import tiny_study
-from trainers import loop
-from trainers.device import memory
-from trainers.files import StorageLost
 
 
 def test_out_of_memory_is_said_in_sizes() -> None:
@@ -110,7 +110,7 @@ def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_l
 
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(loop, "train", without_engine)
-    monkeypatch.setattr("trainers.device.device.pick_device", lambda: gpu)
+    monkeypatch.setattr("batchscout.trainers.device.device.pick_device", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (8 << 30) - (1 << 20))
     config_json = tiny.config(memory_limit_bytes=limit_bytes).model_dump_json()

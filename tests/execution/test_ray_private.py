@@ -14,7 +14,7 @@ from ray import cloudpickle
 from ray.train import ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from orchestrator.execution.ray_private.train import LaneTrainer
+from batchscout.orchestrator.execution.ray_private.train import LaneTrainer
 
 ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
 
@@ -80,7 +80,7 @@ def test_of_the_processes_of_a_study_those_that_compute_nothing_load_no_torch() 
     """Each is waited for, or starts beside one that is waited for."""
     heavy_for = {"dispatcher": {"ray", "torch", "pydantic"}, "relay": {"torch"}, "controller": {"torch", "ray.tune"}}
     for module, heavy in (heavy_for | {"group": {"torch", "ray.tune"}, "lanes": {"torch"}}).items():
-        code = f"import sys, orchestrator.execution.{module}; print(*sys.modules)"
+        code = f"import sys, batchscout.orchestrator.execution.{module}; print(*sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ORCHESTRATOR.parent)
         assert done.returncode == 0, done.stderr
         assert not heavy & set(done.stdout.split()), module
@@ -89,8 +89,8 @@ def test_of_the_processes_of_a_study_those_that_compute_nothing_load_no_torch() 
 CAUGHT = """\
 import os, signal
 import ray
-from orchestrator.execution.ray_private.connection import shut_down, sigterm_left_alone
-from orchestrator.signals import all_are_ctrl_c
+from batchscout.orchestrator.execution.ray_private.connection import shut_down, sigterm_left_alone
+from batchscout.orchestrator.signals import all_are_ctrl_c
 with all_are_ctrl_c():
     with sigterm_left_alone():
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -112,8 +112,8 @@ def test_a_driver_hears_sigterm_when_ray_is_shut_down() -> None:
 MET = """\
 import os, signal, time
 import ray
-from orchestrator.execution.ray_private.connection import sigterm_left_alone
-from orchestrator.signals import all_are_ctrl_c
+from batchscout.orchestrator.execution.ray_private.connection import sigterm_left_alone
+from batchscout.orchestrator.signals import all_are_ctrl_c
 with all_are_ctrl_c(), sigterm_left_alone():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
@@ -136,9 +136,9 @@ SUBSCRIBED = """\
 import os, signal, sys, threading
 from pathlib import Path
 import ray
-from orchestrator.config.load import parse_study
-from orchestrator.execution.ray_private.connection import servers, shut_down
-from orchestrator.execution.session import start_ray
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.execution.ray_private.connection import servers, shut_down
+from batchscout.orchestrator.execution.session import start_ray
 from tests.support.studies import ON_TEXT
 
 class Subscriber(ray._raylet.GcsErrorSubscriber):

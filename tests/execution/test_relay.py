@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
-from orchestrator.execution.relay import LaneTrainable
-from orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
+from batchscout.orchestrator.execution.relay import LaneTrainable
+from batchscout.orchestrator.study.messages import Assignment, Message
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

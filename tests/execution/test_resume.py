@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stages.findings import found
-from orchestrator.stages.grid import GridFindings
-from orchestrator.study.events import Event
-from orchestrator.study.state import Study
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.grid import GridFindings
+from batchscout.orchestrator.study.events import Event
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.notices import NoticeKind
 from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
 from tests.support.studies import TINY, grid
-from trainers.notices import NoticeKind
 
 # Damage to storage is rare, and what a test of it takes is a whole study: it belongs to the third tier.
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]

@@ -10,12 +10,12 @@ import pytest
 import ray
 import torch
 
-from orchestrator.config.load import parse_study
-from orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, Unreadable
-from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.nodes.room import at_most
-from orchestrator.execution.session import (
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, Unreadable
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.nodes.room import at_most
+from batchscout.orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
     refuse_cpus_in_place_of_gpus,
@@ -23,9 +23,9 @@ from orchestrator.execution.session import (
     start_ray,
     worker_environment,
 )
-from orchestrator.study.messages import Device
+from batchscout.orchestrator.study.messages import Device
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 from tests.support.studies import ON_TEXT
-from trainers.device.memory import MALLOC_ENVIRONMENT
 
 ON_CPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=2, use_gpu=False)
 ON_GPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=6, use_gpu=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.study.events import Interrupted
-from orchestrator.study.journal import replay
-from orchestrator.study.state import Study
+from batchscout.orchestrator.study.events import Interrupted
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.state import Study
 from tests.faults.driver import Driver, has
 from tests.support.nodes import cluster_of
 from tests.support.processes import kernel_tells, kill_node_of

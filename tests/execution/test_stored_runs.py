@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.study.journal import replay
-from orchestrator.study.state import Study
-from orchestrator.study.storage.place import ObjectStore
-from orchestrator.study.storage.stored_study import stored_journal
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.study.storage.stored_study import stored_journal
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Report
+from batchscout.trainers.step_log import read_steps
 from tests.faults.scene import until
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
 from tests.support.object_store import BUCKET, object_store, reached_at
 from tests.support.studies import TINY, grid
-from trainers.loop import train
-from trainers.report import Report
-from trainers.step_log import read_steps
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -54,7 +54,7 @@ def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def batchscout(*words: object, **environment: str) -> subprocess.Popen[str]:
-    command, own = [sys.executable, "-m", "orchestrator", *map(str, words)], os.environ | environment
+    command, own = [sys.executable, "-m", "batchscout", *map(str, words)], os.environ | environment
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own)
 
 

@@ -14,9 +14,9 @@ import pytest
 import ray
 from ray._private.state import state
 
-from orchestrator import run as runner
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator import run as runner
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from tests.support.studies import grid
 from tests.support.study_runs import Ran, run, run_leaving_traces, states
 

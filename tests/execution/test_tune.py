@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.decisions.observer import Observer
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Assignment, Message
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from tests.support.lane_player import director_of, study_of
 from tests.support.processes import HANGS_AFTER_SECONDS
 
@@ -28,8 +28,8 @@ def test_tune_holds_the_trials_that_run_and_one_actor_a_lane(tmp_path: Path, end
     import ray
     from ray._private.state import state
 
-    from orchestrator.execution.dispatcher import Dispatcher
-    from orchestrator.execution.tune import run_stage
+    from batchscout.orchestrator.execution.dispatcher import Dispatcher
+    from batchscout.orchestrator.execution.tune import run_stage
 
     num_trials, num_lanes = 30, 3
     config = study_of(stages=[{"type": "grid", "learning_rate": [1e-4 * (i + 1) for i in range(num_trials)]}])

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted
-from orchestrator.study.journal import replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
-from trainers.notices import heard_by
+from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, Event, Paused, Promoted
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.notices import heard_by
 
 PATIENCE_SECONDS = 240
 DECISIONS = (Promoted, Paused, Ended, Concluded)
@@ -32,7 +32,7 @@ class Driver:
         (folder / "study.yaml").write_text(yaml.safe_dump(study))
         self.run_dir, self.name = run_dir or folder / "run", study["name"]
         self.command = [
-            sys.executable, "-m", "orchestrator", "run", str(folder / "study.yaml"), "--dir", str(self.run_dir),
+            sys.executable, "-m", "batchscout", "run", str(folder / "study.yaml"), "--dir", str(self.run_dir),
             *(["--address", address] if address else []),
         ]  # fmt: skip
         # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.

@@ -8,15 +8,15 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.config.load import parse_study
-from orchestrator.config.trial import base_trial
-from orchestrator.study.events import Evaluated, Event, Noticed, Started
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.study.events import Evaluated, Event, Noticed, Started
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.order import SampleOrder
+from batchscout.trainers.notices import NoticeKind
 from tests.faults.driver import Driver, check_nothing_was_lost_or_doubled
 from tests.faults.scene import EVALUATIONS, MICRO_BATCH_SIZE, SAMPLE_BUDGET, STUDY, Scene
 from tests.support.map_style import map_style_sets
-from trainers.data.batches import fetch
-from trainers.data.order import SampleOrder
-from trainers.notices import NoticeKind
 
 
 def check_journal_only_grew(scene: Scene) -> None:

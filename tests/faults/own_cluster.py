@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.study.events import Evaluated, Noticed, Started, TrialEvent
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.events import Evaluated, Noticed, Started, TrialEvent
+from batchscout.orchestrator.study.storage.lock import is_locked
+from batchscout.trainers.files import sync
 from tests.faults.driver import Driver
 from tests.faults.scene import Scene, alive, title, until
 from tests.support.disk import Disk
 from tests.support.memory_group import MemoryGroup
 from tests.support.processes import descendants
 from tests.support.storage import Call, fault, interposed_library
-from trainers.files import sync
 
 # A dead gcs or raylet is noticed, and the report is written, within this.
 SECONDS_TO_NOTICE = 10.0

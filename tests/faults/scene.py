@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.study.events import Event
+from batchscout.orchestrator.study.events import Event
 from tests.faults.driver import Driver
 from tests.support.processes import read
 from tests.support.studies import TINY, grid

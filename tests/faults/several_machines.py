@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.study.events import Event, RunBegan
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.events import Event, RunBegan
+from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver, has
 from tests.faults.scene import Scene, until
 from tests.support.disk import NotHere

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver
 from tests.faults.scene import Scene, alive, title, until
 

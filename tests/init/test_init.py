@@ -18,13 +18,13 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from batchscout import load
-from orchestrator.cli import main
-from orchestrator.config.load import load_study
-from orchestrator.init.kinds import Kind
-from orchestrator.init.start import read_folder, start
-from orchestrator.init.study_file import PLACEHOLDER, Machine, written
-from orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
-from orchestrator.output.schemas import editors_line, schema_path
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.init.kinds import Kind
+from batchscout.orchestrator.init.start import read_folder, start
+from batchscout.orchestrator.init.study_file import PLACEHOLDER, Machine, written
+from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from batchscout.orchestrator.output.schemas import editors_line, schema_path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -334,7 +334,7 @@ def short() -> Iterator[Path]:
 def batchscout(folder: Path, short: Path, *arguments: str) -> str:
     settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     settings |= {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(short), "BATCHSCOUT_CACHE": str(short / "cache")}
-    command = [sys.executable, "-m", "orchestrator", *arguments]
+    command = [sys.executable, "-m", "batchscout", *arguments]
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     return done.stdout

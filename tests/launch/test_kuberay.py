@@ -12,9 +12,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from orchestrator.cli import main
-from orchestrator.config.load import load_study
-from orchestrator.launch.kuberay import CLONE, IMAGE_USER, KubeRayJob, manifest, resource_name
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.launch.kuberay import CLONE, IMAGE_USER, KubeRayJob, manifest, resource_name
 from tests.support.studies import TINY
 
 HERE = Path(__file__).parent

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cli import main
-from orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
 from tests.faults.scene import until
 from tests.support.cluster_file import cluster_yaml, local_variant
 from tests.support.machines import CLONE, HOME, Machine, listens_for_ssh, machines, missing
@@ -114,7 +114,7 @@ class Site:
         return self.laptop.run("ray", *command, code=code, folder=ON_THE_LAPTOP)
 
     def batchscout(self, *arguments: str, code: int = 0) -> str:
-        return self.laptop.run(sys.executable, "-m", "orchestrator", *arguments, code=code, folder=ON_THE_LAPTOP)
+        return self.laptop.run(sys.executable, "-m", "batchscout", *arguments, code=code, folder=ON_THE_LAPTOP)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def set_up(command: str) -> str:
     if "pip install" in command:
         site = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
         programs = {
-            "batchscout": "orchestrator.cli import program",
+            "batchscout": "batchscout.orchestrator.cli import program",
             "ray": "ray.scripts.scripts import main as program",
         }
         written = {

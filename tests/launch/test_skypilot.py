@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.launch import job
-from orchestrator.launch.node import inherited, start_command, this_node
+from batchscout.orchestrator.launch import job
+from batchscout.orchestrator.launch.node import inherited, start_command, this_node
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_files_defaults_are_a_study_of_the_clone() -> None:
 def test_no_value_is_read_by_the_shell(tmp_path: Path) -> None:
     given = "a b;touch never $(touch never) `touch never` 'x' \"y\""
     *_, line = task()["run"].splitlines()
-    line = line.replace("exec python -m orchestrator.launch.job --", "printf '%s\\n'")
+    line = line.replace("exec python -m batchscout.orchestrator.launch.job --", "printf '%s\\n'")
     done = subprocess.run(
         ["bash", "-c", line],
         cwd=tmp_path,
@@ -101,8 +101,8 @@ def test_a_study_runs_on_two_nodes_each_of_which_ends_its_own_ray(tmp_path: Path
         "RAY_AUTH_TOKEN": "ab" * 32,
         "PYTHONPATH": str(CLONE),
     }  # fmt: skip
-    run = [sys.executable, "-m", "orchestrator", "run", "study.yaml", "--dir", "runs/x"]
-    command = [sys.executable, "-m", "orchestrator.launch.job", "--", *run]
+    run = [sys.executable, "-m", "batchscout", "run", "study.yaml", "--dir", "runs/x"]
+    command = [sys.executable, "-m", "batchscout.orchestrator.launch.job", "--", *run]
     nodes = [
         subprocess.Popen(
             command,

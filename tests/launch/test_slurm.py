@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cli import main
-from orchestrator.launch import job, node
-from orchestrator.launch.node import start_command, this_node
-from orchestrator.launch.slurm import SlurmJob, script
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.launch import job, node
+from batchscout.orchestrator.launch.node import start_command, this_node
+from batchscout.orchestrator.launch.slurm import SlurmJob, script
 from tests.support.ports import free_ports
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
-RUN = ("python", "-m", "orchestrator", "run", "study.yaml")
+RUN = ("python", "-m", "batchscout", "run", "study.yaml")
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 
 
@@ -51,7 +51,7 @@ HOSTILE = "a b;touch /tmp/never $(touch never) `touch never` 'x' \"y\" %j"
 
 def test_no_word_of_the_users_is_read_by_the_shell(tmp_path: Path) -> None:
     hostile = SlurmJob(HOSTILE, ("printf", "%s\\n", HOSTILE), tmp_path / f"{HOSTILE.replace('/', '_')}.log")
-    started = script(hostile).replace(f"exec {sys.executable} -m orchestrator.launch.job -- ", "exec ")
+    started = script(hostile).replace(f"exec {sys.executable} -m batchscout.orchestrator.launch.job -- ", "exec ")
     done = subprocess.run(["bash", "-c", started], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{HOSTILE}\n"), done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +155,7 @@ def test_what_ray_said_on_a_node_that_never_joined_is_beside_the_logs_that_the_j
         rest = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         without_token = {"RAY_AUTH_MODE": "token", "HOME": folder, "RAY_TMPDIR": folder}
         with socket.create_server(("127.0.0.1", this_node(told).port)):
-            command = [sys.executable, "-m", "orchestrator.launch.node"]
+            command = [sys.executable, "-m", "batchscout.orchestrator.launch.node"]
             done = subprocess.run(command, env=rest | told | without_token, capture_output=True, text=True)
         said = re.search("node 1 of this job, exited with status 1, .*; its logs, on that node: (.*)", done.stderr)
         assert said, done.stderr
@@ -265,7 +265,7 @@ class Slurm:
         return done.stdout
 
     def batchscout(self, *arguments: str) -> str:
-        return self.ask(sys.executable, "-m", "orchestrator", *arguments)
+        return self.ask(sys.executable, "-m", "batchscout", *arguments)
 
     def state(self, job: str) -> str:
         told = self.ask("scontrol", "show", "job", job)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.comparison import Side, agreement, compared, keys_of, labels, print_comparison
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.report.comparison import comparison
-from orchestrator.study.events import FactsRead
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.comparison import Side, agreement, compared, keys_of, labels, print_comparison
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.report.comparison import comparison
+from batchscout.orchestrator.study.events import FactsRead
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_recommendation, example_study, tell
 
 

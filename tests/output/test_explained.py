@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cli import main
-from orchestrator.output.explained import Explanation, explain_trial
-from orchestrator.output.loaded import load
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import (
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.output.explained import Explanation, explain_trial
+from batchscout.orchestrator.output.loaded import load
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
     Ended,
     Evaluated,
     Event,
@@ -27,13 +27,13 @@ from orchestrator.study.events import (
     Started,
     proposed,
 )
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.config import DataConfig, ModelConfig, OptimizerConfig, Schedule, TrialConfig
+from batchscout.trainers.notices import NoticeKind
 from tests.support.worlds import field_config
-from trainers.config import DataConfig, ModelConfig, OptimizerConfig, Schedule, TrialConfig
-from trainers.notices import NoticeKind
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNNING = "grid-m64k1-none-eager-lr0.3-s0"

@@ -23,13 +23,13 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout import load
-from orchestrator.cli import main
-from orchestrator.output.exports import export
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.output.exports import export
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import Schedule, TrialConfig
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
 from tests.support.example_study import example_recommendation
-from trainers.config import Schedule, TrialConfig
-from trainers.step.learning_rate import learning_rate_of_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.output.status import json_pieces
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
-from trainers.config import TrialConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.status import json_pieces
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.config import TrialConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS = sorted(path.name for path in GOLDEN.iterdir())

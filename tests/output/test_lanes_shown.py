@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.progress import Progress
-from orchestrator.output.report.setting import setting
-from orchestrator.output.status import print_status
-from orchestrator.study.events import LanesChanged, RunBegan
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.state import Study
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.progress import Progress
+from batchscout.orchestrator.output.report.setting import setting
+from batchscout.orchestrator.output.status import print_status
+from batchscout.orchestrator.study.events import LanesChanged, RunBegan
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import example_config
 
 BEGAN = 1_000.0

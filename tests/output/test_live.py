@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.output.live import LEAST_SECONDS, MOST_SHARE, LiveReport
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.study.lines import read_lines
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.live import LEAST_SECONDS, MOST_SHARE, LiveReport
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_study
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 import batchscout
-from orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.report.page import render_report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 import pytest
 from reading_scale import VERBS, cost_of, write_study
 
-from orchestrator.cli import main
-from orchestrator.output.report.tables import MOST_ROWS, MOST_WRITTEN
-from orchestrator.stages.curves import MOST_CURVES, loss_curves
-from orchestrator.stages.figures import short_name
-from orchestrator.study.journal import replay
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.output.report.tables import MOST_ROWS, MOST_WRITTEN
+from batchscout.orchestrator.stages.curves import MOST_CURVES, loss_curves
+from batchscout.orchestrator.stages.figures import short_name
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 NUM_TRIALS = 2_000
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.keys import Tracking
-from orchestrator.output.tracking import open_trackers
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.output.tracking import open_trackers
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.notices import Notice
 from tests.support.tracked import evaluate, found_in, opened, run_twice, trial
-from trainers.notices import Notice
 
 pytest.importorskip("mlflow")
 pytest.importorskip("alembic")

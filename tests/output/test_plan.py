@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.plan import print_plan
-from orchestrator.study.facts import Facts
+from batchscout.orchestrator.output.plan import print_plan
+from batchscout.orchestrator.study.facts import Facts
 from tests.support.lane_player import study_of
 
 FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "equivalence", "train")]

@@ -14,20 +14,20 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.panel import Panel, rows_broken_off
-from orchestrator.output.progress import Progress
-from orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
-from orchestrator.stages.probing import num_full_runs
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, Evaluated, Paused, StageBegan, Started
-from orchestrator.study.lines import read_lines
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import TrialState
-from orchestrator.units import seconds_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.panel import Panel, rows_broken_off
+from batchscout.orchestrator.output.progress import Progress
+from batchscout.orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
+from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Ended, Evaluated, Paused, StageBegan, Started
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.orchestrator.units import seconds_text
+from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.example_study import add_trial, end_trial, example_config, tell
-from trainers.notices import Notice, NoticeKind
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
 
@@ -109,7 +109,7 @@ def test_a_trial_that_has_said_nothing_yet_is_shown_with_what_it_does_and_for_ho
     config: StudyConfig, study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress, now = Progress(config, study), [100.0]
-    monkeypatch.setattr("orchestrator.output.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchscout.orchestrator.output.progress.time.monotonic", lambda: now[0])
     progress.stage_began(config.stages[0])
     trial = study.trials["train-m1"]
     progress.started(trial)
@@ -235,11 +235,11 @@ def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyCon
 
 SAYS = """
 import sys
-from orchestrator.output.panel import Panel, rows_broken_off
-from orchestrator.output.progress import Progress
-from orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
-from orchestrator.stages.probing import num_full_runs
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.panel import Panel, rows_broken_off
+from batchscout.orchestrator.output.progress import Progress
+from batchscout.orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
+from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.study.state import Study
 from tests.support.lane_player import study_of
 with Progress(study_of(), Study("played")) as progress:
     progress.say("one")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.published import StepLaw, published_pick
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.output.published import StepLaw, published_pick
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.config import Phase
 from tests.support.example_study import add_trial, end_trial, example_config
-from trainers.config import Phase
 
 FACTS = Facts(num_parameters=10**9)
 

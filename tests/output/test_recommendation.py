@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
-from orchestrator.stages.findings import found as found_of
-from orchestrator.stages.grid import GridFindings
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.events import RunBegan
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.state import Study
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
+from batchscout.orchestrator.stages.findings import found as found_of
+from batchscout.orchestrator.stages.grid import GridFindings
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
 from tests.support.worlds import FRONTIER, World
-from trainers.config import DevicePeak, TrialConfig
 
 STAGES = [{"type": "train", "max_runs": 6}, {"type": "learning_rate"}]
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/recommendation.json"))

@@ -17,25 +17,26 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import apply_override, parse_study
-from orchestrator.config.stages import Grid
-from orchestrator.config.trial import base_trial, optimizer_at
-from orchestrator.output.plots import plot, spread
-from orchestrator.output.report.answer import paste_text
-from orchestrator.output.report.page import render_report, write_report
-from orchestrator.output.report.setting import setting
-from orchestrator.output.status import MOST_NOTICES, print_status
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import Axis, Figure, Mark, Series
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Evaluated, Noticed, RunBegan
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, TrialState
-from orchestrator.units import number_text, training_time_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import apply_override, parse_study
+from batchscout.orchestrator.config.stages import Grid
+from batchscout.orchestrator.config.trial import base_trial, optimizer_at
+from batchscout.orchestrator.output.plots import plot, spread
+from batchscout.orchestrator.output.report.answer import paste_text
+from batchscout.orchestrator.output.report.page import render_report, write_report
+from batchscout.orchestrator.output.report.setting import setting
+from batchscout.orchestrator.output.status import MOST_NOTICES, print_status
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Evaluated, Noticed, RunBegan
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, TrialState
+from batchscout.orchestrator.units import number_text, training_time_text
+from batchscout.trainers.notices import NoticeKind
 from tests.support.example_study import (
     add_trial,
     conclude,
@@ -45,7 +46,6 @@ from tests.support.example_study import (
     example_study,
     tell,
 )
-from trainers.notices import NoticeKind
 
 STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 VOID = ("meta", "input")

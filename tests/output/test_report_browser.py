@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from reading_scale import write_study
 
-from orchestrator.output.comparison import Side
-from orchestrator.output.exports import WRITERS
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.comparison import write_comparison
-from orchestrator.output.report.page import render_report, write_report
-from orchestrator.output.report.training import RunCurves
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.comparison import Side
+from batchscout.orchestrator.output.exports import WRITERS
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.comparison import write_comparison
+from batchscout.orchestrator.output.report.page import render_report, write_report
+from batchscout.orchestrator.output.report.training import RunCurves
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
 from tests.support.example_study import example_config, example_recommendation, example_study
 from tests.support.run_curves import example_curves, snapshot, steps

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.output.report.training import MOST_POINTS, RunCurves, read_curves, step_figures, training_section
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.report.training import (
+    MOST_POINTS,
+    RunCurves,
+    read_curves,
+    step_figures,
+    training_section,
+)
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers import step_log
+from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve
+from batchscout.trainers.step_log import Step
 from tests.support.example_study import example_config, example_recommendation, example_study
 from tests.support.run_curves import snapshot, steps
-from trainers import step_log
-from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve
-from trainers.step_log import Step
 
 
 @pytest.fixture

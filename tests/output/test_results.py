@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.results import finish
-from orchestrator.output.status import print_status
-from orchestrator.stages.equivalence import EquivalenceFindings
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Concluded
-from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.results import finish
+from batchscout.orchestrator.output.status import print_status
+from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Concluded
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, tell
 
 

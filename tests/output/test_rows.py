@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.output.rows import labelled_lines, table_lines
+from batchscout.orchestrator.output.rows import labelled_lines, table_lines
 
 SENTENCE = "every word of a sentence stands in one column, however long the sentence is"
 

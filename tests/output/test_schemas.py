@@ -11,14 +11,14 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from orchestrator.cli import main
-from orchestrator.config.load import parse_study
-from orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, editors_line, schema_path
-from orchestrator.output.schemas.generate import generated, text_of
-from orchestrator.output.status import json_pieces
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.verbs.helping import SCHEMAS
+from batchscout.orchestrator.cli import main
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, editors_line, schema_path
+from batchscout.orchestrator.output.schemas.generate import generated, text_of
+from batchscout.orchestrator.output.status import json_pieces
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.verbs.helping import SCHEMAS
 from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def faults(name: SchemaName, instance: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", SCHEMA_NAMES)
 def test_the_files_are_what_the_types_make(name: SchemaName) -> None:
-    renew = "write them anew: python -m orchestrator.output.schemas.generate (raise VERSIONS there where a key is gone or means something else)"
+    renew = "write them anew: python -m batchscout.orchestrator.output.schemas.generate (raise VERSIONS there where a key is gone or means something else)"
     assert schema_path(name).read_text() == text_of(generated(name)), renew
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.output.status import notice_lines, print_status
-from orchestrator.study.events import Ended, Started
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Metrics, TrialState
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.status import notice_lines, print_status
+from batchscout.orchestrator.study.events import Ended, Started
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.trial import Metrics, TrialState
 from tests.support.example_study import add_trial, example_config, example_study, tell
 
 

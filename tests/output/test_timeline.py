@@ -6,13 +6,22 @@ import itertools
 
 import pytest
 
-from orchestrator.output.report import timeline as module
-from orchestrator.output.report.timeline import MOST_HOLDS, MOST_OF_A_NODE, timeline
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, Evaluated, Event, Interrupted, Paused, Promoted, RunBegan, Started
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Hold, TrialState
+from batchscout.orchestrator.output.report import timeline as module
+from batchscout.orchestrator.output.report.timeline import MOST_HOLDS, MOST_OF_A_NODE, timeline
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
+    Ended,
+    Evaluated,
+    Event,
+    Interrupted,
+    Paused,
+    Promoted,
+    RunBegan,
+    Started,
+)
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Hold, TrialState
 from tests.support.example_study import add_trial, example_config, tell
 
 CONFIG = example_config()

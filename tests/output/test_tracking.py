@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import Tracking
-from orchestrator.decisions.observer import Observer
-from orchestrator.output.tracking import how_to_look, open_trackers, require_libraries
-from orchestrator.output.tracking.names import run_id
-from orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.output.tracking import how_to_look, open_trackers, require_libraries
+from batchscout.orchestrator.output.tracking.names import run_id
+from batchscout.orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tracked import evaluate, found_in, opened, run_twice, trial
-from trainers.files import StorageLost
-from trainers.notices import Notice, NoticeKind
 
 BLOCK = 32768
 
@@ -210,7 +210,7 @@ def test_run_ids_hold_only_what_wandb_takes_and_stay_different() -> None:
 
 def test_off_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
     assert open_trackers(Tracking(), "my-study", tmp_path, print) == []
-    code = "import sys, orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
+    code = "import sys, batchscout.orchestrator.output.tracking; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -235,8 +235,8 @@ def test_online_without_a_key_or_a_network_the_study_goes_on_offline_and_says_so
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and name != "NETRC"}
     code = f"""
 from pathlib import Path
-from orchestrator.config.keys import Tracking
-from orchestrator.output.tracking import open_trackers
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.output.tracking import open_trackers
 from tests.support.tracked import evaluate, found_in, trial
 run_dir = Path({str(tmp_path)!r})
 (tracker,) = open_trackers(Tracking(wandb="online", project="tests"), "my-study", run_dir, lambda notice: print(notice.text))
@@ -265,7 +265,7 @@ def test_no_trial_becomes_the_users_own_run_or_one_of_their_sweep(tmp_path: Path
     code = f"""
 import os, wandb
 from pathlib import Path
-from orchestrator.output.tracking.of_wandb import Wandb
+from batchscout.orchestrator.output.tracking.of_wandb import Wandb
 from tests.support.tracked import trial
 {"wandb.setup()" if told_already else ""}
 tracker = Wandb("offline", "tests", "my-study", Path({str(tmp_path)!r}))

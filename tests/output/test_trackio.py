@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import Tracking
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import TrialState
 from tests.support.tracked import evaluate, found_in, opened, run_twice, trial
 
 TRACKING = Tracking(trackio=True, project="tests")

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.output.verdict import Scope
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.findings import Findings
-from orchestrator.stages.forms import Rate
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import BatchFindings, Gain, TrainFindings
-from orchestrator.study.events import Evaluated, FactsRead
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.verdict import Scope
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.findings import Findings
+from batchscout.orchestrator.stages.forms import Rate
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.train import BatchFindings, Gain, TrainFindings
+from batchscout.orchestrator.study.events import Evaluated, FactsRead
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.worlds import FRONTIER, NONE
 

@@ -1,6 +1,6 @@
 """A status that is watched is shown again when something has changed, and not otherwise."""
 
-from orchestrator.output.watch import watch
+from batchscout.orchestrator.output.watch import watch
 
 
 def test_each_state_is_shown_once_until_the_study_is_over() -> None:

@@ -11,22 +11,22 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.plan import print_plan
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.output.status import json_pieces, print_status
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import Axis, Figure, Mark, Series
-from orchestrator.stages.findings import concluded, winner_of
-from orchestrator.stages.stage import Stage
-from orchestrator.study.events import Concluded, Ended, StageBegan, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.plan import print_plan
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.status import json_pieces, print_status
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import concluded, winner_of
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.study.events import Concluded, Ended, StageBegan, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.strict import Strict
 from tests.support.example_study import example_config, tell
-from trainers.strict import Strict
 
 # What one writes to add a stage: its keys, for orchestrator/config/stages.py ...
 
@@ -108,7 +108,7 @@ class _Page(HTMLParser):
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
     """A study of this stage alone; what YAML may say is not asked."""
-    module = ModuleType("orchestrator.stages.pulse")
+    module = ModuleType("batchscout.orchestrator.stages.pulse")
     module.__dict__["STAGE"] = STAGE
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return example_config().model_copy(update={"stages": (Pulse(),), "seeds": (0, 1)})

@@ -14,28 +14,28 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import Branch
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.stages import branch, stage_of
-from orchestrator.stages.branch import BranchFindings, PointFindings
-from orchestrator.stages.branch.critical import growth
-from orchestrator.stages.branch.ramps import doublings
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Concluded, Ended, Evaluated, RunBegan, proposed
-from orchestrator.study.journal import Journal
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Branch
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.stages import branch, stage_of
+from batchscout.orchestrator.stages.branch import BranchFindings, PointFindings
+from batchscout.orchestrator.stages.branch.critical import growth
+from batchscout.orchestrator.stages.branch.ramps import doublings
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, RunBegan, proposed
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.config import BranchPoint, TrialConfig
+from batchscout.trainers.step_log import read_steps
 from tests.support.lane_player import Player, World, director_of, play_stage, study_of
 from tests.support.loss_worlds import CriticalWorld
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
-from trainers.config import BranchPoint, TrialConfig
-from trainers.step_log import read_steps
 
 BATCH, BUDGET = 8, 8192
 POINTS = (2048, 4096)

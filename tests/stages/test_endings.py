@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output.results import Ending, finish
-from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.output.results import Ending, finish
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
 from tests.support.real_player import run_for_real
 from tests.support.studies import grid, tiny_study
 

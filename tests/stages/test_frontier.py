@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
-from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observer
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.forms import forms, measured_sizes
-from orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
-from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from orchestrator.stages.frontier.propose import ladder
-from orchestrator.stages.frontier.variants import ONE_GRAPH, variants
-from orchestrator.stages.mode import mode_of
-from orchestrator.stages.probing import cost_of, num_full_runs
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
-from orchestrator.study.reuse import Measurements
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.forms import forms, measured_sizes
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
+from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
+from batchscout.orchestrator.stages.frontier.propose import ladder
+from batchscout.orchestrator.stages.frontier.variants import ONE_GRAPH, variants
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.stages.probing import cost_of, num_full_runs
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.reuse import Measurements
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.config import Compile, TrialConfig
 from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import know, next_trial, study_of
 from tests.support.worlds import NONE
-from trainers.config import Compile, TrialConfig
 
 MIB = 2**20
 LIMIT = 100

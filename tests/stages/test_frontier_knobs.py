@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stages.findings import found_in
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Proposal
+from batchscout.orchestrator.stages.findings import found_in
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Proposal
+from batchscout.trainers.before.peak_memory import Line, PeakMemory
+from batchscout.trainers.config import TrialConfig
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
-from trainers.before.peak_memory import Line, PeakMemory
-from trainers.config import TrialConfig
 
 MIB = 2**20
 LIMIT = 100

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.stages.findings import found
-from orchestrator.stages.horizons import HorizonsFindings
-from orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal
-from orchestrator.study.state import Study
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.horizons import HorizonsFindings
+from batchscout.orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.state import Study
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from orchestrator.stages.learning_rate import MOST_EXTENSIONS, LearningRateFindings
-from orchestrator.stages.train import BatchFindings, TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import proposed
+from batchscout.orchestrator.stages.learning_rate import MOST_EXTENSIONS, LearningRateFindings
+from batchscout.orchestrator.stages.train import BatchFindings, TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import proposed
 from tests.support.example_study import batch_findings
 from tests.support.known_stage import Known
 from tests.support.loss_worlds import throughput_of

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import FEWEST_STEPS
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.train.lineup import Lineup, lineup_of
-from orchestrator.study.trial import PLANNED_RATE
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import FEWEST_STEPS
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
+from batchscout.orchestrator.study.trial import PLANNED_RATE
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
 from tests.support.loss_worlds import IDEAL, throughput_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.stages.frontier.findings import MeasuredPoint
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.rates import Rate, rates
+from batchscout.orchestrator.stages.frontier.findings import MeasuredPoint
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.rates import Rate, rates
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, FULL, MIB, NONE, THROUGHPUT
 

@@ -11,28 +11,28 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.exports import export
-from orchestrator.output.plan import print_plan
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.stages.estimates.surface import PRIOR
-from orchestrator.stages.findings import found
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.regularization import RegularizationFindings, Setting
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.events import RunBegan
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.exports import export
+from batchscout.orchestrator.output.plan import print_plan
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.stages.estimates.surface import PRIOR
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, throughput_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.worlds import NONE
-from trainers.config import TrialConfig
 
 TAKES_BOTH = Facts(regularizers={"dropout": 0.0, "label_smoothing": 0.0})
 BOTH = [{"type": "train"}, {"type": "regularization"}]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from batchscout.orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from batchscout.trainers.before.peak_memory import Line
 from tests.support.every import for_every
-from trainers.before.peak_memory import Line
 
 LARGEST = 1024
 Peak = Callable[[int], float]

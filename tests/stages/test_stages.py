@@ -7,18 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.stages import grid, stage_of
-from orchestrator.stages.equivalence import EquivalenceFindings
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.stage import Stage
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.stages import grid, stage_of
+from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.trainers.config import DevicePeak, Precision
 from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
 from tests.support.worlds import FRONTIER, KNOWN, NONE
-from trainers.config import DevicePeak, Precision
 
 # Equivalence
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import Figure
-from orchestrator.stages.train.surface_figure import surface_figures
-from orchestrator.study.journal import replay
-from orchestrator.study.run_directory import load_stored_study
-from orchestrator.study.state import Study
-from orchestrator.study.trial import TrialState
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.stages.train.surface_figure import surface_figures
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
 
 QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 

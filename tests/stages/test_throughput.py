@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stages.forms import forms, worth_timing
-from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
-from orchestrator.stages.probing import rate_at
-from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Ended, Started, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.stages.forms import forms, worth_timing
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
+from batchscout.orchestrator.stages.probing import rate_at
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Ended, Started, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.config import TrialConfig
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, FULL, MIB, NONE
-from trainers.config import TrialConfig
 
 TRAIN = {"type": "train"}
 OVERHEAD = 4.0

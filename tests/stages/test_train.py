@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import optimizer_at
-from orchestrator.output.recommendation import Recommendation, recommend
-from orchestrator.stages import train
-from orchestrator.stages.findings import found
-from orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
-from orchestrator.stages.train.conclude import WINNERS_CUT
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import replay
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import optimizer_at
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.stages import train
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
+from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.config import TrialConfig
 from tests.support.known_stage import Known
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
@@ -31,7 +32,6 @@ from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.tiny import ROOT, newest_state
 from tests.support.worlds import KNOWN
-from trainers.config import TrialConfig
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 BUDGET = 8192

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.stages.frontier.unpredicted import WHAT_FOLLOWS, unpredicted_texts
-from trainers.errors import NotFollowed, Obstacle
+from batchscout.orchestrator.stages.frontier.unpredicted import WHAT_FOLLOWS, unpredicted_texts
+from batchscout.trainers.errors import NotFollowed, Obstacle
 
 READS = NotFollowed(Obstacle.READS_VALUES, "item(), or a condition on a tensor", "model.py, line 7")
 ENDED = NotFollowed(Obstacle.ENDED, "exit code 3: nothing said")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from orchestrator.study.events import Interrupted, parser
-from orchestrator.study.messages import Device, HeldLane
+from batchscout.orchestrator.study.events import Interrupted, parser
+from batchscout.orchestrator.study.messages import Device, HeldLane
 
 H100, A100 = Device("NVIDIA H100", 80 << 30, is_gpu=True), Device("NVIDIA A100", 40 << 30, is_gpu=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.study.inputs import data_files_of
+from batchscout.orchestrator.study.inputs import data_files_of
 from tests.support.lane_player import study_of
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.study.events import (
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.study.events import (
     FORMAT_VERSION,
     ClusterReady,
     Concluded,
@@ -32,18 +32,18 @@ from orchestrator.study.events import (
     Started,
     proposed,
 )
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.state import Halted, Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.state import Halted, Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.lines import line_of
+from batchscout.trainers.notices import NoticeKind
 from tests.support.every import for_every
 from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
-from trainers.files import StorageLost
-from trainers.lines import line_of
-from trainers.notices import NoticeKind
 
 CONFIG = base_trial(study_of(), None)
 TRIAL = proposed(Proposal("train-a", "train", CONFIG, candidate="train-a", role="baseline", protected=True))

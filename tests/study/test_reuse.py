@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.facts import Facts
-from orchestrator.study.messages import Device, FirstLane, HeldLane
-from orchestrator.study.reuse import Measurements, against_peak, identity, source_digest
-from orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.messages import Device, FirstLane, HeldLane
+from batchscout.orchestrator.study.reuse import Measurements, against_peak, identity, source_digest
+from batchscout.orchestrator.study.trial import Hold, Metrics, Proposal, Trial, TrialState
+from batchscout.trainers.config import DevicePeak, TrialConfig
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.lane_player import study_of
-from trainers.config import DevicePeak, TrialConfig
-from trainers.files import StorageLost
-from trainers.notices import Notice, NoticeKind, heard_by
 
 IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
 METRICS: Metrics = {"tokens_per_second": 1000.0, "peak_memory_bytes": 5e6, "predicted_memory_bytes": 4e6}

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import base_trial
-from orchestrator.study.events import RunBegan, proposed
-from orchestrator.study.run_directory import (
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.study.events import RunBegan, proposed
+from batchscout.orchestrator.study.run_directory import (
     as_it_began,
     logs_of,
     open_run_directory,
     put_former_try_by,
     trial_directory,
 )
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
 
 
@@ -106,7 +106,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from trainers.files import written_whole
+from batchscout.trainers.files import written_whole
 with written_whole(Path(sys.argv[1])) as file:
     file.write(b"<html>")
     file.flush()

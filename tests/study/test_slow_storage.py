@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.study import journal as module
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal
-from orchestrator.study.slow_storage import told_if_storage_hangs
+from batchscout.orchestrator.study import journal as module
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.slow_storage import told_if_storage_hangs
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 BEGAN = RunBegan(token="t")

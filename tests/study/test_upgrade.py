@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 import batchscout
-from orchestrator.config.stages import Frontier
-from orchestrator.config.trial import baseline_batch
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.run_directory import load_stored_study, open_run_directory, refuse_other_study
-from trainers.lines import body_of, line_of
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.run_directory import load_stored_study, open_run_directory, refuse_other_study
+from batchscout.trainers.lines import body_of, line_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -45,6 +45,14 @@ def test_a_study_that_an_earlier_version_began_is_refused_with_both_formats_and_
         with pytest.raises(ValueError, match=said):
             begin()
     assert (run_dir / "journal.jsonl").read_bytes() == before
+
+
+def test_modules_of_this_program_are_named_as_they_are_now(run_dir: Path) -> None:
+    path = run_dir / "journal.jsonl"
+    named = json.dumps(records_of(path)).replace("tests.support.studies:RaisesAfter", "trainers.sources.objects:model")
+    path.write_bytes(b"".join(line_of(json.dumps(one).encode()) for one in json.loads(named)))
+    targets = {trial.config.model.target for trial in replay(path, "every-state").trials.values()}
+    assert targets == {"batchscout.trainers.sources.objects:model"}
 
 
 def test_trials_with_the_knob_that_is_gone_are_left_out_and_all_others_stand(run_dir: Path) -> None:

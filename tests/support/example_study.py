@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import base_trial, scaled_learning_rate
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.equivalence import EquivalenceFindings
-from orchestrator.stages.findings import Findings, concluded
-from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
-from orchestrator.stages.frontier.pareto import Point
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.mode import mode_of
-from orchestrator.stages.throughput import ThroughputFindings
-from orchestrator.stages.train import BatchFindings, TrainFindings
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import (
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import base_trial, scaled_learning_rate
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
+from batchscout.orchestrator.stages.findings import Findings, concluded
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
+from batchscout.orchestrator.stages.frontier.pareto import Point
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.train import BatchFindings, TrainFindings
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import (
     Concluded,
     Ended,
     Evaluated,
@@ -34,9 +34,9 @@ from orchestrator.study.events import (
     parser,
     proposed,
 )
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 
 GIB = 2**30
 BUDGET = 32_768

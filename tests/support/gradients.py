@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trainers.noise.noise_estimate import SquaredNorms
+from batchscout.trainers.noise.noise_estimate import SquaredNorms
 
 DIM = 60
 

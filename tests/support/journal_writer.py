@@ -13,9 +13,9 @@ from pathlib import Path
 WRITER = """
 import ctypes, os, sys
 from pathlib import Path
-from orchestrator.study.events import ClusterReady
-from orchestrator.study.journal import Journal
-from orchestrator.study.state import Halted
+from batchscout.orchestrator.study.events import ClusterReady
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.state import Halted
 with Journal(Path(sys.argv[1]), "s", *map(float, sys.argv[3:])) as journal:
     print("open", flush=True)
     if sys.argv[2] == "fork":
@@ -73,8 +73,8 @@ def writer(
 CALLER = """
 import json, sys
 from pathlib import Path
-from orchestrator.study.journal import Journal
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.storage.lock import is_locked
 path, said = Path(sys.argv[1]), "it was let in"
 locked = is_locked(path)
 try:
@@ -97,7 +97,7 @@ def call_on(path: Path, *, within: Sequence[str] = (), **environment: str) -> tu
 WATCHER = """
 import sys
 from pathlib import Path
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.storage.lock import is_locked
 print("asking", flush=True)
 while True:
     is_locked(Path(sys.argv[1]))
@@ -120,7 +120,7 @@ def watched(path: Path) -> Iterator[None]:
 CONTENDER = """
 import os, sys, time
 from pathlib import Path
-from orchestrator.study.storage.lock import JournalLock
+from batchscout.orchestrator.study.storage.lock import JournalLock
 path, alone, end = Path(sys.argv[1]), Path(sys.argv[1]).with_name("alone"), time.monotonic() + 1.5
 won = 0
 while time.monotonic() < end:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import Findings, Found, concluded, found_in
-from orchestrator.study.causes import Cause
-from orchestrator.study.events import Concluded, Ended, proposed
-from orchestrator.study.facts import Facts
-from orchestrator.study.state import Conclusion, Study
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import Findings, Found, concluded, found_in
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import Concluded, Ended, proposed
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Conclusion, Study
+from batchscout.orchestrator.study.trial import Proposal, TrialState
 from tests.support.lane_player import study_of
 
 

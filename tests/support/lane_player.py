@@ -1,6 +1,6 @@
 """Plays Tune, the lanes and the training runs for a Director, in one thread and without Ray.
 
-A run here does what `trainers.loop.train` does: it saves a checkpoint before it reports a milestone, waits there for the
+A run here does what `batchscout.trainers.loop.train` does: it saves a checkpoint before it reports a milestone, waits there for the
 verdict, and when started again goes on from its checkpoint and repeats the report that was saved with it.
 """
 
@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import Director
-from orchestrator.decisions.observer import Observer
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import Findings, concluded
-from orchestrator.study.events import Concluded, FactsRead, RunBegan
-from orchestrator.study.facts import Facts
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
-from trainers.config import TrialConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import Findings, concluded
+from batchscout.orchestrator.study.events import Concluded, FactsRead, RunBegan
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.config import TrialConfig
 
 KEYS: dict[str, Any] = {
     "name": "played",

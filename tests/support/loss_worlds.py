@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.stages.forms import Rate
-from orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.forms import Rate
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.trainers.config import TrialConfig
 from tests.support.worlds import MIB, NONE, THROUGHPUT
-from trainers.config import TrialConfig
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainers.config import DataConfig
-from trainers.data.samples import Samples, SampleSet, load_data
-from trainers.data.streams import Stream
+from batchscout.trainers.config import DataConfig
+from batchscout.trainers.data.samples import Samples, SampleSet, load_data
+from batchscout.trainers.data.streams import Stream
 
 
 def map_style(samples: Samples) -> SampleSet:

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from batchscout.trainers.device import cgroup
 from tests.support.disk import NotHere
-from trainers.device import cgroup
 
 # The limit, and what is taken: version 2, and version 1.
 FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))

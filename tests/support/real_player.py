@@ -1,4 +1,4 @@
-"""Runs a study's trials for real, one after the other in this process: the Director's decisions, `trainers.loop.train`, and
+"""Runs a study's trials for real, one after the other in this process: the Director's decisions, `batchscout.trainers.loop.train`, and
 files where a lane would write them. Ray alone is missing."""
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.decisions.decision import Action
-from orchestrator.decisions.director import Director
-from orchestrator.execution.ranks import failure_reason, memory_reason
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Message
-from orchestrator.study.run_directory import discard_what_nobody_needs
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.director import Director
+from batchscout.orchestrator.execution.ranks import failure_reason, memory_reason
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Message
+from batchscout.orchestrator.study.run_directory import discard_what_nobody_needs
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.memory import without_after_effects
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
 from tests.support.lane_player import director_of, next_trial
-from trainers.device.device import pick_device
-from trainers.device.memory import without_after_effects
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.loop import train
-from trainers.report import Answer, Report
 
 Metrics = dict[str, float]
 

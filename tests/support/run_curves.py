@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.output.report.training import RunCurves
-from trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
-from trainers.step_log import Step, read_steps
+from batchscout.orchestrator.output.report.training import RunCurves
+from batchscout.trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
+from batchscout.trainers.step_log import Step, read_steps
 
 
 def steps(count: int, spike_at: int | None = None) -> list[Step]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.execution.ranks import Place
-from orchestrator.study.messages import Assignment, Message
+from batchscout.orchestrator.execution.ranks import Place
+from batchscout.orchestrator.study.messages import Assignment, Message
 
 
 class SilentPlace(Place):

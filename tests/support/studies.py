@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.load import parse_study
-from trainers.model.gpt import GPT
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.trainers.model.gpt import GPT
 
 TINY: dict[str, Any] = {
     "name": "tiny",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.output.results import Ending
-from orchestrator.run import run_study
-from orchestrator.study.journal import replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.state import Study
+from batchscout.orchestrator.output.results import Ending
+from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.state import Study
 from tests.support.studies import tiny_study
 
 

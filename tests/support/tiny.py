@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.checkpoints.checkpoint import load_newest
-from trainers.config import TrialConfig
-from trainers.device.memory import MALLOC_ENVIRONMENT
-from trainers.model.parallel import whole
-from trainers.report import Answer, Report
-from trainers.run import Run
+from batchscout.trainers.checkpoints.checkpoint import load_newest
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
+from batchscout.trainers.model.parallel import whole
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.run import Run
 
 ROOT = Path(__file__).parents[2]
 

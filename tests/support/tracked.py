@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.keys import Tracking
-from orchestrator.decisions.observer import Observer
-from orchestrator.output.tracking import open_trackers
-from orchestrator.output.tracking.runs import Found, Table, TrialRuns
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
-from trainers import step_log
-from trainers.config import DataConfig, ModelConfig, TrialConfig
-from trainers.notices import Notice
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.output.tracking import open_trackers
+from batchscout.orchestrator.output.tracking.runs import Found, Table, TrialRuns
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from batchscout.trainers import step_log
+from batchscout.trainers.config import DataConfig, ModelConfig, TrialConfig
+from batchscout.trainers.notices import Notice
 
 
 def opened(tracking: Tracking, run_dir: Path, study_name: str = "my-study") -> TrialRuns:

@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.forms import Rate
-from orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.forms import Rate
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import World, study_of
-from trainers.config import TrialConfig
 
 MIB = 2**20
 

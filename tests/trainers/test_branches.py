@@ -12,13 +12,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from batchscout.trainers.checkpoints.checkpoint import load_kept
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, sample_numbers, stop_at
-from trainers.checkpoints.checkpoint import load_kept
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.report import Answer, Report
 
 BUDGET = 96
 ONE_SPLIT: dict[str, Any] = {"dropout": 0.0, "gradient_accumulation_steps": 4}

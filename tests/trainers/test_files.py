@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from batchscout.trainers import files
+from batchscout.trainers.files import PARTIAL, StorageLost, storage_error, written_whole
+from batchscout.trainers.loop import train
 from tests.support.storage import Call, failing, on_failing_storage
 from tests.support.tiny import config, stop_at
-from trainers import files
-from trainers.files import PARTIAL, StorageLost, storage_error, written_whole
-from trainers.loop import train
 
 # Where a run that evaluates touches its files, and what storage may say there.
 FAULTS: list[tuple[Call, str, str]] = [

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.reporting.evaluation import evaluate, generalisation
+from batchscout.trainers.run import Run
 from tests.support.tiny import config, cpu_run
-from trainers.loop import train
-from trainers.report import Answer, Report
-from trainers.reporting.evaluation import evaluate, generalisation
-from trainers.run import Run
 
 
 def mean_loss(run: Run, samples: list[dict[str, torch.Tensor]]) -> float:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.models import load_weights
+from batchscout.trainers.report import Answer
 from tests.support.tiny import config, cpu_run
-from trainers.loop import train
-from trainers.model.gpt import GPT
-from trainers.model.models import load_weights
-from trainers.report import Answer
 
 Weights = dict[str, Tensor]
 

@@ -14,18 +14,18 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from batchscout.trainers import loop
+from batchscout.trainers.loop import milestones, train
+from batchscout.trainers.model import activation_checkpointing
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.reporting import reporter
+from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.reporting.reporter import rungs_crossed
+from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
 from tests.support.map_style import map_style
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
 from tests.support.tiny import Samples, config, cpu_run, data, gradient_of_step, newest_state, relative_error
-from trainers import loop
-from trainers.loop import milestones, train
-from trainers.model import activation_checkpointing
-from trainers.report import Answer, Report
-from trainers.reporting import reporter
-from trainers.reporting.evaluation import evaluate
-from trainers.reporting.reporter import rungs_crossed
-from trainers.speed.throughput import NUM_WARMUP_STEPS
 
 Told = tuple[str, int, tuple[int, ...]]
 """(kind, samples seen, rungs) of a report"""

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.data.batches import move_aside
+from batchscout.trainers.device import memory
+from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Report
+from batchscout.trainers.run import Run
 from tests.support.tiny import assert_equal_bit_by_bit, config, newest_state, stop_at
-from trainers.data.batches import move_aside
-from trainers.device import memory
-from trainers.device.device import pick_device
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.loop import train
-from trainers.report import Report
-from trainers.run import Run
 
 MIB = 1 << 20
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscout.trainers.checkpoints.checkpoint import save_checkpoint
+from batchscout.trainers.config import DataConfig
 from tests.support.disk import Disk, NotHere
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import newest_state
-from trainers.checkpoints.checkpoint import save_checkpoint
-from trainers.config import DataConfig
 
 
 @pytest.fixture

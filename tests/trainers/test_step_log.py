@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from batchscout.trainers import loop
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.loop import train
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.step_log import Step, append, line_of, read_steps
 from tests.support.storage import failing, on_failing_storage
 from tests.support.tiny import config, cpu_run, in_fresh_process
-from trainers import loop
-from trainers.files import StorageLost
-from trainers.loop import train
-from trainers.notices import Notice, NoticeKind, heard_by
-from trainers.report import Answer, Report
-from trainers.step_log import Step, append, line_of, read_steps
 
 FULL: dict[str, Any] = {"sample_budget": 96, "rungs": (40, 64), "evaluations": (96,), "warmup_samples": 32}
 

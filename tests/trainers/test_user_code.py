@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.user_code import code_of
+from batchscout.trainers.user_code import code_of
 
 FILES = {
     "script.py": "import os\nimport torch\nimport beside\nfrom package.inner import layers\n\ndef model():\n    from late import Late\n    return Late\n",
@@ -44,7 +44,7 @@ def test_what_is_named_and_what_it_imports_is_known_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["torch.optim:Muon", "os.path:join", "trainers.loop:train", "no_such:thing", "gpt", "sys:exit"]
+    "path", ["torch.optim:Muon", "os.path:join", "batchscout.trainers.loop:train", "no_such:thing", "gpt", "sys:exit"]
 )
 def test_what_is_not_the_users_has_no_code(path: str) -> None:
     assert code_of([path]) == {}

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.data.batches import move
-from trainers.model.adding_up import RANDOM_ABOVE, buffers_kept, evaluated, seeded
-from trainers.model.losses import LossFunction
-from trainers.sources.steps import LATER_STEPS, at_step, counts_steps
+from batchscout.trainers.data.batches import move
+from batchscout.trainers.model.adding_up import RANDOM_ABOVE, buffers_kept, evaluated, seeded
+from batchscout.trainers.model.losses import LossFunction
+from batchscout.trainers.sources.steps import LATER_STEPS, at_step, counts_steps
 
 
 def changing_with_steps(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:

@@ -11,11 +11,11 @@ import time
 
 import torch
 
-from trainers.config import TrialConfig
-from trainers.device.memory import give_back
-from trainers.model.activation_checkpointing import RECOMPILE_LIMIT
-from trainers.model.adding_up import check_sum
-from trainers.run import Run
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.memory import give_back
+from batchscout.trainers.model.activation_checkpointing import RECOMPILE_LIMIT
+from batchscout.trainers.model.adding_up import check_sum
+from batchscout.trainers.run import Run
 
 _warm: set[str] = set()
 

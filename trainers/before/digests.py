@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, num_samples
-from trainers.sources.contents import digest_of, items
+from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, num_samples
+from batchscout.trainers.sources.contents import digest_of, items
 
 DATA = ("training data", "validation data")
 

@@ -2,7 +2,7 @@
 
 What a user's code does wrong there is said in seconds, and code that crashes, exits or hangs ends that process alone. So
 it is the first to load the data, build the model and find the loss.
-`python -m trainers.before.first_pass` is the other end of `first_pass`.
+`python -m batchscout.trainers.before.first_pass` is the other end of `first_pass`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from typing import IO, Literal, get_args
 import torch
 from torch import nn
 
-from trainers.before.changing_loss import changing_with_steps
-from trainers.before.digests import digests_of_data
-from trainers.before.given import given_text
-from trainers.config import TrialConfig
-from trainers.criteria import MeanLoss
-from trainers.data.batches import fetch, move
-from trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
-from trainers.device import cgroup
-from trainers.device.determinism import deterministic
-from trainers.device.device import pick_device
-from trainers.device.memory import free_bytes
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.device.tensor_float import tensor_float_32
-from trainers.errors import DataFault, LossFault, raised_text, users_frame
-from trainers.model.adding_up import Fault, check_sum, not_adding_up, not_apart
-from trainers.model.contract import check_loss, check_shapes
-from trainers.model.losses import LossFunction, autocasting, loss_function
-from trainers.model.models import initial_module
-from trainers.model.recomputation import BlocksAgain
-from trainers.notices import Notice, NoticeKind, give_notice, heard_by
-from trainers.sources.kinds import HUGGING_FACE, is_overridden
-from trainers.step.optimizers import build_optimizer
+from batchscout.trainers.before.changing_loss import changing_with_steps
+from batchscout.trainers.before.digests import digests_of_data
+from batchscout.trainers.before.given import given_text
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.data.batches import fetch, move
+from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
+from batchscout.trainers.device import cgroup
+from batchscout.trainers.device.determinism import deterministic
+from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.memory import free_bytes
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.device.tensor_float import tensor_float_32
+from batchscout.trainers.errors import DataFault, LossFault, raised_text, users_frame
+from batchscout.trainers.model.adding_up import Fault, check_sum, not_adding_up, not_apart
+from batchscout.trainers.model.contract import check_loss, check_shapes
+from batchscout.trainers.model.losses import LossFunction, autocasting, loss_function
+from batchscout.trainers.model.models import initial_module
+from batchscout.trainers.model.recomputation import BlocksAgain
+from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_by
+from batchscout.trainers.sources.kinds import HUGGING_FACE, is_overridden
+from batchscout.trainers.step.optimizers import build_optimizer
 
 NUM_SAMPLES = 2
 """BatchNorm takes no single one."""
@@ -143,7 +143,7 @@ def _last_words(stderr: IO[str]) -> str:
 def _child(config: TrialConfig, stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
     """Start the other end, which imports what this process does; end it, and all that it has started, with this block."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "trainers.before.first_pass", str(os.getpid())],
+        [sys.executable, "-P", "-m", "batchscout.trainers.before.first_pass", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainers.config import TrialConfig
-from trainers.model.parallel import shard
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.model.parallel import shard
 
 
 @contextlib.contextmanager

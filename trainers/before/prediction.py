@@ -2,14 +2,14 @@
 
 Several ranks are predicted as one of them. FSDP2 is torch's own, in a process group without peers: what it gathers,
 prefetches, keeps whole between exchanges and frees is followed as it does it, and an exchange's buffers are counted
-without those of the library that exchanges. DDP's buckets are followed in `trainers.before.one_of_several`.
+without those of the library that exchanges. DDP's buckets are followed in `batchscout.trainers.before.one_of_several`.
 
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. The eager
 prediction is the estimate of a compiled mode until that is measured. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
 predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
 add.
 
-`python -m trainers.before.prediction` is the other end of `predict_in_own_process`.
+`python -m batchscout.trainers.before.prediction` is the other end of `predict_in_own_process`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainers.before.live_bytes import LiveBytes, no_collection
-from trainers.before.one_of_several import followed, ranks_of
-from trainers.before.one_sequence import one_sequence_each
-from trainers.before.peak_memory import Line, PeakMemory, peak_of
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch
-from trainers.data.order import longest
-from trainers.data.samples import first_of, load_data
-from trainers.errors import NotFollowed, Obstacle
-from trainers.knobs import activation_offload, optimizer_offload, with_settings
-from trainers.model.activation_checkpointing import apply_to_blocks
-from trainers.model.contract import fake_batch
-from trainers.model.knobs import head_if_wanted, with_knobs
-from trainers.model.losses import autocasting
-from trainers.model.models import build_model, switch_off_dropout
-from trainers.model.parallel import leaves_of
-from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
-from trainers.noise.gradient_noise import MicroGradientNorms
-from trainers.noise.step_statistics import parameters_moved, sums_of_step
-from trainers.step.accumulation import accumulate_gradient
-from trainers.step.optimizers import build_optimizer
-from trainers.step.update import update
-from trainers.step.weight_average import WeightAverage
+from batchscout.trainers.before.live_bytes import LiveBytes, no_collection
+from batchscout.trainers.before.one_of_several import followed, ranks_of
+from batchscout.trainers.before.one_sequence import one_sequence_each
+from batchscout.trainers.before.peak_memory import Line, PeakMemory, peak_of
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.order import longest
+from batchscout.trainers.data.samples import first_of, load_data
+from batchscout.trainers.errors import NotFollowed, Obstacle
+from batchscout.trainers.knobs import activation_offload, optimizer_offload, with_settings
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+from batchscout.trainers.model.contract import fake_batch
+from batchscout.trainers.model.knobs import head_if_wanted, with_knobs
+from batchscout.trainers.model.losses import autocasting
+from batchscout.trainers.model.models import build_model, switch_off_dropout
+from batchscout.trainers.model.parallel import leaves_of
+from batchscout.trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
+from batchscout.trainers.noise.gradient_noise import MicroGradientNorms
+from batchscout.trainers.noise.step_statistics import parameters_moved, sums_of_step
+from batchscout.trainers.step.accumulation import accumulate_gradient
+from batchscout.trainers.step.optimizers import build_optimizer
+from batchscout.trainers.step.update import update
+from batchscout.trainers.step.weight_average import WeightAverage
 
 ON_THE_HOST = (activation_offload.NAME, optimizer_offload.NAME)
 """The knobs that leave bytes in the memory of the host, where this prediction's tensors are, too."""
@@ -81,7 +81,7 @@ def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | 
     if not configs:
         return []
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "trainers.before.prediction"],
+        [sys.executable, "-P", "-m", "batchscout.trainers.before.prediction"],
         input=json.dumps([config.model_dump(mode="json") for config in configs]),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

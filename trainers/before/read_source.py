@@ -1,4 +1,4 @@
-"""The other end of `trainers.before.source.read_source`: makes the object, tries its loss, and says what it holds."""
+"""The other end of `batchscout.trainers.before.source.read_source`: makes the object, tries its loss, and says what it holds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.before.source import Library, Source
-from trainers.config import call_target, resolve
-from trainers.criteria import MeanLoss
-from trainers.data.batches import fetch
-from trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
-from trainers.errors import LossFault, raised_text, users_frame
-from trainers.model.adding_up import Fault, not_adding_up
-from trainers.model.losses import loss_function
-from trainers.sources.adapted import loaders_of, module_of, settings_of
-from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
-from trainers.sources.of_transformers import OfTrainer
-from trainers.sources.settings import Settings
+from batchscout.trainers.before.source import Library, Source
+from batchscout.trainers.config import call_target, resolve
+from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
+from batchscout.trainers.errors import LossFault, raised_text, users_frame
+from batchscout.trainers.model.adding_up import Fault, not_adding_up
+from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
+from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.settings import Settings
 
 _WANTED = {
     "lightning": "(LightningModule, LightningDataModule), with a Trainer as a third if there is one",

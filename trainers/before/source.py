@@ -1,6 +1,6 @@
 """What an object that trains elsewhere says of a study, read in a process of its own. Loads no torch.
 
-`python -m trainers.before.read_source` is the other end of `read_source`.
+`python -m batchscout.trainers.before.read_source` is the other end of `read_source`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trainers.errors import SourceFault
-from trainers.sources.settings import Settings
+from batchscout.trainers.errors import SourceFault
+from batchscout.trainers.sources.settings import Settings
 
 Library = Literal["lightning", "transformers"]
 
@@ -34,7 +34,7 @@ class Source:
 def read_source(source: Source) -> Settings:
     """Make the object and read it. Raises SourceFault, in the user's words, where it cannot be made or cannot be honoured."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "trainers.before.read_source"],
+        [sys.executable, "-P", "-m", "batchscout.trainers.before.read_source"],
         input=json.dumps(asdict(source)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *map(os.path.abspath, sys.path)])},
         capture_output=True,

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.files import StorageLost, is_there, own_file, quoted
-from trainers.notices import Notice, NoticeKind, give_notice
+from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
+from batchscout.trainers.files import StorageLost, is_there, own_file, quoted
+from batchscout.trainers.notices import Notice, NoticeKind, give_notice
 
 KEPT = "kept"
 """The directory of the checkpoints that are kept for other runs, beside the newest ones."""

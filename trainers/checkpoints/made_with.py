@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainers.config import TrialConfig
-from trainers.criteria import import_path
-from trainers.data.samples import Samples, num_samples
-from trainers.user_code import code_of
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.criteria import import_path
+from batchscout.trainers.data.samples import Samples, num_samples
+from batchscout.trainers.user_code import code_of
 
 MadeWith = Mapping[str, Any]
 """Plain values, a part of what a checkpoint holds: those of `made_with`."""

@@ -8,12 +8,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
-from trainers.checkpoints.made_with import MadeWith, differences, spoken, spoken_differences
-from trainers.checksums import load_tensors
-from trainers.config import BranchPoint, TrialConfig
-from trainers.files import is_there, quoted, seen_from
-from trainers.report import Known
+from batchscout.trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
+from batchscout.trainers.checkpoints.made_with import MadeWith, differences, spoken, spoken_differences
+from batchscout.trainers.checksums import load_tensors
+from batchscout.trainers.config import BranchPoint, TrialConfig
+from batchscout.trainers.files import is_there, quoted, seen_from
+from batchscout.trainers.report import Known
 
 
 def newest_state(directory: Path, made: MadeWith, rank: int, token: str, known: Known | None) -> dict[str, Any] | None:

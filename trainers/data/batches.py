@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from trainers.data.padding import stacked
-from trainers.data.samples import SampleSet
+from batchscout.trainers.data.padding import stacked
+from batchscout.trainers.data.samples import SampleSet
 
 MOST_IN_FLIGHT = 4
 """So many batches are copied ahead of the one that a GPU computes on."""

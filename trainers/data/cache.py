@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from trainers.files import is_there, make_private_directory, naming_the_disk, own_file, quoted, sync
-from trainers.notices import NoticeKind, give_notice
+from batchscout.trainers.files import is_there, make_private_directory, naming_the_disk, own_file, quoted, sync
+from batchscout.trainers.notices import NoticeKind, give_notice
 
 
 def cache_directory() -> Path:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainers.criteria import IGNORED_TARGET
-from trainers.data.cache import cached, hash_of
-from trainers.data.chat_tokenizers import ChatTokenizer, chat_tokenizer_identity, chat_tokenizer_of
-from trainers.data.conversations import Row, Rows, pieces_of, rows_of
-from trainers.data.corpus import no_progress_bars
-from trainers.data.tokenizers import TokenizerSpec
-from trainers.files import own_file
+from batchscout.trainers.criteria import IGNORED_TARGET
+from batchscout.trainers.data.cache import cached, hash_of
+from batchscout.trainers.data.chat_tokenizers import ChatTokenizer, chat_tokenizer_identity, chat_tokenizer_of
+from batchscout.trainers.data.conversations import Row, Rows, pieces_of, rows_of
+from batchscout.trainers.data.corpus import no_progress_bars
+from batchscout.trainers.data.tokenizers import TokenizerSpec
+from batchscout.trainers.files import own_file
 
 FORMAT_VERSION = 1
 """Part of every cache key; raise it when the same conversations would be written differently."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trainers.data.cache import hash_of, hash_of_file
-from trainers.data.conversations import (
+from batchscout.trainers.data.cache import hash_of, hash_of_file
+from batchscout.trainers.data.conversations import (
     END,
     PLAIN_TOKENS,
     Piece,
@@ -23,7 +23,7 @@ from trainers.data.conversations import (
     plain,
     texts_of,
 )
-from trainers.data.tokenizers import TokenizerSpec, loaded_tokenizer, tokenizer_identity, trained_bpe
+from batchscout.trainers.data.tokenizers import TokenizerSpec, loaded_tokenizer, tokenizer_identity, trained_bpe
 
 _OF_A_TOKENIZER = (".json", ".jinja", ".txt", ".model")
 """The files of a transformers folder that may say what its tokenizer does."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.data.cache import hash_of, hash_of_file
-from trainers.data.corpus import hf_splits, matching_files
+from batchscout.trainers.data.cache import hash_of, hash_of_file
+from batchscout.trainers.data.corpus import hf_splits, matching_files
 
 Piece = tuple[str, bool]
 """A part of a text, and whether it is to be learnt: what the assistant wrote."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainers.data.cache import hash_of, hash_of_file
+from batchscout.trainers.data.cache import hash_of, hash_of_file
 
 if TYPE_CHECKING:
     import datasets

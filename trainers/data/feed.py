@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from trainers.data.batches import collated, fetch, move_aside
-from trainers.data.draws import drawing_apart, drawing_from, seed_of
-from trainers.data.samples import Samples
-from trainers.data.streams import Place, Stream, StreamReader
-from trainers.data.workers import (
+from batchscout.trainers.data.batches import collated, fetch, move_aside
+from batchscout.trainers.data.draws import drawing_apart, drawing_from, seed_of
+from batchscout.trainers.data.samples import Samples
+from batchscout.trainers.data.streams import Place, Stream, StreamReader
+from batchscout.trainers.data.workers import (
     Failure,
     Workers,
     beginning,
@@ -32,8 +32,8 @@ from trainers.data.workers import (
     failure_of,
     raised_in_a_worker,
 )
-from trainers.device.cgroup import memory_kills
-from trainers.notices import NoticeKind, give_notice
+from batchscout.trainers.device.cgroup import memory_kills
+from batchscout.trainers.notices import NoticeKind, give_notice
 
 SECONDS_TO_END = 2.0
 """How long a worker may take to end after the run has noticed that it does."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler
 
-from trainers.data.streams import Stream, is_stream
-from trainers.data.workers import Workers
+from batchscout.trainers.data.streams import Stream, is_stream
+from batchscout.trainers.data.workers import Workers
 
 KEPT = ("seq_len", "vocab_size", "content_hash")
 """What a set may tell of itself."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from trainers.data.batches import read
-from trainers.data.samples import Samples, SampleSet
-from trainers.data.streams import Stream
-from trainers.sources.kinds import library_of
+from batchscout.trainers.data.batches import read
+from batchscout.trainers.data.samples import Samples, SampleSet
+from batchscout.trainers.data.streams import Stream
+from batchscout.trainers.sources.kinds import library_of
 
 MOST_KEPT = 64
 """Of a micro-batch of more samples some are among the longest twice."""
@@ -50,7 +50,7 @@ def long_samples(samples: Samples, seconds: float) -> LongSamples | None:
 def _batches_itself(samples: SampleSet) -> bool:
     """True if a set of the user's own puts its samples together, and may pad them."""
     collates = getattr(samples, "collate_fn", default_collate) is not default_collate
-    return collates or library_of(getattr(samples, "__getitems__", None)) not in ("", "torch", "datasets", "trainers")
+    return collates or library_of(getattr(samples, "__getitems__", None)) not in ("", "torch", "datasets", "batchscout")
 
 
 def _spread(number: int) -> Iterator[int]:

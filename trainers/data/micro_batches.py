@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from trainers.config import MicroBatch, Split, TrialConfig
-from trainers.data.order import LongestFirst, micro_batch_numbers, permuted
-from trainers.data.samples import Samples, SampleSet
-from trainers.data.streams import Stream
-from trainers.data.token_budget import cut
+from batchscout.trainers.config import MicroBatch, Split, TrialConfig
+from batchscout.trainers.data.order import LongestFirst, micro_batch_numbers, permuted
+from batchscout.trainers.data.samples import Samples, SampleSet
+from batchscout.trainers.data.streams import Stream
+from batchscout.trainers.data.token_budget import cut
 
 
 class Order(Protocol):

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from trainers.config import Split
-from trainers.data.samples import SampleSet
+from batchscout.trainers.config import Split
+from batchscout.trainers.data.samples import SampleSet
 
 
 class SampleOrder:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.data.loaders import KEPT
-from trainers.data.padding import Padded, members_of
-from trainers.errors import DataFault
+from batchscout.trainers.data.loaders import KEPT
+from batchscout.trainers.data.padding import Padded, members_of
+from batchscout.trainers.errors import DataFault
 
 MADE_ANEW = ("attention_mask", "position_ids")
 """What samples may have and rows have not: position_ids begin anew with each sample, and a mask of what is padding would say of other

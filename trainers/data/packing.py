@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.data.tokenizers import Encode, lines_of
+from batchscout.trainers.data.tokenizers import Encode, lines_of
 
 if TYPE_CHECKING:
     import datasets

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from trainers.data.loaders import KEPT, lengths_told
-from trainers.errors import DataFault
+from batchscout.trainers.data.loaders import KEPT, lengths_told
+from batchscout.trainers.errors import DataFault
 
 Pad = Mapping[str, int | float]
 """By the key of a dictionary, or the place in a tuple, what fills it up."""

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from trainers.config import DataConfig, call_target, resolve
-from trainers.data.chat import chat
-from trainers.data.loaders import read_by
-from trainers.data.packed_rows import Packed
-from trainers.data.padding import Padded
-from trainers.data.streams import Stream, is_stream
-from trainers.data.text import hf, python_stdlib, text
-from trainers.sources.adapted import loaders_of
+from batchscout.trainers.config import DataConfig, call_target, resolve
+from batchscout.trainers.data.chat import chat
+from batchscout.trainers.data.loaders import read_by
+from batchscout.trainers.data.packed_rows import Packed
+from batchscout.trainers.data.padding import Padded
+from batchscout.trainers.data.streams import Stream, is_stream
+from batchscout.trainers.data.text import hf, python_stdlib, text
+from batchscout.trainers.sources.adapted import loaders_of
 
 
 class SampleSet(Protocol):

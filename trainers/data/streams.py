@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-from trainers.data.draws import draw_from, drawing_apart, seed_of
+from batchscout.trainers.data.draws import draw_from, drawing_apart, seed_of
 
 SECONDS_BETWEEN_STATES = 1.0
 """How often a stream is asked for its state: it may hold a buffer of samples. What lies behind the last one is read again."""

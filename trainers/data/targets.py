@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from trainers.counted import Counted
-from trainers.data.batches import fetch, leaves
-from trainers.data.samples import SampleSet
+from batchscout.trainers.counted import Counted
+from batchscout.trainers.data.batches import fetch, leaves
+from batchscout.trainers.data.samples import SampleSet
 
 
 def counted_in(samples: SampleSet, targets_per_sample: float | None) -> Counted:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainers.data.cache import cached, hash_of
-from trainers.data.corpus import (
+from batchscout.trainers.data.cache import cached, hash_of
+from batchscout.trainers.data.corpus import (
     Corpus,
     corpus_of_contents,
     corpus_of_files,
@@ -26,9 +26,9 @@ from trainers.data.corpus import (
     read_up_to,
     stdlib_files,
 )
-from trainers.data.packing import pack, split_rows, write_rows
-from trainers.data.tokenizers import TokenizerSpec, encoder_of, tokenizer_identity
-from trainers.files import own_file
+from batchscout.trainers.data.packing import pack, split_rows, write_rows
+from batchscout.trainers.data.tokenizers import TokenizerSpec, encoder_of, tokenizer_identity
+from batchscout.trainers.files import own_file
 
 FORMAT_VERSION = 2
 """Part of every cache key; raise it when the same text would be packed differently."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.data.cache import hash_of_file
+from batchscout.trainers.data.cache import hash_of_file
 
 if TYPE_CHECKING:
     import datasets

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from trainers.errors import raised_text, users_frame
+from batchscout.trainers.errors import raised_text, users_frame
 
 _PR_SET_PDEATHSIG = 1
 MOST_NAMED = 8

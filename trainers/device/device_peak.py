@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from trainers.config import DevicePeak, Precision
-from trainers.device.tensor_float import tensor_float_32
+from batchscout.trainers.config import DevicePeak, Precision
+from batchscout.trainers.device.tensor_float import tensor_float_32
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trainers.errors import said_by
+from batchscout.trainers.errors import said_by
 
 _TEXTS = (
     # torch's allocator, CUDA's runtime and driver, HIP's, Triton's launchers, and NCCL when one of these refused it

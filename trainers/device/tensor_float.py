@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainers.device.device import on_cuda
+from batchscout.trainers.device.device import on_cuda
 
 
 @contextlib.contextmanager

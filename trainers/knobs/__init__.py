@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from trainers.knobs import (
+from batchscout.trainers.knobs import (
     activation_offload,
     bfloat16_weights,
     chunked_cross_entropy,
@@ -17,10 +17,10 @@ from trainers.knobs import (
     optimizer_8bit,
     optimizer_offload,
 )
-from trainers.knobs.knob import Knob
+from batchscout.trainers.knobs.knob import Knob
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 KNOBS = (
     chunked_cross_entropy.KNOB,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainers.knobs.knob import Knob, needs_cuda
+from batchscout.trainers.knobs.knob import Knob, needs_cuda
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 NAME = "activation_offload"
 

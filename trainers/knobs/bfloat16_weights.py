@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainers.knobs.knob import Knob, first
+from batchscout.trainers.knobs.knob import Knob, first
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 NAME = "bfloat16_weights"
 

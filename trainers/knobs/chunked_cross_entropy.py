@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainers.criteria import CrossEntropyCriterion, TransformersLoss
-from trainers.knobs import fsdp
-from trainers.knobs.knob import Knob, first
+from batchscout.trainers.criteria import CrossEntropyCriterion, TransformersLoss
+from batchscout.trainers.knobs import fsdp
+from batchscout.trainers.knobs.knob import Knob, first
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 NAME = "chunked_cross_entropy"
 

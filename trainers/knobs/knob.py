@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 Effect = Literal["none", "rounding", "loss"]
 Part = Literal["settings", "module", "loss", "optimizer"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from trainers.knobs.knob import Knob
+from batchscout.trainers.knobs.knob import Knob
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 NAME = "optimizer_8bit"
 

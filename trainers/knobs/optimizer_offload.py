@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainers.knobs.knob import Knob, first, needs_cuda
+from batchscout.trainers.knobs.knob import Knob, first, needs_cuda
 
 if TYPE_CHECKING:
-    from trainers.config import TrialConfig
+    from batchscout.trainers.config import TrialConfig
 
 NAME = "optimizer_offload"
 WITH_PLAIN_STATE = ("adamw", "sgd", "adafactor")

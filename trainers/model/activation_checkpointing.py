@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
-from trainers.config import ActivationCheckpointing, Compile, TrialConfig
-from trainers.model.blocks import find_blocks
-from trainers.model.models import BATCH_NORM
+from batchscout.trainers.config import ActivationCheckpointing, Compile, TrialConfig
+from batchscout.trainers.model.blocks import find_blocks
+from batchscout.trainers.model.models import BATCH_NORM
 
 # One code object serves every trial of a warm process; past this it would fall back to eager, or fail as asked below.
 RECOMPILE_LIMIT = 64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from trainers.model.losses import LossFunction
+from batchscout.trainers.model.losses import LossFunction
 
 SMALLEST_BYTES = 1 << 20
 """What is smaller stays: to move it would take longer than the bytes are worth."""

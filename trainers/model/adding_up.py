@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch, leaves, move
-from trainers.data.packed_rows import Packed
-from trainers.data.samples import SampleSet
-from trainers.errors import LossFault
-from trainers.model.contract import check_loss
-from trainers.model.losses import LossFunction
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch, leaves, move
+from batchscout.trainers.data.packed_rows import Packed
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.errors import LossFault
+from batchscout.trainers.model.contract import check_loss
+from batchscout.trainers.model.losses import LossFunction
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
 SUM_OR_MEAN = 1.5

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch, move
-from trainers.data.samples import SampleSet
-from trainers.errors import LossFault
-from trainers.model.losses import loss_function
-from trainers.model.models import build_model
-from trainers.model.shapes import shapes_alone
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch, move
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.errors import LossFault
+from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.model.models import build_model
+from batchscout.trainers.model.shapes import shapes_alone
 
 
 class NoLossAndCount(LossFault):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainers.criteria import IGNORED_TARGET
+from batchscout.trainers.criteria import IGNORED_TARGET
 
 NUM_CHUNKS = 16
 """As many whatever the micro-batch, so that memory stays a line in it. With fewer, more logits are held at once; with more,
@@ -49,7 +49,8 @@ def chunked_cross_entropy(
     if ignore_index != IGNORED_TARGET:
         wanted = wanted.masked_fill(wanted == ignore_index, IGNORED_TARGET)
     if torch.compiler.is_compiling():
-        from trainers.model.uncompiled_loss import loss_outside_graphs  # imports the compiler, which is loaded here
+        # It imports the compiler, which is loaded here.
+        from batchscout.trainers.model.uncompiled_loss import loss_outside_graphs
 
         loss_sum = loss_outside_graphs(rows, weight, wanted, label_smoothing, bias)  # pyright: ignore[reportCallIssue]  (torch's)
     else:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.files import quoted
-from trainers.model.frozen import frozen_of
-from trainers.model.parallel import whole
+from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
+from batchscout.trainers.files import quoted
+from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.parallel import whole
 
 Weights = dict[str, Tensor]
 

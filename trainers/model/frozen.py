@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from trainers.config import TrialConfig
+from batchscout.trainers.config import TrialConfig
 
 
 def frozen_of(module: nn.Module) -> dict[str, Tensor]:

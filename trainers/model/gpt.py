@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainers.config import CrossEntropy
-from trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from batchscout.trainers.config import CrossEntropy
+from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 
 INITIAL_STD = 0.02
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainers.config import TrialConfig
-from trainers.data.samples import SampleSet
-from trainers.knobs import activation_offload, bfloat16_weights, chunked_cross_entropy
-from trainers.model.activation_offload import ActivationOffload
-from trainers.model.linear_head import head_of, with_chunks
-from trainers.model.losses import LossFunction, loss_function
-from trainers.model.models import BATCH_NORM
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.knobs import activation_offload, bfloat16_weights, chunked_cross_entropy
+from batchscout.trainers.model.activation_offload import ActivationOffload
+from batchscout.trainers.model.linear_head import head_of, with_chunks
+from batchscout.trainers.model.losses import LossFunction, loss_function
+from batchscout.trainers.model.models import BATCH_NORM
 
 
 def head_if_wanted(config: TrialConfig, train_set: SampleSet) -> str | None:

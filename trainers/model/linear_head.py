@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainers.config import TrialConfig
-from trainers.criteria import CrossEntropyCriterion, Loss, TransformersLoss
-from trainers.data.batches import fetch
-from trainers.data.samples import SampleSet
-from trainers.errors import said_by
-from trainers.knobs import chunked_cross_entropy as chunked
-from trainers.model.contract import fake_batch
-from trainers.model.cross_entropy import chunked_cross_entropy
-from trainers.model.gpt import GPT
-from trainers.model.losses import LossFunction, logits_and_targets
-from trainers.model.models import CausalLanguageModel, build_model
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.criteria import CrossEntropyCriterion, Loss, TransformersLoss
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.errors import said_by
+from batchscout.trainers.knobs import chunked_cross_entropy as chunked
+from batchscout.trainers.model.contract import fake_batch
+from batchscout.trainers.model.cross_entropy import chunked_cross_entropy
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.losses import LossFunction, logits_and_targets
+from batchscout.trainers.model.models import CausalLanguageModel, build_model
 
 
 def with_chunks(module: nn.Module, config: TrialConfig, head_name: str | None, whole: LossFunction) -> LossFunction:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainers.config import TrialConfig, resolve
-from trainers.criteria import (
+from batchscout.trainers.config import TrialConfig, resolve
+from batchscout.trainers.criteria import (
     IGNORED_TARGET,
     Criterion,
     CrossEntropyCriterion,
@@ -24,9 +24,9 @@ from trainers.criteria import (
     OwnLoss,
     TransformersLoss,
 )
-from trainers.data.batches import leaves
-from trainers.errors import LossFault
-from trainers.sources.takes_batch import TakesBatch
+from batchscout.trainers.data.batches import leaves
+from batchscout.trainers.errors import LossFault
+from batchscout.trainers.sources.takes_batch import TakesBatch
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 

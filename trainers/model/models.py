@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.config import ModelConfig, TrialConfig, call_target, resolve
-from trainers.files import quoted
-from trainers.model.adapters import add_adapters, is_of_transformers
-from trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
-from trainers.model.gpt import GPT
-from trainers.sources.adapted import module_of
+from batchscout.trainers.config import ModelConfig, TrialConfig, call_target, resolve
+from batchscout.trainers.files import quoted
+from batchscout.trainers.model.adapters import add_adapters, is_of_transformers
+from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.sources.adapted import module_of
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
 MOST_NAMES = 3
@@ -241,7 +241,7 @@ def switch_off_dropout(model: nn.Module) -> int:
 
     They are found by name: the `p` of dropout layers, and any `attention_dropout`, `drop_path` or the like that a layer
     or its `config` holds as a number. What a forward draws otherwise goes on, see
-    `trainers.model.adding_up.loss_of_parts`.
+    `batchscout.trainers.model.adding_up.loss_of_parts`.
     """
     return sum(_without_dropout(module) for module in model.modules())
 

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.config import Precision, TrialConfig
-from trainers.model.blocks import find_blocks
-from trainers.model.frozen import frozen_of
-from trainers.model.models import num_batch_norms
+from batchscout.trainers.config import Precision, TrialConfig
+from batchscout.trainers.model.blocks import find_blocks
+from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.models import num_batch_norms
 
 
 def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> nn.Module:

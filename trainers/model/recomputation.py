@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainers.data.batches import leaves
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.errors import raised_text
-from trainers.model.adding_up import cuda_devices
-from trainers.model.blocks import find_blocks
+from batchscout.trainers.data.batches import leaves
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.errors import raised_text
+from batchscout.trainers.model.adding_up import cuda_devices
+from batchscout.trainers.model.blocks import find_blocks
 
 SAME_WITHIN, SAME_WITHIN_ON_A_GPU = 1e-6, 1e-5
 """The same operations on the same numbers give the same; but a GPU's threads may add in any order."""

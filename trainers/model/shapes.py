@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainers.errors import NotFollowed, Obstacle, innermost_line, raised_text
+from batchscout.trainers.errors import NotFollowed, Obstacle, innermost_line, raised_text
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOGGER = "torch._subclasses.fake_tensor"

@@ -1,7 +1,7 @@
 """What the gradients of micro-batches say: their norms, measured while a step accumulates them, and kept over steps.
 
 Only norms are needed: no gradient is stored. Everything stays on the device until an interval is read. What they mean
-is in `trainers.noise.noise_estimate`.
+is in `batchscout.trainers.noise.noise_estimate`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainers.model.parallel import several_ranks
-from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
+from batchscout.trainers.model.parallel import several_ranks
+from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
 
 # To measure a micro-gradient is a pass over it, which slows a small model's step. A long run has more steps than the
 # estimate needs: after the first ones it measures one in so many.
@@ -29,7 +29,7 @@ class MicroGradientNorms:
     exchange it."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int = 1) -> None:
-        """parameters: as `trainers.model.parallel.leaves_of` finds them."""
+        """parameters: as `batchscout.trainers.model.parallel.leaves_of` finds them."""
         self._follows_sum = False
         self._hooks: list[RemovableHandle] = []
         self._parameters, self._world_size = parameters, world_size

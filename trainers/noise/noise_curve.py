@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.files import written_whole
-from trainers.lines import body_of_last, line_of, lines_in, tell_left_out
+from batchscout.trainers.files import written_whole
+from batchscout.trainers.lines import body_of_last, line_of, lines_in, tell_left_out
 
 NOISE_CURVE_FILE = "noise.jsonl"
 
@@ -24,7 +24,7 @@ class AccumulatedGradient:
     """How far pairs of these micro-batches agree: the same on average for every number of them."""
     coherence_floor: float | None
     """What the coherence of pure noise stays below in 95 % of all cases, for this number of micro-batches and windows;
-    see `trainers.noise.noise_estimate.NoiseEstimate`."""
+    see `batchscout.trainers.noise.noise_estimate.NoiseEstimate`."""
     gradient_norm: float
     gradient_mean: float
     """Over all entries of the gradient."""

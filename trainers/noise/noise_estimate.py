@@ -19,7 +19,7 @@ What norms cannot tell. Samples of a micro-batch that resemble each other (dupli
 S: the noise scale found is that of batches drawn in this way, twice the truth where every sample comes twice. What all
 micro-batches of one step have in common and others do not (the same shard, the same topic) looks like signal: the noise
 scale comes out too low, ten times where that is a quarter of the variance. No norm within a step shows it; only samples
-drawn in a shuffled order, as `trainers.data.order` draws them, keep it away.
+drawn in a shuffled order, as `batchscout.trainers.data.order` draws them, keep it away.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainers.noise.student_t import t_quantile
+from batchscout.trainers.noise.student_t import t_quantile
 
 
 class SquaredNorms(NamedTuple):

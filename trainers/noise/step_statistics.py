@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainers.model.parallel import local
+from batchscout.trainers.model.parallel import local
 
 
 def read_step(optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from trainers.config import TrialConfig
-from trainers.data.feed import feeding
-from trainers.data.order import longest
-from trainers.data.samples import SampleSet, first_of
-from trainers.data.targets import counted_in
-from trainers.model.parallel import reshard
-from trainers.run import Run
-from trainers.step.accumulation import over_all_ranks
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.feed import feeding
+from batchscout.trainers.data.order import longest
+from batchscout.trainers.data.samples import SampleSet, first_of
+from batchscout.trainers.data.targets import counted_in
+from batchscout.trainers.model.parallel import reshard
+from batchscout.trainers.run import Run
+from batchscout.trainers.step.accumulation import over_all_ranks
 
 
 def evaluate(run: Run) -> dict[str, float]:

@@ -22,17 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.checkpoints.checkpoint import random_state, set_random_state
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch, move
-from trainers.data.order import permutation
-from trainers.data.samples import SampleSet
-from trainers.data.streams import Stream
-from trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
-from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
-from trainers.noise.step_statistics import adam_snr_of, next_update, sum_and_square
-from trainers.run import Run
-from trainers.step.accumulation import accumulate_gradient, clip_factor
+from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_state
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch, move
+from batchscout.trainers.data.order import permutation
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.data.streams import Stream
+from batchscout.trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
+from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
+from batchscout.trainers.noise.step_statistics import adam_snr_of, next_update, sum_and_square
+from batchscout.trainers.run import Run
+from batchscout.trainers.step.accumulation import accumulate_gradient, clip_factor
 
 # A snapshot costs at most this share of the micro-batches that the run has trained on since the one before it.
 SHARE_OF_TRAINING = 0.05

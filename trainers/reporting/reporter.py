@@ -11,21 +11,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers import step_log
-from trainers.checkpoints.checkpoint import keep_checkpoint, save_checkpoint
-from trainers.config import TrialConfig
-from trainers.device.device import pick_device
-from trainers.files import seen_from
-from trainers.model.adding_up import loss_of_parts
-from trainers.model.equivalence import rho_to_file, save_weights, weights_of
-from trainers.model.parallel import reshard, several_ranks
-from trainers.noise.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
-from trainers.notices import heard_by
-from trainers.report import Answer, Report, ReportFunction, ReportKind
-from trainers.reporting.evaluation import evaluate, generalisation
-from trainers.reporting.noise_snapshot import take_snapshot
-from trainers.run import Run
-from trainers.speed.throughput import steps_to_time
+from batchscout.trainers import step_log
+from batchscout.trainers.checkpoints.checkpoint import keep_checkpoint, save_checkpoint
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.files import seen_from
+from batchscout.trainers.model.adding_up import loss_of_parts
+from batchscout.trainers.model.equivalence import rho_to_file, save_weights, weights_of
+from batchscout.trainers.model.parallel import reshard, several_ranks
+from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, add_to_noise_curve
+from batchscout.trainers.notices import heard_by
+from batchscout.trainers.report import Answer, Report, ReportFunction, ReportKind
+from batchscout.trainers.reporting.evaluation import evaluate, generalisation
+from batchscout.trainers.reporting.noise_snapshot import take_snapshot
+from batchscout.trainers.run import Run
+from batchscout.trainers.speed.throughput import steps_to_time
 
 SECONDS_BETWEEN_PROGRESS_REPORTS = 2.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from trainers.sources import of_lightning, of_transformers
-from trainers.sources.kinds import is_lightning_run, is_transformers_trainer
-from trainers.sources.of_lightning import OfLightning
-from trainers.sources.of_transformers import OfTrainer
-from trainers.sources.settings import Settings
+from batchscout.trainers.sources import of_lightning, of_transformers
+from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.of_lightning import OfLightning
+from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.settings import Settings
 
 
 def module_of(found: Any) -> nn.Module | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from trainers.user_code import code_of, is_librarys
+from batchscout.trainers.user_code import code_of, is_librarys
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

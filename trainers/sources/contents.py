@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainers.sources.code_text import PLAIN, is_of_a_library, own_text, reached_from
+from batchscout.trainers.sources.code_text import PLAIN, is_of_a_library, own_text, reached_from
 
 Part = str | bytes
 TELLS_ITSELF = (*PLAIN, range, slice, PurePath, Enum, torch.dtype, torch.device, np.generic)

@@ -12,11 +12,11 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from trainers.files import quoted, written_whole
-from trainers.sources.contents import contents, digest_of, weights
-from trainers.sources.takes_batch import TakesBatch
+from batchscout.trainers.files import quoted, written_whole
+from batchscout.trainers.sources.contents import contents, digest_of, weights
+from batchscout.trainers.sources.takes_batch import TakesBatch
 
-HERE = "trainers.sources.objects"
+HERE = "batchscout.trainers.sources.objects"
 
 
 class WithLoss(TakesBatch):

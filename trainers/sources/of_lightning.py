@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from trainers.errors import LossFault
-from trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
-from trainers.sources.optimizers import groups_of, optimizer_keys
-from trainers.sources.settings import Settings, num_samples_of
-from trainers.sources.takes_batch import TakesBatch
+from batchscout.trainers.errors import LossFault
+from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
+from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.takes_batch import TakesBatch
 
 CHANGE_TRAINING = (
     "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "on_before_zero_grad",

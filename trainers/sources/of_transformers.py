@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.sources.kinds import is_overridden, library_of
-from trainers.sources.optimizers import groups_of, optimizer_keys
-from trainers.sources.settings import Settings, num_samples_of
-from trainers.sources.takes_batch import TakesBatch
+from batchscout.trainers.sources.kinds import is_overridden, library_of
+from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.takes_batch import TakesBatch
 
 LIBRARIES = ("transformers", "trl")
 TRAINS_LIKE_TRAINER = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")

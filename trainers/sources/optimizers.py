@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from trainers.sources.settings import GROUPS
+from batchscout.trainers.sources.settings import GROUPS
 
 
 def optimizer_keys(optimizer: Optimizer) -> dict[str, Any]:

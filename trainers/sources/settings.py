@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GROUPS = "trainers.sources.adapted:param_groups"
+GROUPS = "batchscout.trainers.sources.adapted:param_groups"
 """`optimizer.param_groups` of a study of such an object."""
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "lightning", "pytorch-lightning")
 """Whose objects are taken, and what they are made with."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from trainers.sources.kinds import is_lightning_module
-from trainers.sources.of_lightning import OfLightning
-from trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.kinds import is_lightning_module
+from batchscout.trainers.sources.of_lightning import OfLightning
+from batchscout.trainers.sources.of_transformers import OfTrainer
 
 LATER_STEPS = (1, 100, 5_040, 720_720)
 """Where a weight that rises or falls has moved, and, by their many divisors, what is done once in so many steps is done."""

@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch
-from trainers.data.samples import SampleSet, first_of, load_data
-from trainers.model.activation_checkpointing import apply_to_blocks
-from trainers.model.contract import NoLossAndCount, check_loss, fake_batch
-from trainers.model.losses import LossFunction, loss_function
-from trainers.model.models import build_model
-from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.samples import SampleSet, first_of, load_data
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+from batchscout.trainers.model.contract import NoLossAndCount, check_loss, fake_batch
+from batchscout.trainers.model.losses import LossFunction, loss_function
+from batchscout.trainers.model.models import build_model
+from batchscout.trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
 
 # BatchNorm refuses a batch in which a channel has one value.
 COUNTED_SAMPLES = 2

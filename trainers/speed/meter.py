@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.config import TrialConfig
-from trainers.data.micro_batches import Tokens
-from trainers.device import memory
-from trainers.device.device_peak import device_peak
-from trainers.model.models import num_batch_norms
-from trainers.noise.gradient_noise import NoiseLog
-from trainers.noise.noise_estimate import SquaredNorms
-from trainers.speed import throughput
-from trainers.speed.flops import Work
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.micro_batches import Tokens
+from batchscout.trainers.device import memory
+from batchscout.trainers.device.device_peak import device_peak
+from batchscout.trainers.model.models import num_batch_norms
+from batchscout.trainers.noise.gradient_noise import NoiseLog
+from batchscout.trainers.noise.noise_estimate import SquaredNorms
+from batchscout.trainers.speed import throughput
+from batchscout.trainers.speed.flops import Work
 
 
 class TokenCount:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from trainers.config import DevicePeak
-from trainers.device.machine_load import LoadMeter
-from trainers.speed.flops import Work
+from batchscout.trainers.config import DevicePeak
+from batchscout.trainers.device.machine_load import LoadMeter
+from batchscout.trainers.speed.flops import Work
 
 # The first step creates optimizer state, DDP rebuilds its buckets in the second, caches settle in the third.
 NUM_WARMUP_STEPS = 3

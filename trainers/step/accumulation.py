@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers.model.contract import check_loss
-from trainers.model.losses import LossFunction
-from trainers.model.parallel import gradients_meet, local, several_ranks, whole
-from trainers.noise.gradient_noise import MicroGradientNorms
+from batchscout.trainers.model.contract import check_loss
+from batchscout.trainers.model.losses import LossFunction
+from batchscout.trainers.model.parallel import gradients_meet, local, several_ranks, whole
+from batchscout.trainers.noise.gradient_noise import MicroGradientNorms
 
 
 def accumulate_gradient(

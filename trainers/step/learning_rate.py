@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainers.config import TrialConfig
+from batchscout.trainers.config import TrialConfig
 
 
 def learning_rate_of_step(config: TrialConfig, first_sample: int) -> float:

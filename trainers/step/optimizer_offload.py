@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.step.closures import Closure, loss_of
+from batchscout.trainers.step.closures import Closure, loss_of
 
 
 class OnTheHost(Optimizer):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.config import OptimizerConfig, TrialConfig, resolve
-from trainers.knobs import bfloat16_weights, optimizer_offload
-from trainers.model.blocks import find_blocks
-from trainers.step.closures import Closure, loss_of
-from trainers.step.optimizer_offload import OnTheHost
-from trainers.step.stochastic_rounding import StochasticAdamW
+from batchscout.trainers.config import OptimizerConfig, TrialConfig, resolve
+from batchscout.trainers.knobs import bfloat16_weights, optimizer_offload
+from batchscout.trainers.model.blocks import find_blocks
+from batchscout.trainers.step.closures import Closure, loss_of
+from batchscout.trainers.step.optimizer_offload import OnTheHost
+from batchscout.trainers.step.stochastic_rounding import StochasticAdamW
 
 RATIO = "learning_rate_ratio"
 """The key of a parameter group that holds its learning rate as a multiple of the run's; without it that is 1."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainers.config import Phase
+from batchscout.trainers.config import Phase
 
 LearningRateOf = Callable[[int], float]
 """The learning rate at so many gradient accumulation steps."""

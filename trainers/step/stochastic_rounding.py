@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainers.step.closures import Closure, loss_of
+from batchscout.trainers.step.closures import Closure, loss_of
 
 _DROPPED_BITS = 16
 """What float32 has in its mantissa, and bfloat16 has not."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.step.accumulation import normalise_and_clip
+from batchscout.trainers.step.accumulation import normalise_and_clip
 
 
 def update(

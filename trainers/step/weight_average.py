@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from trainers.model.parallel import like, local, whole
+from batchscout.trainers.model.parallel import like, local, whole
 
 
 class WeightAverage:

@@ -21,8 +21,8 @@ import yaml
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from orchestrator.execution.nodes.node_kinds import Node, kind_in
-from orchestrator.execution.ray_private.cluster import (
+from batchscout.orchestrator.execution.nodes.node_kinds import Node, kind_in
+from batchscout.orchestrator.execution.ray_private.cluster import (
     IN_KUBERAY,
     ON_THE_HEAD,
     file_of_autoscaler,

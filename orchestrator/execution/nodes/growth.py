@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.decisions.director import Wanted
-from orchestrator.units import counted
+from batchscout.orchestrator.decisions.director import Wanted
+from batchscout.orchestrator.units import counted
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.execution.ray_private.cluster import ACCELERATOR, HEAD
-from orchestrator.units import counted
+from batchscout.orchestrator.execution.ray_private.cluster import ACCELERATOR, HEAD
+from batchscout.orchestrator.units import counted
 
 # So many nodes are named where some are left idle.
 MOST_NAMED = 4

@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
-from orchestrator.config.keys import PlacementStrategy, StudyConfig
-from orchestrator.execution.nodes.node_kinds import Choice, Node, nodes_of
-from orchestrator.execution.ray_private.cluster import ACCELERATOR
-from orchestrator.units import counted
+from batchscout.orchestrator.config.keys import PlacementStrategy, StudyConfig
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, nodes_of
+from batchscout.orchestrator.execution.ray_private.cluster import ACCELERATOR
+from batchscout.orchestrator.units import counted
 
 MOST_CPUS_OF_A_GPU = 8
 # How much of what a node announces of its kind each rank demands: the announced 1 is to suffice for all of them.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.execution.nodes.autoscaler import MayStart
-from orchestrator.execution.nodes.node_kinds import Choice, Node
-from orchestrator.execution.nodes.placement import LaneShape, Room
+from batchscout.orchestrator.execution.nodes.autoscaler import MayStart
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
+from batchscout.orchestrator.execution.nodes.placement import LaneShape, Room
 
 
 def lanes_held(nodes: Iterable[Node], choice: Choice, shape: LaneShape) -> int:

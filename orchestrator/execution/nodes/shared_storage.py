@@ -10,11 +10,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.execution.nodes.node_kinds import Node, names_of
-from orchestrator.study.storage.marker import Marker, RunMarker, StoreMarker, is_seen, mark
-from orchestrator.study.storage.place import ObjectStore
-from orchestrator.units import counted
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.execution.nodes.node_kinds import Node, names_of
+from batchscout.orchestrator.study.storage.marker import Marker, RunMarker, StoreMarker, is_seen, mark
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.files import own_file, quoted
 
 # How long a node has to answer: it may first have to start a process, with the code that the study ships.
 SECONDS_TO_ANSWER = 60.0

@@ -18,7 +18,7 @@ from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: i
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
 
-from orchestrator import signals
+from batchscout.orchestrator import signals
 
 SECONDS_TO_ANSWER = 5
 """How long --address has to accept a connection, and to answer."""

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.output.exports import accelerate, axolotl, deepspeed, hf, lightning, nanogpt, torchtitan, trl
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hf,
+    lightning,
+    nanogpt,
+    torchtitan,
+    trl,
+)
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 WRITERS: dict[str, Callable[[Recommendation], str]] = {
     "hf": hf.written,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from orchestrator.output.exports.counted import max_steps
-from orchestrator.output.exports.notes import checkpointing_note, comments, header_of, shards_note, text_of, tokens_note
-from orchestrator.output.exports.optimizer_lines import optimizer_lines
-from orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports.counted import max_steps
+from batchscout.orchestrator.output.exports.notes import (
+    checkpointing_note,
+    comments,
+    header_of,
+    shards_note,
+    text_of,
+    tokens_note,
+)
+from batchscout.orchestrator.output.exports.optimizer_lines import optimizer_lines
+from batchscout.orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import yaml
 from pydantic import JsonValue
 
-from orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
-from orchestrator.output.exports.notes import (
+from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
     comments,
@@ -16,8 +16,8 @@ from orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import OptimizerConfig
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import OptimizerConfig
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
 

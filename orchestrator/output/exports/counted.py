@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import num_steps
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import num_steps
 
 
 def steps_of(samples: int, recommendation: Recommendation) -> int:

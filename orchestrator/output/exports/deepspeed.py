@@ -6,9 +6,9 @@ import json
 
 from pydantic import JsonValue
 
-from orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, header_of, tokens_note
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
+from batchscout.orchestrator.output.exports.notes import cannot_be_said, header_of, tokens_note
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def written(recommendation: Recommendation) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
-from orchestrator.output.exports.notes import (
+from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.notes import (
     arguments_text,
     cannot_be_said,
     checkpointing_note,
@@ -15,8 +15,8 @@ from orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import OptimizerConfig
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import OptimizerConfig
 
 
 def written(recommendation: Recommendation) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import itertools
 
-from orchestrator.output.exports.counted import batches_of, max_steps
-from orchestrator.output.exports.notes import comments, header_of, shards_note, text_of, tokens_note, without_ramp
-from orchestrator.output.exports.optimizer_lines import optimizer_lines
-from orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
+from batchscout.orchestrator.output.exports.notes import (
+    comments,
+    header_of,
+    shards_note,
+    text_of,
+    tokens_note,
+    without_ramp,
+)
+from batchscout.orchestrator.output.exports.optimizer_lines import optimizer_lines
+from batchscout.orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def written(recommendation: Recommendation) -> str:

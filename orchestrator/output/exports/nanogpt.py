@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from orchestrator.output.exports.counted import max_steps, warmup_steps
-from orchestrator.output.exports.notes import (
+from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     comments,
     header_of,
@@ -14,7 +14,7 @@ from orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def written(recommendation: Recommendation) -> str:

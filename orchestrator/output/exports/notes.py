@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import OptimizerConfig
-from trainers.knobs import in_words, knob
+from batchscout.orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import OptimizerConfig
+from batchscout.trainers.knobs import in_words, knob
 
 
 def header_of(recommendation: Recommendation) -> list[str]:

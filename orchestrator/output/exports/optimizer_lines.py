@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import OptimizerConfig
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import OptimizerConfig
 
 
 def optimizer_lines(recommendation: Recommendation, *, parameters_of: str, model: str) -> list[str]:
@@ -56,7 +56,7 @@ def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str, parameter
     decay, arguments = optimizer.weight_decay, {"adjust_lr_fn": "match_rms_adamw"} | optimizer.kwargs
     further = "".join(f", {name}={value!r}" for name, value in arguments.items())
     return [
-        "    from trainers.step.optimizers import Together  # of batchscout: it steps both as one",
+        "    from batchscout.trainers.step.optimizers import Together  # of batchscout: it steps both as one",
         "",
         f"    blocks = {model}.blocks  # the ModuleList of your model's repeated layers",
         "    inner = {id(p) for p in blocks.parameters() if p.dim() == 2}",

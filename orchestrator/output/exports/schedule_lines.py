@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def factor_lines(recommendation: Recommendation) -> list[str]:

@@ -7,10 +7,17 @@ import math
 
 from pydantic import JsonValue
 
-from orchestrator.output.exports.counted import max_steps, warmup_steps
-from orchestrator.output.exports.notes import cannot_be_said, comments, header_of, text_of, tokens_note, without_ramp
-from orchestrator.output.recommendation import Recommendation
-from trainers.config import ActivationCheckpointing, Schedule
+from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.notes import (
+    cannot_be_said,
+    comments,
+    header_of,
+    text_of,
+    tokens_note,
+    without_ramp,
+)
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.config import ActivationCheckpointing, Schedule
 
 
 def written(recommendation: Recommendation) -> str:

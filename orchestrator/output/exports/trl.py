@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.output.exports.hf import adapter_lines, argument_lines, arguments_notes, arguments_of, launch_notes
-from orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
-from orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.exports.hf import (
+    adapter_lines,
+    argument_lines,
+    arguments_notes,
+    arguments_of,
+    launch_notes,
+)
+from batchscout.orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
+from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def written(recommendation: Recommendation) -> str:

@@ -9,15 +9,15 @@ from xml.etree.ElementTree import Element, tostring
 import yaml
 from pydantic import JsonValue
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.output.exports import WRITERS
-from orchestrator.output.plots import element
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.report.pieces import within
-from orchestrator.output.report.tables import config_text, facts_table, value_element
-from orchestrator.study.state import Study
-from orchestrator.units import number_text
-from trainers.config import OptimizerConfig
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.exports import WRITERS
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.report.pieces import within
+from batchscout.orchestrator.output.report.tables import config_text, facts_table, value_element
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.units import number_text
+from batchscout.trainers.config import OptimizerConfig
 
 _RECOMMENDED = (
     "micro_batch_size",

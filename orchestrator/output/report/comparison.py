@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.output.comparison import Difference, Side, compared
-from orchestrator.output.plots import element
-from orchestrator.output.report.figures import figure_element
-from orchestrator.output.report.pieces import within
-from orchestrator.output.report.shell import page
-from orchestrator.output.report.tables import html_table
-from orchestrator.stages.figures import Axis, Figure, Mark, Series, time_axis
-from orchestrator.stages.findings import found
-from orchestrator.stages.train import TrainFindings
-from orchestrator.units import number_text
-from trainers.files import written_whole
+from batchscout.orchestrator.output.comparison import Difference, Side, compared
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.report.figures import figure_element
+from batchscout.orchestrator.output.report.pieces import within
+from batchscout.orchestrator.output.report.shell import page
+from batchscout.orchestrator.output.report.tables import html_table
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series, time_axis
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.units import number_text
+from batchscout.trainers.files import written_whole
 
 
 def write_comparison(path: Path, first: Side, second: Side) -> None:

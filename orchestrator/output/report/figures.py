@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
 
-from orchestrator.output.plots import NUM_COLOURS, Scale, element, laid_out, plot, ticks
-from orchestrator.stages.figures import Axis, Cell, Figure, Mark, Series
-from orchestrator.units import number_text
+from batchscout.orchestrator.output.plots import NUM_COLOURS, Scale, element, laid_out, plot, ticks
+from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Mark, Series
+from batchscout.orchestrator.units import number_text
 
 _BAR_WIDTH = 260
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import tostring
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageKeys
-from orchestrator.output.plots import element, plot
-from orchestrator.output.report.shell import text_of
-from orchestrator.output.report.timeline import timeline
-from orchestrator.output.report.training import RunCurves, curve_figures
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import Figure
-from orchestrator.study.state import Study
-from trainers.files import quoted, written_whole
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.output.plots import element, plot
+from batchscout.orchestrator.output.report.shell import text_of
+from batchscout.orchestrator.output.report.timeline import timeline
+from batchscout.orchestrator.output.report.training import RunCurves, curve_figures
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.files import quoted, written_whole
 
 
 @dataclass(frozen=True)

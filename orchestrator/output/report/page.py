@@ -7,27 +7,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.stages import StageKeys
-from orchestrator.output.plots import element
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.report.answer import answer_section, evidence_section
-from orchestrator.output.report.figures import colour_key, figure_element, time_bar
-from orchestrator.output.report.gallery import in_order
-from orchestrator.output.report.pieces import each, within
-from orchestrator.output.report.setting import setting_list
-from orchestrator.output.report.shell import page
-from orchestrator.output.report.tables import html_table, number_cell, trials_table
-from orchestrator.output.report.timeline import timeline
-from orchestrator.output.report.training import RunCurves, read_curves, training_section
-from orchestrator.output.status import notice_lines
-from orchestrator.output.time_split import LaneTime, lane_time
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
-from orchestrator.units import seconds_text
-from trainers.files import written_whole
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.report.answer import answer_section, evidence_section
+from batchscout.orchestrator.output.report.figures import colour_key, figure_element, time_bar
+from batchscout.orchestrator.output.report.gallery import in_order
+from batchscout.orchestrator.output.report.pieces import each, within
+from batchscout.orchestrator.output.report.setting import setting_list
+from batchscout.orchestrator.output.report.shell import page
+from batchscout.orchestrator.output.report.tables import html_table, number_cell, trials_table
+from batchscout.orchestrator.output.report.timeline import timeline
+from batchscout.orchestrator.output.report.training import RunCurves, read_curves, training_section
+from batchscout.orchestrator.output.status import notice_lines
+from batchscout.orchestrator.output.time_split import LaneTime, lane_time
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import seconds_text
+from batchscout.trainers.files import written_whole
 
 
 def write_report(

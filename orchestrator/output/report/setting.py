@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.recipe import left_open_text
-from orchestrator.output.plots import element
-from orchestrator.study.state import Study
-from orchestrator.units import bytes_text, number_text, seconds_text
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.recipe import left_open_text
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.units import bytes_text, number_text, seconds_text
 
 # So many changes of the number of lanes are told.
 MOST_STEPS = 8

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from orchestrator.output.plots import element
-from orchestrator.output.report.pieces import within
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.report.pieces import within
 
 _HERE = Path(__file__).parent
 _LIBRARIES = ("d3", "plot")

@@ -8,15 +8,15 @@ from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
 
-from orchestrator.config.stages import StageKeys
-from orchestrator.output.plots import element
-from orchestrator.output.report.figures import json_element
-from orchestrator.output.report.pieces import each, within
-from orchestrator.stages import stage_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.mode import mode_of
-from orchestrator.study.trial import Metrics, Trial
-from orchestrator.units import bytes_text, number_text
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.report.figures import json_element
+from batchscout.orchestrator.output.report.pieces import each, within
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.units import bytes_text, number_text
 
 _CONFIG_COLUMNS = {
     "micro_batch_size": "micro-batch",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, time_axis
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Hold, Trial, TrialState
-from orchestrator.units import seconds_text
+from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, time_axis
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Hold, Trial, TrialState
+from batchscout.orchestrator.units import seconds_text
 
 MOST_HOLDS = 600
 """How many holds the figure shows: more of them are narrower than a pixel."""

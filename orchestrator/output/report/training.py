@@ -8,18 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from orchestrator.output.plots import element
-from orchestrator.output.report.figures import figure_element
-from orchestrator.output.report.tables import html_table, number_cell
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Mark, Series, coherence_mark, noise_scale_mark
-from orchestrator.stages.input_bound import INPUT_BOUND
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Trial
-from orchestrator.units import number_text
-from trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
-from trainers.notices import Notice, heard_by
-from trainers.step_log import FILE_NAME, Step, read_steps
+from batchscout.orchestrator.output.plots import element
+from batchscout.orchestrator.output.report.figures import figure_element
+from batchscout.orchestrator.output.report.tables import html_table, number_cell
+from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    Axis,
+    Figure,
+    Mark,
+    Series,
+    coherence_mark,
+    noise_scale_mark,
+)
+from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import number_text
+from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
+from batchscout.trainers.notices import Notice, heard_by
+from batchscout.trainers.step_log import FILE_NAME, Step, read_steps
 
 # A figure has room for so many points of a run, of which each pair is the lowest and the highest of its steps: a spike
 # of a single step is seen.

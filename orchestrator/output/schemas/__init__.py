@@ -1,6 +1,6 @@
 """JSON Schemas of what is read and written: `batchscout schema` prints them, and editors complete a study file by the first one.
 
-The files beside this one are made from the types: `python -m orchestrator.output.schemas.generate` writes them anew.
+The files beside this one are made from the types: `python -m batchscout.orchestrator.output.schemas.generate` writes them anew.
 """
 
 from __future__ import annotations

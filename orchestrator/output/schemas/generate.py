@@ -1,4 +1,4 @@
-"""Makes the JSON Schemas from the types, with the documentation of their fields: `python -m orchestrator.output.schemas.generate`."""
+"""Makes the JSON Schemas from the types, with the documentation of their fields: `python -m batchscout.orchestrator.output.schemas.generate`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.sources import NAMED_BY_IT, From
-from orchestrator.output.recommendation import Recommendation
-from orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, schema_path
-from orchestrator.output.schemas.field_texts import texts_under_fields
-from orchestrator.output.status import StudyStatus
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.sources import NAMED_BY_IT, From
+from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, schema_path
+from batchscout.orchestrator.output.schemas.field_texts import texts_under_fields
+from batchscout.orchestrator.output.status import StudyStatus
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VERSIONS: dict[SchemaName, int] = {"study": 1, "status": 1, "recommendation": 1}

@@ -6,15 +6,15 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.config.keys import Tracking
-from orchestrator.output.tracking import of_mlflow
-from orchestrator.output.tracking.of_mlflow import Mlflow
-from orchestrator.output.tracking.of_tensorboard import TensorBoard
-from orchestrator.output.tracking.of_trackio import Trackio
-from orchestrator.output.tracking.of_wandb import Wandb, why_not_online
-from orchestrator.output.tracking.runs import Tracker, TrialRuns
-from trainers.files import quoted
-from trainers.notices import Notice, NoticeKind
+from batchscout.orchestrator.config.keys import Tracking
+from batchscout.orchestrator.output.tracking import of_mlflow
+from batchscout.orchestrator.output.tracking.of_mlflow import Mlflow
+from batchscout.orchestrator.output.tracking.of_tensorboard import TensorBoard
+from batchscout.orchestrator.output.tracking.of_trackio import Trackio
+from batchscout.orchestrator.output.tracking.of_wandb import Wandb, why_not_online
+from batchscout.orchestrator.output.tracking.runs import Tracker, TrialRuns
+from batchscout.trainers.files import quoted
+from batchscout.trainers.notices import Notice, NoticeKind
 
 Tell = Callable[[Notice], object]
 

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 from zlib import crc32
 
-from orchestrator.study.trial import Trial
-from trainers.files import own_file
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.files import own_file
 
 STUDY_RUN = "study"
 """The run that holds what the study has found, beside those of its trials."""

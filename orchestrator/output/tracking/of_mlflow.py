@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
-from orchestrator.output.tracking.runs import End, Found, Row, Table, finite
-from orchestrator.study.trial import Trial
-from trainers.files import naming_the_disk
+from batchscout.orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
+from batchscout.orchestrator.output.tracking.runs import End, Found, Row, Table, finite
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.files import naming_the_disk
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  (an extra)

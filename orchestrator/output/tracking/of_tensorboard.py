@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.output.tracking.names import STUDY_RUN, run_name
-from orchestrator.output.tracking.runs import End, Found, Row, Table, finite
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.output.tracking.names import STUDY_RUN, run_name
+from batchscout.orchestrator.output.tracking.runs import End, Found, Row, Table, finite
+from batchscout.orchestrator.study.trial import Trial
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
-from orchestrator.output.tracking.runs import End, Found, Row
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
+from batchscout.orchestrator.output.tracking.runs import End, Found, Row
+from batchscout.orchestrator.study.trial import Trial
 
 if TYPE_CHECKING:
     from wandb import Run, Settings

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.decisions.observer import Observer
-from orchestrator.study.run_directory import trial_directory
-from orchestrator.study.trial import Metrics, Trial, TrialState
-from trainers import step_log
-from trainers.files import StorageLost
-from trainers.notices import Notice, NoticeKind, heard_by
+from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
+from batchscout.trainers import step_log
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 
 Value = str | float | None
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.output.tracking.runs import Found, Table, Value
-from orchestrator.output.trial_rows import trial_row
-from orchestrator.study.state import Study
-from trainers.files import own_file
+from batchscout.orchestrator.output.tracking.runs import Found, Table, Value
+from batchscout.orchestrator.output.trial_rows import trial_row
+from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.files import own_file
 
 
 def found_by(study: Study, run_dir: Path, verdict: str) -> Found:

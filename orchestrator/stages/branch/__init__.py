@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.stages import Branch
-from orchestrator.stages.branch.conclude import conclude
-from orchestrator.stages.branch.figures import figures
-from orchestrator.stages.branch.findings import BranchFindings as BranchFindings
-from orchestrator.stages.branch.findings import BranchLoss as BranchLoss
-from orchestrator.stages.branch.findings import PointFindings as PointFindings
-from orchestrator.stages.branch.findings import RampRun as RampRun
-from orchestrator.stages.branch.propose import propose
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS
-from orchestrator.stages.findings import winner_of
-from orchestrator.stages.stage import Stage
+from batchscout.orchestrator.config.stages import Branch
+from batchscout.orchestrator.stages.branch.conclude import conclude
+from batchscout.orchestrator.stages.branch.figures import figures
+from batchscout.orchestrator.stages.branch.findings import BranchFindings as BranchFindings
+from batchscout.orchestrator.stages.branch.findings import BranchLoss as BranchLoss
+from batchscout.orchestrator.stages.branch.findings import PointFindings as PointFindings
+from batchscout.orchestrator.stages.branch.findings import RampRun as RampRun
+from batchscout.orchestrator.stages.branch.propose import propose
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
+from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.stage import Stage
 
 
 def describe(context: StageContext[Branch]) -> list[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from orchestrator.config.stages import Branch, RampKind
-from orchestrator.stages.branch.critical import growth, points_of
-from orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
-from orchestrator.stages.branch.propose import ramp_name
-from orchestrator.stages.branch.source import runs_before, source_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.ranking import Standing, seed_deviation, standings, tie_width
-from orchestrator.stages.findings import concluded
-from orchestrator.study.state import Conclusion
-from orchestrator.units import number_text, seconds_text
+from batchscout.orchestrator.config.stages import Branch, RampKind
+from batchscout.orchestrator.stages.branch.critical import growth, points_of
+from batchscout.orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
+from batchscout.orchestrator.stages.branch.propose import ramp_name
+from batchscout.orchestrator.stages.branch.source import runs_before, source_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.ranking import Standing, seed_deviation, standings, tie_width
+from batchscout.orchestrator.stages.findings import concluded
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.units import number_text, seconds_text
 
 
 def conclude(context: StageContext[Branch]) -> Conclusion:

@@ -13,16 +13,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.config.stages import Branch
-from orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
-from orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.ranking import seed_deviation, standings
-from orchestrator.stages.estimates.surface import DECISIVE, FAR
-from orchestrator.stages.train import ENOUGH
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial, TrialState
-from trainers.noise.student_t import t_quantile
+from batchscout.orchestrator.config.stages import Branch
+from batchscout.orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
+from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.ranking import seed_deviation, standings
+from batchscout.orchestrator.stages.estimates.surface import DECISIVE, FAR
+from batchscout.orchestrator.stages.train import ENOUGH
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.noise.student_t import t_quantile
 
 PAIRED = 0.5
 """How much two branches of one seed differ by chance, as a share of the deviation from seed to seed, where there is but one

@@ -5,17 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from orchestrator.config.stages import Branch
-from orchestrator.stages.branch.critical import seeds_at
-from orchestrator.stages.branch.findings import BranchFindings, PointFindings
-from orchestrator.stages.branch.source import Source, source_of
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import loss_curves
-from orchestrator.stages.figures import Axis, Figure, Mark, Series
-from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.train import TrainFindings, loss_deviation
-from orchestrator.study.trial import Trial
-from orchestrator.units import number_text
+from batchscout.orchestrator.config.stages import Branch
+from batchscout.orchestrator.stages.branch.critical import seeds_at
+from batchscout.orchestrator.stages.branch.findings import BranchFindings, PointFindings
+from batchscout.orchestrator.stages.branch.source import Source, source_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import loss_curves
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import found, winner_of
+from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import number_text
 
 
 def figures(context: StageContext[Branch]) -> list[Figure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from orchestrator.config.stages import RampKind
+from batchscout.orchestrator.config.stages import RampKind
 
 Growth = Literal["grew", "stayed", "shrank", "undetermined"]
 

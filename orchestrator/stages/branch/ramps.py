@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.config.stages import Branch, RampKind
-from orchestrator.stages.branch.findings import PointFindings
-from orchestrator.stages.branch.source import Source, rescaled_rate
-from orchestrator.stages.context import StageContext
-from trainers.config import Phase, Split
-from trainers.step.ramps import doubling_ramp, linear_ramp
+from batchscout.orchestrator.config.stages import Branch, RampKind
+from batchscout.orchestrator.stages.branch.findings import PointFindings
+from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.trainers.config import Phase, Split
+from batchscout.trainers.step.ramps import doubling_ramp, linear_ramp
 
 
 def phases_of(

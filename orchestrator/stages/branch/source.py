@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.config.stages import Branch
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import winner_of
-from orchestrator.stages.learning_rate import LearningRateFindings
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.trial import PLANNED_RATE, Trial
-from trainers.config import Split
+from batchscout.orchestrator.config.stages import Branch
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Trial
+from batchscout.trainers.config import Split
 
 FEWEST_STEPS = 10
 """A branch of fewer optimizer steps shows the change of its batch, and not what the batch learns."""

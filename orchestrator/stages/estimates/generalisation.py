@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.estimates import surface
-from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing, late_gain
-from orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.stages.estimates import surface
+from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing, late_gain
+from batchscout.orchestrator.study.trial import Metrics, Trial
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.stages.estimates.timing import CONFIDENCE
-from orchestrator.study.trial import Trial
-from orchestrator.units import counted
-from trainers.noise.student_t import t_quantile
+from batchscout.orchestrator.stages.estimates.timing import CONFIDENCE
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.noise.student_t import t_quantile
 
 # The fields of a configuration that decide the seconds of its steps, and in which trials of a stage may differ.
 _DECIDE_SECONDS = (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.study.trial import Trial
-from trainers.noise.student_t import t_quantile
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.noise.student_t import t_quantile
 
 # Trials of earlier versions tell of their estimate the 95 % interval alone, which a normal value made.
 Z_95 = 1.96

@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.config.keys import StudyConfig
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.estimates.ranking import Standing, by_candidate, scale_of, standings
-from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
-from orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Speed, Surface, fit
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.estimates.ranking import Standing, by_candidate, scale_of, standings
+from batchscout.orchestrator.stages.estimates.speeds import is_off, shares_of_plan
+from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Speed, Surface, fit
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial
 
 DOUBLING = 0.6
 """What twice the samples, with a schedule of their own, lower a loss by, in late gains (benchmarks/late_gain.py)."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.estimates import surface
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.stages.estimates import surface
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 PRIOR_DEGREES = 2
 """How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.6."""

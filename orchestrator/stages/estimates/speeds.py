@@ -7,9 +7,9 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import PLANNED_RATE, Trial, TrialState
+from batchscout.orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Trial, TrialState
 
 AS_PLANNED = 0.8
 """Within this factor the speed of a run is the planned one. Plans were timed in turns and without statistics, which take a part of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Literal, TypeVar
 
-from trainers.noise.student_t import t_quantile
+from batchscout.trainers.noise.student_t import t_quantile
 
 # The intervals of all pairs that are compared hold together with this probability (Bonferroni): the fastest of several
 # equals seems faster than it is.

@@ -6,20 +6,20 @@ in turns. The one that is chosen must fit once more in a fresh process, and so m
     probes (one dynamic compile a mode) -> timings of the finalists (static shapes, in rounds) -> verification
 """
 
-from orchestrator.config.stages import Frontier, Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.frontier.checkpointing import on_checkpointing
-from orchestrator.stages.frontier.conclude import conclude
-from orchestrator.stages.frontier.figures import figures
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
-from orchestrator.stages.frontier.propose import modes, propose
-from orchestrator.stages.frontier.variants import variants
-from orchestrator.stages.probing import allowed_in_words
-from orchestrator.stages.stage import Stage
-from orchestrator.units import counted, counted_between
-from trainers.knobs import in_words, that_change_the_loss
+from batchscout.orchestrator.config.stages import Frontier, Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.findings import found, winner_of
+from batchscout.orchestrator.stages.frontier.checkpointing import on_checkpointing
+from batchscout.orchestrator.stages.frontier.conclude import conclude
+from batchscout.orchestrator.stages.frontier.figures import figures
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
+from batchscout.orchestrator.stages.frontier.propose import modes, propose
+from batchscout.orchestrator.stages.frontier.variants import variants
+from batchscout.orchestrator.stages.probing import allowed_in_words
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.units import counted, counted_between
+from batchscout.trainers.knobs import in_words, that_change_the_loss
 
 
 def describe(context: StageContext[Frontier]) -> list[str]:

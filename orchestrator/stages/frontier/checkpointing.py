@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import StageContext
-from orchestrator.study.facts import Facts
-from trainers.config import ActivationCheckpointing
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.trainers.config import ActivationCheckpointing
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,32 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
-from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.timing import held_against
-from orchestrator.stages.findings import concluded
-from orchestrator.stages.frontier.checkpointing import on_checkpointing
-from orchestrator.stages.frontier.doubts import disturbed_trials, on_the_machine, on_what_was_left_out
-from orchestrator.stages.frontier.findings import FrontierFindings, LengthFindings, MeasuredPoint, OperatingPoint, Rival
-from orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
-from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
-from orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from orchestrator.stages.frontier.propose import FrontierProgress, modes
-from orchestrator.stages.frontier.search import SearchEnd
-from orchestrator.stages.frontier.variants import Variant, variants
-from orchestrator.stages.input_bound import input_bound
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import num_full_runs
-from orchestrator.stages.too_short import in_words, out_of_reach
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import bytes_text, counted, rate_text
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.timing import held_against
+from batchscout.orchestrator.stages.findings import concluded
+from batchscout.orchestrator.stages.frontier.checkpointing import on_checkpointing
+from batchscout.orchestrator.stages.frontier.doubts import disturbed_trials, on_the_machine, on_what_was_left_out
+from batchscout.orchestrator.stages.frontier.findings import (
+    FrontierFindings,
+    LengthFindings,
+    MeasuredPoint,
+    OperatingPoint,
+    Rival,
+)
+from batchscout.orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
+from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
+from batchscout.orchestrator.stages.frontier.propose import FrontierProgress, modes
+from batchscout.orchestrator.stages.frontier.search import SearchEnd
+from batchscout.orchestrator.stages.frontier.variants import Variant, variants
+from batchscout.orchestrator.stages.input_bound import input_bound
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import bytes_text, counted, rate_text
 
 # The second largest size is at most this share of the largest: the search's last sizes lie too close to train
 # differently.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.stages.frontier.measured import rate_of
-from orchestrator.stages.frontier.propose import FrontierProgress, modes
-from orchestrator.stages.frontier.variants import variants
-from orchestrator.study.trial import Trial
-from orchestrator.units import rate_text
+from batchscout.orchestrator.stages.frontier.measured import rate_of
+from batchscout.orchestrator.stages.frontier.propose import FrontierProgress, modes
+from batchscout.orchestrator.stages.frontier.variants import variants
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import rate_text
 
 
 def on_what_was_left_out(known: FrontierProgress) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 
-from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
-from orchestrator.stages.findings import found
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.mode import compile_text, mode_of
-from orchestrator.study.trial import Trial, TrialState
-from orchestrator.units import bytes_text
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.mode import compile_text, mode_of
+from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import bytes_text
 
 
 def figures(context: StageContext[Frontier]) -> list[Figure]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from orchestrator.stages.estimates.timing import Order, Ratio
-from orchestrator.stages.frontier.pareto import Point
-from orchestrator.stages.input_bound import InputBound
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import fastest_by_size
+from batchscout.orchestrator.stages.estimates.timing import Order, Ratio
+from batchscout.orchestrator.stages.frontier.pareto import Point
+from batchscout.orchestrator.stages.input_bound import InputBound
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.probing import fastest_by_size
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.stages.frontier.findings import FrontierFindings, KnobFindings, OperatingPoint
-from orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode, knobs_to_try
-from orchestrator.stages.frontier.measured import peak_of, rate_of
-from orchestrator.stages.frontier.propose import FrontierProgress
-from orchestrator.units import bytes_text
-from trainers.knobs import in_words, that_change_the_loss
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, KnobFindings, OperatingPoint
+from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode, knobs_to_try
+from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of
+from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
+from batchscout.orchestrator.units import bytes_text
+from batchscout.trainers.knobs import in_words, that_change_the_loss
 
 
 def knob_findings(known: FrontierProgress) -> tuple[KnobFindings, ...]:

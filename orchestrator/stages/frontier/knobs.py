@@ -14,20 +14,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from orchestrator.config.stages import Frontier
-from orchestrator.config.trial import base_trial
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.timing import TIE
-from orchestrator.stages.frontier.findings import OperatingPoint, Quality
-from orchestrator.stages.frontier.measured import rate_of, says_nothing
-from orchestrator.stages.frontier.quality import CHECKED_SHARE, QUALITY_STEPS, quality_of, quality_split, quality_trials
-from orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
-from orchestrator.stages.mode import Mode
-from orchestrator.study.trial import Proposal, Trial
-from trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.timing import TIE
+from batchscout.orchestrator.stages.frontier.findings import OperatingPoint, Quality
+from batchscout.orchestrator.stages.frontier.measured import rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.quality import (
+    CHECKED_SHARE,
+    QUALITY_STEPS,
+    quality_of,
+    quality_split,
+    quality_trials,
+)
+from batchscout.orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.study.trial import Proposal, Trial
+from batchscout.trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
 
 if TYPE_CHECKING:
-    from orchestrator.stages.frontier.propose import FrontierProgress
+    from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
 
 MOST_PROBES = 12
 """Of all knobs together."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 
 def says_nothing(trial: Trial) -> bool:

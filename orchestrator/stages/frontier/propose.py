@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from orchestrator.config.stages import Frontier, Train
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
-from orchestrator.stages.estimates.timing import (
+from batchscout.orchestrator.config.stages import Frontier, Train
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from batchscout.orchestrator.stages.estimates.timing import (
     DISAGREEMENT,
     GPU_PROBE_SECONDS,
     GPU_TIMING_SECONDS,
@@ -21,14 +21,14 @@ from orchestrator.stages.estimates.timing import (
     in_turn,
     rounds_wanted,
 )
-from orchestrator.stages.frontier.checkpointing import not_checkpointed
-from orchestrator.stages.frontier.findings import OperatingPoint
-from orchestrator.stages.frontier.knobs import KnobSearch, knobs_to_try, with_knobs
-from orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
-from orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
-from orchestrator.stages.frontier.variants import Variant, variants
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import (
+from batchscout.orchestrator.stages.frontier.checkpointing import not_checkpointed
+from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
+from batchscout.orchestrator.stages.frontier.knobs import KnobSearch, knobs_to_try, with_knobs
+from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from batchscout.orchestrator.stages.frontier.variants import Variant, variants
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.probing import (
     NOTHING,
     Allowance,
     Cost,
@@ -44,11 +44,11 @@ from orchestrator.stages.probing import (
     seconds_at,
     total,
 )
-from orchestrator.stages.too_short import too_short
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Proposal, Trial, TrialState
-from trainers.before.peak_memory import PeakMemory
-from trainers.config import ActivationCheckpointing, Split
+from batchscout.orchestrator.stages.too_short import too_short
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.before.peak_memory import PeakMemory
+from batchscout.trainers.config import ActivationCheckpointing, Split
 
 # Optimizer steps of a timing, of which the first few are not timed.
 TIMED_STEPS = 8

@@ -7,14 +7,14 @@ by 0.4 % of the loss if that is more, which is what counts as a gain in the trai
 
 from __future__ import annotations
 
-from orchestrator.config.stages import Frontier
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.surface import USEFUL
-from orchestrator.stages.frontier.findings import Quality
-from orchestrator.stages.mode import Mode
-from orchestrator.study.trial import Proposal, TrialState
-from trainers.config import Split
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.surface import USEFUL
+from batchscout.orchestrator.stages.frontier.findings import Quality
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.config import Split
 
 STEPS = 40
 """Optimizer steps of each run."""

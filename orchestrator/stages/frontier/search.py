@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainers.before.peak_memory import Line
+from batchscout.trainers.before.peak_memory import Line
 
 # An answer may be below the true limit by this share of it.
 TOLERANCE = 0.02

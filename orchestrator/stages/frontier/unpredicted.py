@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainers.errors import NotFollowed
+from batchscout.trainers.errors import NotFollowed
 
 WHAT_FOLLOWS = "so the search for the largest micro-batch goes by measured peaks alone, and takes a few more probes"
 

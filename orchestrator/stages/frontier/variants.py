@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orchestrator.config.stages import Frontier
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.frontier.findings import OperatingPoint
-from orchestrator.stages.mode import Mode
-from trainers.knobs import chunked_cross_entropy, fsdp
+from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.trainers.knobs import chunked_cross_entropy, fsdp
 
 
 @dataclass(frozen=True)

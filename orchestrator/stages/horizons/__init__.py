@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.stages import Horizons
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS
-from orchestrator.stages.horizons.conclude import conclude
-from orchestrator.stages.horizons.figures import figures
-from orchestrator.stages.horizons.findings import HorizonsFindings as HorizonsFindings
-from orchestrator.stages.horizons.propose import propose
-from orchestrator.stages.stage import Stage
+from batchscout.orchestrator.config.stages import Horizons
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
+from batchscout.orchestrator.stages.horizons.conclude import conclude
+from batchscout.orchestrator.stages.horizons.figures import figures
+from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings as HorizonsFindings
+from batchscout.orchestrator.stages.horizons.propose import propose
+from batchscout.orchestrator.stages.stage import Stage
 
 
 def describe(context: StageContext[Horizons]) -> list[str]:

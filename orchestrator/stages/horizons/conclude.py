@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.config.stages import Horizons
-from orchestrator.config.trial import scaled_learning_rate
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates import surface
-from orchestrator.stages.estimates.ranking import Standing, late_gain, standings
-from orchestrator.stages.estimates.surface import Array
-from orchestrator.stages.findings import concluded, found
-from orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
-from orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
-from orchestrator.stages.horizons.propose import RATE_FACTOR, Rival, name_of, rivals
-from orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
-from orchestrator.study.state import Conclusion
-from orchestrator.units import number_text
+from batchscout.orchestrator.config.stages import Horizons
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates import surface
+from batchscout.orchestrator.stages.estimates.ranking import Standing, late_gain, standings
+from batchscout.orchestrator.stages.estimates.surface import Array
+from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
+from batchscout.orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
+from batchscout.orchestrator.stages.horizons.propose import RATE_FACTOR, Rival, name_of, rivals
+from batchscout.orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.units import number_text
 
 NINETY_PERCENT = 1.645
 """The normal quantile of the ends of a 90 % interval."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stages.estimates.surface import Array
+from batchscout.orchestrator.stages.estimates.surface import Array
 
 NUM_DRAWS = 2000
 # Hoffmann et al. 2022 (arXiv 2203.15556) fit 0.28 for the exponent of a language model's loss over its tokens.

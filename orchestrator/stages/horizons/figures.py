@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.config.stages import Horizons
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import SEEDS_BAR, with_deviation
-from orchestrator.stages.estimates.ranking import standings
-from orchestrator.stages.figures import Axis, Figure, Mark, Series
-from orchestrator.stages.findings import found
-from orchestrator.stages.horizons.conclude import curve_of
-from orchestrator.stages.horizons.findings import HorizonsFindings
-from orchestrator.stages.horizons.propose import rivals
+from batchscout.orchestrator.config.stages import Horizons
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import SEEDS_BAR, with_deviation
+from batchscout.orchestrator.stages.estimates.ranking import standings
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.horizons.conclude import curve_of
+from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
+from batchscout.orchestrator.stages.horizons.propose import rivals
 
 
 def figures(context: StageContext[Horizons]) -> list[Figure]:

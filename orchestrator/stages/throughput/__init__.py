@@ -6,15 +6,15 @@ two forms are close, in both.
     batches (which, and why not the others) -> forms of each -> rounds over all forms, until the rates are known
 """
 
-from orchestrator.config.stages import Throughput
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.probing import allowed_in_words
-from orchestrator.stages.stage import Stage
-from orchestrator.stages.throughput.conclude import conclude
-from orchestrator.stages.throughput.figures import derived, figures
-from orchestrator.stages.throughput.findings import ThroughputFindings as ThroughputFindings
-from orchestrator.stages.throughput.propose import propose
-from orchestrator.units import counted_between
+from batchscout.orchestrator.config.stages import Throughput
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.probing import allowed_in_words
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.throughput.conclude import conclude
+from batchscout.orchestrator.stages.throughput.figures import derived, figures
+from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings as ThroughputFindings
+from batchscout.orchestrator.stages.throughput.propose import propose
+from batchscout.orchestrator.units import counted_between
 
 
 def describe(context: StageContext[Throughput]) -> list[str]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from orchestrator.config.stages import Throughput
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
-from orchestrator.stages.estimates.ranking import goodput
-from orchestrator.stages.estimates.timing import Ratio, Timings, held_against
-from orchestrator.stages.findings import concluded
-from orchestrator.stages.forms import Form, Rate, rate_of
-from orchestrator.stages.input_bound import input_bound
-from orchestrator.stages.throughput.findings import ThroughputFindings
-from orchestrator.stages.throughput.propose import ThroughputProgress
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.config.stages import Throughput
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
+from batchscout.orchestrator.stages.estimates.ranking import goodput
+from batchscout.orchestrator.stages.estimates.timing import Ratio, Timings, held_against
+from batchscout.orchestrator.stages.findings import concluded
+from batchscout.orchestrator.stages.forms import Form, Rate, rate_of
+from batchscout.orchestrator.stages.input_bound import input_bound
+from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
+from batchscout.orchestrator.stages.throughput.propose import ThroughputProgress
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import Trial
 
 
 def conclude(context: StageContext[Throughput]) -> Conclusion:

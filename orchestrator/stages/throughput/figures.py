@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from orchestrator.config.stages import Throughput
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.figures import (
+from batchscout.orchestrator.config.stages import Throughput
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
     Axis,
     Figure,
@@ -17,11 +17,11 @@ from orchestrator.stages.figures import (
     coherence_mark,
     noise_scale_mark,
 )
-from orchestrator.stages.findings import found
-from orchestrator.stages.throughput.findings import ThroughputFindings
-from orchestrator.study.state import speed_kind
-from orchestrator.study.trial import Metrics, Trial
-from orchestrator.units import number_text
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
+from batchscout.orchestrator.study.state import speed_kind
+from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.units import number_text
 
 
 def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from orchestrator.stages.chosen import RankBatch
-from orchestrator.stages.forms import Rate
-from orchestrator.stages.input_bound import InputBound
+from batchscout.orchestrator.stages.chosen import RankBatch
+from batchscout.orchestrator.stages.forms import Rate
+from batchscout.orchestrator.stages.input_bound import InputBound
 
 
 @dataclass(frozen=True)

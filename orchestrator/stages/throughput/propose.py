@@ -7,19 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from orchestrator.config.stages import Throughput
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.chosen import chosen_mode, chosen_split
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
-from orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
-from orchestrator.stages.findings import found
-from orchestrator.stages.forms import Form, forms
-from orchestrator.stages.frontier.findings import FrontierFindings
-from orchestrator.stages.mode import Mode
-from orchestrator.stages.probing import Allowance, Cost, allowance, cost_of, disturbed_rounds, samples_per_second, total
-from orchestrator.stages.throughput.batches import Batches, batches, named
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.stages import Throughput
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from batchscout.orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.forms import Form, forms
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.mode import Mode
+from batchscout.orchestrator.stages.probing import (
+    Allowance,
+    Cost,
+    allowance,
+    cost_of,
+    disturbed_rounds,
+    samples_per_second,
+    total,
+)
+from batchscout.orchestrator.stages.throughput.batches import Batches, batches, named
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 
 # The first steps of a trial are not timed.
 UNTIMED_STEPS = 3

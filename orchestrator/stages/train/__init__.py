@@ -8,26 +8,26 @@ surface over batch and rate says which run would tell most, until the best batch
 
 from __future__ import annotations
 
-from orchestrator.config.stages import Frontier, Train
-from orchestrator.stages.candidates import Candidate
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import TRAINING_COLUMNS
-from orchestrator.stages.findings import winner_of
-from orchestrator.stages.stage import Stage
-from orchestrator.stages.train.choice import ENOUGH as ENOUGH
-from orchestrator.stages.train.choice import so_far
-from orchestrator.stages.train.conclude import conclude
-from orchestrator.stages.train.figures import figures
-from orchestrator.stages.train.findings import BatchFindings as BatchFindings
-from orchestrator.stages.train.findings import Gain as Gain
-from orchestrator.stages.train.findings import Ranked as Ranked
-from orchestrator.stages.train.findings import TrainFindings as TrainFindings
-from orchestrator.stages.train.findings import loss_deviation as loss_deviation
-from orchestrator.stages.train.lineup import lineup_of
-from orchestrator.stages.train.outlook import why_it_cannot_win
-from orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
-from orchestrator.stages.train.propose import propose
-from orchestrator.units import counted, number_text
+from batchscout.orchestrator.config.stages import Frontier, Train
+from batchscout.orchestrator.stages.candidates import Candidate
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
+from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.train.choice import ENOUGH as ENOUGH
+from batchscout.orchestrator.stages.train.choice import so_far
+from batchscout.orchestrator.stages.train.conclude import conclude
+from batchscout.orchestrator.stages.train.figures import figures
+from batchscout.orchestrator.stages.train.findings import BatchFindings as BatchFindings
+from batchscout.orchestrator.stages.train.findings import Gain as Gain
+from batchscout.orchestrator.stages.train.findings import Ranked as Ranked
+from batchscout.orchestrator.stages.train.findings import TrainFindings as TrainFindings
+from batchscout.orchestrator.stages.train.findings import loss_deviation as loss_deviation
+from batchscout.orchestrator.stages.train.lineup import lineup_of
+from batchscout.orchestrator.stages.train.outlook import why_it_cannot_win
+from batchscout.orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
+from batchscout.orchestrator.stages.train.propose import propose
+from batchscout.orchestrator.units import counted, number_text
 
 
 def describe(context: StageContext[Train]) -> list[str]:

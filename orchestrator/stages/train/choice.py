@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.observed import observations, surface_through
-from orchestrator.stages.estimates.ranking import standings
-from orchestrator.stages.estimates.surface import Surface
-from orchestrator.stages.rates import rates
-from orchestrator.stages.train.lineup import Lineup, lineup_of
-from orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.observed import observations, surface_through
+from batchscout.orchestrator.stages.estimates.ranking import standings
+from batchscout.orchestrator.stages.estimates.surface import Surface
+from batchscout.orchestrator.stages.rates import rates
+from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 ENOUGH = 0.9
 """The probability of having found the best batch at which no further run is asked for."""

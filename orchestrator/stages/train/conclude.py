@@ -7,22 +7,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.generalisation import Gap, Generalisation, generalisation_of, overfitting_of
-from orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
-from orchestrator.stages.estimates.speeds import is_off, shares_of_plan
-from orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
-from orchestrator.stages.findings import concluded, found
-from orchestrator.stages.no_answer import why_none
-from orchestrator.stages.throughput.findings import ThroughputFindings
-from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
-from orchestrator.stages.train.findings import BatchFindings, Gain, Ranked, TrainFindings
-from orchestrator.stages.train.lineup import Lineup, lineup_of
-from orchestrator.study.causes import Cause
-from orchestrator.study.state import Conclusion
-from orchestrator.study.trial import TrialState
-from orchestrator.units import counted, training_time_text
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.generalisation import (
+    Gap,
+    Generalisation,
+    generalisation_of,
+    overfitting_of,
+)
+from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
+from batchscout.orchestrator.stages.estimates.speeds import is_off, shares_of_plan
+from batchscout.orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
+from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.no_answer import why_none
+from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
+from batchscout.orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
+from batchscout.orchestrator.stages.train.findings import BatchFindings, Gain, Ranked, TrainFindings
+from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import TrialState
+from batchscout.orchestrator.units import counted, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:

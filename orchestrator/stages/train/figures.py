@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.curves import loss_curves
-from orchestrator.stages.estimates.generalisation import Generalisation
-from orchestrator.stages.figures import Axis, Figure, Mark, Series
-from orchestrator.stages.findings import found, winner_of
-from orchestrator.stages.train.findings import TrainFindings, loss_deviation
-from orchestrator.stages.train.surface_figure import surface_figures
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import loss_curves
+from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import found, winner_of
+from batchscout.orchestrator.stages.train.findings import TrainFindings, loss_deviation
+from batchscout.orchestrator.stages.train.surface_figure import surface_figures
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:

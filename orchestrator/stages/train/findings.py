@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from orchestrator.stages.estimates.generalisation import Generalisation
-from orchestrator.stages.findings import found
-from orchestrator.study.state import Study
+from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.study.state import Study
 
 
 @dataclass(frozen=True)

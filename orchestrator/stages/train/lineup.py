@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.config.stages import Train
-from orchestrator.config.trial import baseline_batch
-from orchestrator.stages.candidates import Candidate
-from orchestrator.stages.chosen import chosen_mode
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.rates import Rate, rates
-from orchestrator.stages.too_short import in_words, too_short
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.candidates import Candidate
+from batchscout.orchestrator.stages.chosen import chosen_mode
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.rates import Rate, rates
+from batchscout.orchestrator.stages.too_short import in_words, too_short
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.speeds import AS_PLANNED, shares_of_plan
-from orchestrator.stages.train.choice import surface_of
-from orchestrator.stages.train.lineup import lineup_of
-from orchestrator.study.trial import Trial
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.speeds import AS_PLANNED, shares_of_plan
+from batchscout.orchestrator.stages.train.choice import surface_of
+from batchscout.orchestrator.stages.train.lineup import lineup_of
+from batchscout.orchestrator.study.trial import Trial
 
 CANNOT_WIN = 0.01
 """The probability of being the best below which a slow batch is not trained on."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.config.stages import Train
-from orchestrator.config.trial import scaled_learning_rate, warmup_samples
-from orchestrator.stages.candidates import Candidate, seeded
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.observed import setting_of
-from orchestrator.stages.estimates.ranking import Standing, standings
-from orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
-from orchestrator.stages.estimates.surface import USEFUL, Setting, Surface, next_setting
-from orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
-from orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
-from orchestrator.stages.train.lineup import Lineup, lineup_of
-from orchestrator.stages.train.outlook import CANNOT_WIN
-from orchestrator.study.causes import Cause
-from orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.config.trial import scaled_learning_rate, warmup_samples
+from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.observed import setting_of
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
+from batchscout.orchestrator.stages.estimates.surface import USEFUL, Setting, Surface, next_setting
+from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
+from batchscout.orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
+from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
+from batchscout.orchestrator.stages.train.outlook import CANNOT_WIN
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Proposal, TrialState
 
 FIRST_RUNS = 3
 BESIDE_THE_RULE = (2.0, 0.5)

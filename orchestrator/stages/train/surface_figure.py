@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.config.stages import Train
-from orchestrator.stages.context import StageContext
-from orchestrator.stages.estimates.observed import observations, surface_through
-from orchestrator.stages.estimates.surface import Observation, Surface
-from orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, Mark, Series
-from orchestrator.stages.train.choice import surface_of
-from orchestrator.stages.train.lineup import lineup_of
-from orchestrator.units import number_text
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.observed import observations, surface_through
+from batchscout.orchestrator.stages.estimates.surface import Observation, Surface
+from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, Mark, Series
+from batchscout.orchestrator.stages.train.choice import surface_of
+from batchscout.orchestrator.stages.train.lineup import lineup_of
+from batchscout.orchestrator.units import number_text
 
 STEP = 0.25
 """The height of a cell, in factors of 2 of the learning rate."""

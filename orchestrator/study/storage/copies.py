@@ -6,9 +6,9 @@ import hashlib
 import shutil
 from pathlib import Path, PurePosixPath
 
-from orchestrator.study.storage.lease import NUM_DIGITS
-from orchestrator.study.storage.place import ObjectStore
-from trainers.data.cache import cache_directory
+from batchscout.orchestrator.study.storage.lease import NUM_DIGITS
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.trainers.data.cache import cache_directory
 
 
 def copies_for_the_driver(store: ObjectStore) -> Path:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files import PARTIAL, exists, own_file, quoted
+from batchscout.trainers.files import PARTIAL, exists, own_file, quoted
 
 LEASE_SECONDS = 60.0
 """How long a driver may be silent before another may follow it."""

@@ -19,8 +19,16 @@ import weakref
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.study.storage.lease import LEASE_SECONDS, Holder, Lease, is_gone, last_term, now_there, refusal
-from trainers.files import own_file, quoted
+from batchscout.orchestrator.study.storage.lease import (
+    LEASE_SECONDS,
+    Holder,
+    Lease,
+    is_gone,
+    last_term,
+    now_there,
+    refusal,
+)
+from batchscout.trainers.files import own_file, quoted
 
 # What a file system without locks says: NFS without its lock service, Lustre and FUSE as many mount them.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from orchestrator.study.storage.place import ObjectStore
-from trainers.files import StorageLost, written_whole
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.trainers.files import StorageLost, written_whole
 
 # How long storage in a network may take until one node sees what another has written.
 SECONDS_TO_SEE = 5.0

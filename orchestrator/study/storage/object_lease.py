@@ -15,9 +15,17 @@ import uuid
 from dataclasses import asdict
 from pathlib import PurePosixPath
 
-from orchestrator.study.storage.lease import NUM_DIGITS, TIMES_IN_A_LEASE, Holder, Term, is_gone, refused, taken_over
-from orchestrator.study.storage.place import ObjectStore
-from trainers.files import StorageLost
+from batchscout.orchestrator.study.storage.lease import (
+    NUM_DIGITS,
+    TIMES_IN_A_LEASE,
+    Holder,
+    Term,
+    is_gone,
+    refused,
+    taken_over,
+)
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.trainers.files import StorageLost
 
 FOLDER = "lease"
 # A store tells times in whole seconds.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from trainers.files import PARTIAL, StorageLost, exists, own_file, quoted, written_whole
+from batchscout.trainers.files import PARTIAL, StorageLost, exists, own_file, quoted, written_whole
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile

@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from orchestrator.study.storage.copies import copies_for_the_driver, generation_name
-from orchestrator.study.storage.lease import LEASE_SECONDS, Holder
-from orchestrator.study.storage.object_lease import ObjectLease
-from orchestrator.study.storage.place import ObjectStore
-from orchestrator.study.storage.stored_trials import TRIALS, StoredTrials, below_of, is_no_checkpoint, is_no_open_log
-from trainers.files import exists, make_private_directory, own_file, quoted, written_whole
+from batchscout.orchestrator.study.storage.copies import copies_for_the_driver, generation_name
+from batchscout.orchestrator.study.storage.lease import LEASE_SECONDS, Holder
+from batchscout.orchestrator.study.storage.object_lease import ObjectLease
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.study.storage.stored_trials import (
+    TRIALS,
+    StoredTrials,
+    below_of,
+    is_no_checkpoint,
+    is_no_open_log,
+)
+from batchscout.trainers.files import exists, make_private_directory, own_file, quoted, written_whole
 
 SEGMENT_DIGITS = 8
 REQUESTS_AT_ONCE = 16

@@ -7,10 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
-from orchestrator.study.storage.place import ObjectStore, files_by_object
-from trainers.data.cache import alone
-from trainers.files import exists, make_private_directory, own_file
+from batchscout.orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
+from batchscout.orchestrator.study.storage.place import ObjectStore, files_by_object
+from batchscout.trainers.data.cache import alone
+from batchscout.trainers.files import exists, make_private_directory, own_file
 
 TRIALS = "trials"
 CHECKPOINTS, CHECKPOINT = "checkpoints", ".pt"

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.decisions.director import Wanted
-from orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, may_start
-from orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
-from orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
-from orchestrator.execution.nodes.placement import LaneShape
-from orchestrator.execution.nodes.room import at_most, bundles_of, bundles_of_whole, lanes_held
+from batchscout.orchestrator.decisions.director import Wanted
+from batchscout.orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, may_start
+from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
+from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.execution.nodes.room import at_most, bundles_of, bundles_of_whole, lanes_held
 
 RELEASE_AFTER = 60.0
 BUSY, JUST_IDLE, LONG_IDLE = None, 1.0, 100.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.execution.nodes.node_kinds import Node, chosen_nodes, nodes_of
+from batchscout.orchestrator.execution.nodes.node_kinds import Node, chosen_nodes, nodes_of
 
 HEAD = Node("head", 4)
 BIG, SMALL = Node("node-a", 16, 8, "H100"), Node("node-b", 8, 4, "T4")

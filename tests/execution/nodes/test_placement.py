@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.keys import PlacementStrategy
-from orchestrator.execution.nodes.node_kinds import Choice, Node
-from orchestrator.execution.nodes.placement import LaneShape, Room, lane_shape, largest_share, refuse_gpus_without_cuda
+from batchscout.orchestrator.config.keys import PlacementStrategy
+from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
+from batchscout.orchestrator.execution.nodes.placement import (
+    LaneShape,
+    Room,
+    lane_shape,
+    largest_share,
+    refuse_gpus_without_cuda,
+)
 from tests.support.studies import tiny_study
 
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.execution.dispatcher import Dispatcher
-from orchestrator.execution.nodes import shared_storage
-from orchestrator.execution.nodes.node_kinds import Node
-from orchestrator.execution.nodes.shared_storage import shared_marker, unshared
-from orchestrator.study.messages import Assignment, Host
-from orchestrator.study.storage.marker import Marker, mark
+from batchscout.orchestrator.execution.dispatcher import Dispatcher
+from batchscout.orchestrator.execution.nodes import shared_storage
+from batchscout.orchestrator.execution.nodes.node_kinds import Node
+from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker, unshared
+from batchscout.orchestrator.study.messages import Assignment, Host
+from batchscout.orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
 from tests.faults.scene import until
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node

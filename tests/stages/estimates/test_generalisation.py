@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.output.recommendation import recommend
-from orchestrator.output.report.page import render_report
-from orchestrator.output.status import print_status
-from orchestrator.stages.estimates.generalisation import generalisation_of, overfitting_of
-from orchestrator.stages.estimates.ranking import PRIOR_DEGREES, USUAL_GAIN, standings
-from orchestrator.stages.estimates.surface import PRIOR
-from orchestrator.stages.findings import found
-from orchestrator.stages.train import TrainFindings
-from orchestrator.study.state import Study
-from orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.status import print_status
+from batchscout.orchestrator.stages.estimates.generalisation import generalisation_of, overfitting_of
+from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, USUAL_GAIN, standings
+from batchscout.orchestrator.stages.estimates.surface import PRIOR
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
+from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT
-from trainers.config import TrialConfig
 
 CONFIG = base_trial(study_of(), None)
 NOISE = PRIOR.seed_deviation * USUAL_GAIN

@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.stages.estimates.node_speeds import Straggler, Timed, place_of, slower_places, slowness, stragglers
-from orchestrator.stages.estimates.timing import in_turn
-from orchestrator.study.messages import HeldLane
-from orchestrator.study.trial import Hold, Proposal, Trial, TrialState
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages.estimates.node_speeds import (
+    Straggler,
+    Timed,
+    place_of,
+    slower_places,
+    slowness,
+    stragglers,
+)
+from batchscout.orchestrator.stages.estimates.timing import in_turn
+from batchscout.orchestrator.study.messages import HeldLane
+from batchscout.orchestrator.study.trial import Hold, Proposal, Trial, TrialState
 from tests.support.every import for_every
 from tests.support.lane_player import study_of
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers.noise.noise_estimate import estimate_noise
 from tests.support.gradients import known_windows
 from tests.support.lane_player import study_of
-from trainers.noise.noise_estimate import estimate_noise
 
 CONFIG = base_trial(study_of(), None)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.stages.estimates.ranking import (
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.stages.estimates.ranking import (
     LEAST_GAIN,
     USUAL_GAIN,
     elasticity,
@@ -24,8 +24,8 @@ from orchestrator.stages.estimates.ranking import (
     tie_width,
     token_efficiency,
 )
-from orchestrator.stages.estimates.surface import PRIOR
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.stages.estimates.surface import PRIOR
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.every import for_every
 from tests.support.lane_player import study_of
 

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from orchestrator.stages.estimates.surface import (
+from batchscout.orchestrator.stages.estimates.surface import (
     APART,
     BELOW_DIVERGED,
     PRIOR,

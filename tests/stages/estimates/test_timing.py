@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from orchestrator.stages.estimates.timing import MARGIN, Timings
+from batchscout.orchestrator.stages.estimates.timing import MARGIN, Timings
 from tests.support.every import for_every
 
 NUM_STUDIES = 200

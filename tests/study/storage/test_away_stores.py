@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from orchestrator.study.storage import place
-from orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.study.storage import place
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.trainers.files import StorageLost
 from tests.support.object_store import BUCKET, object_store, reached_at
 from tests.support.ports import free_ports
 from tests.support.processes import HANGS_AFTER_SECONDS
-from trainers.files import StorageLost
 
 pytestmark = pytest.mark.cluster
 
@@ -44,7 +44,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(port: str) -> None:
 
 ASKED_BY_ANOTHER = """
 import sys
-from orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.study.storage.place import ObjectStore
 store = ObjectStore(sys.argv[1])
 store.expect_answers()
 print("asks", flush=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.study.events import ClusterReady
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.lines import read_lines
-from orchestrator.study.storage.lease import Holder, RunsOut
-from orchestrator.study.storage.lock import is_locked
+from batchscout.orchestrator.study.events import ClusterReady
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.storage.lease import Holder, RunsOut
+from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.support.journal_writer import IN_A_CONTAINER, call_on, writer
 from tests.support.storage import fault, interposed_library
 
@@ -204,7 +204,7 @@ def test_a_lease_that_could_not_be_written_keeps_nobody_out(tmp_path: Path) -> N
     path = tmp_path / "journal.jsonl"
     full = {"LD_PRELOAD": str(interposed_library()), **fault("write", ".lease/0", "ENOSPC")}
     said = subprocess.run(
-        ["python", "-c", f"from orchestrator.study.journal import *; Journal(Path({str(path)!r}), 's')"],
+        ["python", "-c", f"from batchscout.orchestrator.study.journal import *; Journal(Path({str(path)!r}), 's')"],
         env=os.environ | full, capture_output=True, text=True,
     ).stderr  # fmt: skip
     assert "StorageLost: " in said

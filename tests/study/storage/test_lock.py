@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.study.events import RunBegan
-from orchestrator.study.journal import Journal, replay
-from orchestrator.study.state import Halted, Study
-from orchestrator.study.storage.lock import is_locked, note_of
+from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.orchestrator.study.state import Halted, Study
+from batchscout.orchestrator.study.storage.lock import is_locked, note_of
 from tests.support.journal_writer import call_on, contend, watched, writer
 from tests.support.storage import fault, interposed_library
 

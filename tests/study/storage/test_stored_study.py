@@ -14,25 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import last_word_of
-from orchestrator.study.events import ClusterReady
-from orchestrator.study.journal import Journal
-from orchestrator.study.messages import Assignment
-from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
-from orchestrator.study.slow_storage import told_if_storage_hangs
-from orchestrator.study.state import Halted
-from orchestrator.study.storage import place
-from orchestrator.study.storage.object_lease import is_stored_study_run
-from orchestrator.study.storage.place import ObjectStore, beside, run_place_of
-from orchestrator.study.storage.stored_study import StoredStudy, read_copy, stored_journal
-from orchestrator.study.storage.stored_trials import StoredTrials
-from orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.execution.ranks import last_word_of
+from batchscout.orchestrator.study.events import ClusterReady
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.messages import Assignment
+from batchscout.orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
+from batchscout.orchestrator.study.slow_storage import told_if_storage_hangs
+from batchscout.orchestrator.study.state import Halted
+from batchscout.orchestrator.study.storage import place
+from batchscout.orchestrator.study.storage.object_lease import is_stored_study_run
+from batchscout.orchestrator.study.storage.place import ObjectStore, beside, run_place_of
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy, read_copy, stored_journal
+from batchscout.orchestrator.study.storage.stored_trials import StoredTrials
+from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.trainers import loop
+from batchscout.trainers.files import StorageLost
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
 from tests.support.silent_place import SilentPlace
-from trainers import loop
-from trainers.files import StorageLost
 
 pytestmark = pytest.mark.slow
 
@@ -183,15 +183,15 @@ def test_a_missing_object_in_the_journals_middle_is_named(store: ObjectStore) ->
 
 DRIVER = """
 import sys
-from orchestrator.config.trial import base_trial
-from orchestrator.execution.ranks import Place, last_word_of
-from orchestrator.study.events import ClusterReady
-from orchestrator.study.journal import Journal
-from orchestrator.study.storage.place import ObjectStore
-from orchestrator.study.messages import Assignment
-from orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
-from orchestrator.study.state import Halted
-from orchestrator.study.storage.stored_study import StoredStudy
+from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.execution.ranks import Place, last_word_of
+from batchscout.orchestrator.study.events import ClusterReady
+from batchscout.orchestrator.study.journal import Journal
+from batchscout.orchestrator.study.storage.place import ObjectStore
+from batchscout.orchestrator.study.messages import Assignment
+from batchscout.orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
+from batchscout.orchestrator.study.state import Halted
+from batchscout.orchestrator.study.storage.stored_study import StoredStudy
 stored = StoredStudy(ObjectStore(sys.argv[1]), float(sys.argv[2]))
 with Journal(stored.run_dir / "journal.jsonl", "s", published=stored) as journal:
     print("open", flush=True)
@@ -309,7 +309,7 @@ def test_credentials_that_the_store_does_not_know_are_told() -> None:
     """The server asks for credentials from its first request on."""
     with object_store(INITIAL_NO_AUTH_ACTION_COUNT="0") as strict:
         store = f"s3://{BUCKET}/x?endpoint_override={strict.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
-        ask = f"from orchestrator.study.storage.place import *; ObjectStore({store!r}).refuse_unusable()"
+        ask = f"from batchscout.orchestrator.study.storage.place import *; ObjectStore({store!r}).refuse_unusable()"
         done = subprocess.run([sys.executable, "-c", ask], env=os.environ | CREDENTIALS, capture_output=True, text=True)
     assert re.search(
         r"ValueError: .* could not be listed: the store .* credentials.*; set AWS_ACCESS_KEY_ID and", done.stderr

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers import run as run_module
+from batchscout.trainers.before import compilation
+from batchscout.trainers.before.compilation import warm_up
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device import memory
+from batchscout.trainers.loop import train
+from batchscout.trainers.run import Run
+from batchscout.trainers.speed.meter import Meter
 from tests.support.tiny import config
-from trainers import run as run_module
-from trainers.before import compilation
-from trainers.before.compilation import warm_up
-from trainers.config import TrialConfig
-from trainers.device import memory
-from trainers.loop import train
-from trainers.run import Run
-from trainers.speed.meter import Meter
 
 CPU = torch.device("cpu")
 

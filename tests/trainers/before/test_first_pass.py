@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.execution.process_endings import wait_for_end
+from batchscout.orchestrator.execution.process_endings import wait_for_end
+from batchscout.trainers.before import first_pass as module
+from batchscout.trainers.before.first_pass import PARTS, FirstPass, first_pass
+from batchscout.trainers.before.given import given_text
+from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.device import cgroup
+from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_by
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, Samples, config, data
-from trainers.before import first_pass as module
-from trainers.before.first_pass import PARTS, FirstPass, first_pass
-from trainers.before.given import given_text
-from trainers.criteria import MeanLoss
-from trainers.device import cgroup
-from trainers.notices import Notice, NoticeKind, give_notice, heard_by
 
 pytestmark = pytest.mark.slow  # each starts a process
 
@@ -215,8 +215,8 @@ def test_frozen_weights_need_room_for_themselves_alone(monkeypatch: pytest.Monke
 
 LOADED = """
 import sys
-from trainers.config import TrialConfig
-from trainers.before.first_pass import parts
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.before.first_pass import parts
 print(list(parts(TrialConfig.model_validate_json(sys.argv[1])))[-1].outcome)
 print(*(name for name in ("torch._dynamo", "sympy", "torch.distributed.tensor") if name in sys.modules))
 """

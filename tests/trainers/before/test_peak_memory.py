@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from batchscout.trainers.before.peak_memory import Line, PeakMemory, highest, peak_of
 from tests.support.every import for_every
-from trainers.before.peak_memory import Line, PeakMemory, highest, peak_of
 
 
 def some_lines(seed: int) -> list[Line]:

@@ -10,16 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscout.trainers.before.peak_memory import PeakMemory
+from batchscout.trainers.before.prediction import (
+    PROCESS_BYTES,
+    NotPredictable,
+    live_bytes,
+    predict,
+    predict_in_own_process,
+)
+from batchscout.trainers.config import ModelConfig, TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.device.memory import give_back
+from batchscout.trainers.errors import NotFollowed, Obstacle
+from batchscout.trainers.model.models import build_model
+from batchscout.trainers.model.shapes import shapes_alone
+from batchscout.trainers.run import Run
 from tests.support.tiny import config, data, in_fresh_process
-from trainers.before.peak_memory import PeakMemory
-from trainers.before.prediction import PROCESS_BYTES, NotPredictable, live_bytes, predict, predict_in_own_process
-from trainers.config import ModelConfig, TrialConfig
-from trainers.data.batches import fetch
-from trainers.device.memory import give_back
-from trainers.errors import NotFollowed, Obstacle
-from trainers.model.models import build_model
-from trainers.model.shapes import shapes_alone
-from trainers.run import Run
 
 CPU = torch.device("cpu")
 MODES = ["none", "selective", "full"]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.checkpoints.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.memory import give_back, held_to
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.loop import train
+from batchscout.trainers.notices import NoticeKind
+from batchscout.trainers.report import Answer, Report
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, in_fresh_process, newest_state, stop_at
-from trainers.checkpoints.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
-from trainers.checksums import Damaged, load_tensors, save_tensors
-from trainers.config import TrialConfig
-from trainers.device.memory import give_back, held_to
-from trainers.files import StorageLost
-from trainers.loop import train
-from trainers.notices import NoticeKind
-from trainers.report import Answer, Report
 
 BUDGET = 96
 STOPPABLE: dict[str, Any] = {

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.checksums import load_tensors
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.model import frozen
+from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.models import initial_module
+from batchscout.trainers.notices import heard_by
+from batchscout.trainers.report import Answer, Report
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, newest_state, relative_error
-from trainers.checksums import load_tensors
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.model import frozen
-from trainers.model.frozen import frozen_of
-from trainers.model.gpt import GPT
-from trainers.model.models import initial_module
-from trainers.notices import heard_by
-from trainers.report import Answer, Report
 
 
 class HalfFrozen(GPT):

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from batchscout.trainers.checkpoints import made_with
+from batchscout.trainers.checkpoints.checkpoint import save_checkpoint
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.notices import NoticeKind
+from batchscout.trainers.report import Known, Report
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
-from trainers.checkpoints import made_with
-from trainers.checkpoints.checkpoint import save_checkpoint
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.notices import NoticeKind
-from trainers.report import Known, Report
 
 BUDGET = 96
 RUN: dict[str, Any] = {"dropout": 0.2, "sample_budget": BUDGET, "rungs": (24, 48), "evaluations": (BUDGET,)}
@@ -117,7 +117,7 @@ def test_other_text_in_the_same_file_is_other_data(tmp_path: Path, monkeypatch: 
 
 def as_in_a_new_process() -> None:
     """Forget what a process reads once."""
-    from trainers.run import open_data
+    from batchscout.trainers.run import open_data
 
     open_data.cache_clear()
     made_with.code_when_first_asked.cache_clear()
@@ -126,11 +126,11 @@ def as_in_a_new_process() -> None:
 def test_other_code_in_the_users_module_makes_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "users_own_model.py"
-    module.write_text("from trainers.model.gpt import GPT\n\nModel = GPT\n")
+    module.write_text("from batchscout.trainers.model.gpt import GPT\n\nModel = GPT\n")
     model = {"target": "users_own_model:Model", "kwargs": {"num_layers": 1, "num_heads": 2, "hidden_dim": 16}}
     trial = config(**RUN, model=model)
     train(trial, stop_at(48), tmp_path / "run", "first")
-    module.write_text("from trainers.model.gpt import GPT\n\n\nclass Model(GPT):\n    gain = 2\n")
+    module.write_text("from batchscout.trainers.model.gpt import GPT\n\n\nclass Model(GPT):\n    gain = 2\n")
     as_in_a_new_process()
     del sys.modules["users_own_model"]
     importlib.invalidate_caches()

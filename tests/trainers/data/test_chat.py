@@ -13,14 +13,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from batchscout.trainers.config import DataConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.chat import ChatSamples
+from batchscout.trainers.data.chat_tokenizers import PLAIN
+from batchscout.trainers.data.conversations import Row, pieces_of, texts_of
+from batchscout.trainers.data.tokenizers import trained_bpe
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import config, cpu_run
-from trainers.config import DataConfig
-from trainers.data.batches import fetch
-from trainers.data.chat import ChatSamples
-from trainers.data.chat_tokenizers import PLAIN
-from trainers.data.conversations import Row, pieces_of, texts_of
-from trainers.data.tokenizers import trained_bpe
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

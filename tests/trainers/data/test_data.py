@@ -20,21 +20,21 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from batchscout.trainers import files
+from batchscout.trainers.config import DataConfig, Split
+from batchscout.trainers.data import order as order_module
+from batchscout.trainers.data.batches import InFlight, collate, fetch, leaves, move
+from batchscout.trainers.data.cache import cache_directory, cached
+from batchscout.trainers.data.corpus import no_progress_bars, stdlib_files
+from batchscout.trainers.data.order import SampleOrder, micro_batch_numbers, permuted
+from batchscout.trainers.data.packing import cut
+from batchscout.trainers.data.samples import SampleSet, load_data
+from batchscout.trainers.data.text import TokenSamples
+from batchscout.trainers.files import StorageLost
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.every import for_every
 from tests.support.map_style import map_style_sets
 from tests.support.storage import Call, failing, on_failing_storage
-from trainers import files
-from trainers.config import DataConfig, Split
-from trainers.data import order as order_module
-from trainers.data.batches import InFlight, collate, fetch, leaves, move
-from trainers.data.cache import cache_directory, cached
-from trainers.data.corpus import no_progress_bars, stdlib_files
-from trainers.data.order import SampleOrder, micro_batch_numbers, permuted
-from trainers.data.packing import cut
-from trainers.data.samples import SampleSet, load_data
-from trainers.data.text import TokenSamples
-from trainers.files import StorageLost
-from trainers.notices import Notice, NoticeKind, heard_by
 
 ROOT = Path(__file__).parents[3]
 WIKITEXT = ROOT / "../shared/data/wikitext-2"
@@ -282,7 +282,7 @@ def test_a_failed_build_leaves_nothing_behind(text_file: Path, cache: Path) -> N
 @pytest.mark.slow
 def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path) -> None:
     program = (
-        "import sys; from trainers.data.samples import load_data; from trainers.config import DataConfig\n"
+        "import sys; from batchscout.trainers.data.samples import load_data; from batchscout.trainers.config import DataConfig\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         f"kwargs = dict(train={str(text_file)!r}, seq_len=16, tokenizer=dict(train_bpe=300))\n"
         "train, val = load_data(DataConfig(target='text', kwargs=kwargs))\n"

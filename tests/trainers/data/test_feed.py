@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.draws import drawing_apart, drawing_from
+from batchscout.trainers.data.workers import WorkerFault, codes_of_ended, ended_early
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.speed import throughput
+from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 from tests.support import fed
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
-from trainers.config import TrialConfig
-from trainers.data.draws import drawing_apart, drawing_from
-from trainers.data.workers import WorkerFault, codes_of_ended, ended_early
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.loop import train
-from trainers.report import Answer, Report
-from trainers.reporting.evaluation import evaluate
-from trainers.speed import throughput
-from trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +151,7 @@ RUN_UNTIL_KILLED = """
 import multiprocessing, sys
 from pathlib import Path
 from tests.trainers.data.test_feed import trial
-from trainers.loop import train
+from batchscout.trainers.loop import train
 
 def tell(report):
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)

@@ -17,7 +17,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from trainers.data.loaders import Loaded, read_by
+from batchscout.trainers.data.loaders import Loaded, read_by
 
 SAMPLES = TensorDataset(torch.arange(12))
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from batchscout.trainers.data.long_samples import LongSamples, long_samples
+from batchscout.trainers.model import activation_checkpointing
 from tests.support.tiny import config, cpu_run
-from trainers.data.long_samples import LongSamples, long_samples
-from trainers.model import activation_checkpointing
 
 ENOUGH = 60.0
 

@@ -12,6 +12,13 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from batchscout.trainers.before.compilation import warm_up
+from batchscout.trainers.config import MicroBatch, TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.micro_batches import check_tokens, lengths_of
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.models import initial_module
+from batchscout.trainers.noise.noise_curve import read_noise_curve
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import (
     Samples,
@@ -25,13 +32,6 @@ from tests.support.tiny import (
     sample_numbers,
     stop_at,
 )
-from trainers.before.compilation import warm_up
-from trainers.config import MicroBatch, TrialConfig
-from trainers.data.batches import fetch
-from trainers.data.micro_batches import check_tokens, lengths_of
-from trainers.loop import train
-from trainers.model.models import initial_module
-from trainers.noise.noise_curve import read_noise_curve
 
 BATCH = 16
 SPLITS = [(16, 1), (4, 4), (1, 16)]

@@ -19,7 +19,7 @@ from tests.support.storage import fault, interposed_library
 BUILDER = """
 import sys
 from pathlib import Path
-from trainers.data.cache import cached
+from batchscout.trainers.data.cache import cached
 def build(aside):
     print("builds", flush=True)
     sys.stdin.readline()

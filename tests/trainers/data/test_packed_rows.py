@@ -10,15 +10,15 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from batchscout.trainers.before.first_pass import parts
+from batchscout.trainers.config import DataConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.packed_rows import Packed, packed
+from batchscout.trainers.data.padding import Padded
+from batchscout.trainers.data.samples import load_data
+from batchscout.trainers.errors import DataFault
+from batchscout.trainers.model.losses import loss_function
 from tests.support.tiny import config, cpu_run
-from trainers.before.first_pass import parts
-from trainers.config import DataConfig
-from trainers.data.batches import fetch
-from trainers.data.packed_rows import Packed, packed
-from trainers.data.padding import Padded
-from trainers.data.samples import load_data
-from trainers.errors import DataFault
-from trainers.model.losses import loss_function
 
 HERE = "tests.trainers.data.test_packed_rows"
 PAD = {"input_ids": 0, "labels": -100}

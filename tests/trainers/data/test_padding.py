@@ -10,13 +10,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from batchscout.trainers.before.first_pass import parts
+from batchscout.trainers.config import DataConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.padding import Padded, uneven
+from batchscout.trainers.data.samples import load_data
+from batchscout.trainers.errors import DataFault
 from tests.support.tiny import LogitsOnly, config, cpu_run, gradient_of_step, relative_error
-from trainers.before.first_pass import parts
-from trainers.config import DataConfig
-from trainers.data.batches import fetch
-from trainers.data.padding import Padded, uneven
-from trainers.data.samples import load_data
-from trainers.errors import DataFault
 
 LENGTHS = [3, 1, 5, 2, 7, 4, 1, 6]
 Pair = namedtuple("Pair", "tokens target")

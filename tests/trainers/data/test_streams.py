@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.config import DataConfig, TrialConfig
+from batchscout.trainers.data import streams
+from batchscout.trainers.data.samples import load_data
+from batchscout.trainers.data.streams import Place, Stream, StreamReader
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.parallel import whole
+from batchscout.trainers.notices import NoticeKind
+from batchscout.trainers.report import Answer, Report
 from tests.support import fed
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, gradient_of_step, newest_state, stop_at
-from trainers.config import DataConfig, TrialConfig
-from trainers.data import streams
-from trainers.data.samples import load_data
-from trainers.data.streams import Place, Stream, StreamReader
-from trainers.loop import train
-from trainers.model.parallel import whole
-from trainers.notices import NoticeKind
-from trainers.report import Answer, Report
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from batchscout.trainers.counted import rate_unit
+from batchscout.trainers.data.targets import counted_in
 from tests.support.tiny import data
-from trainers.counted import rate_unit
-from trainers.data.targets import counted_in
 
 
 class Rows(list[Any]):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from batchscout.trainers.data.token_budget import cut, dealt, divided, filled
 from tests.support.every import for_every
-from trainers.data.token_budget import cut, dealt, divided, filled
 
 Step = tuple[list[int], int, int]
 """(lengths, budget, ranks)"""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.device import cgroup
+from batchscout.trainers.device import cgroup
 
 GIB, MIB = 2**30, 2**20
 HOST = 20 * GIB
@@ -146,15 +146,15 @@ def run_in(group: Path, code: str, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_a_process_in_a_real_group_is_told_what_the_group_allows(limited_group: Path) -> None:
-    done = run_in(limited_group, "from trainers.device import cgroup; print(cgroup.available_bytes())")
+    done = run_in(limited_group, "from batchscout.trainers.device import cgroup; print(cgroup.available_bytes())")
     assert done.returncode == 0, done.stderr
     assert 0.7 * LIMIT < int(done.stdout) <= LIMIT
 
 
 REFUSED = """
 import sys
-from orchestrator.config.load import parse_study
-from orchestrator.preflight import check_host
+from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.preflight import check_host
 study = {"name": "mine", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}, "stages": [{"type": "frontier"}]}
 for limit in sys.argv[1:]:
     try:
@@ -178,7 +178,7 @@ def test_a_memory_limit_that_a_real_group_does_not_allow_is_refused(limited_grou
 
 
 def test_a_real_kill_for_want_of_memory_is_counted_in_its_group_and_no_other(limited_group: Path) -> None:
-    count = "from trainers.device import cgroup; print(cgroup.memory_kills())"
+    count = "from batchscout.trainers.device import cgroup; print(cgroup.memory_kills())"
     ours = cgroup.memory_kills()
     before = int(run_in(limited_group, count).stdout)
     killed = run_in(limited_group, f"taken = bytearray({2 * LIMIT}); taken[::4096] = bytes(len(taken[::4096]))")

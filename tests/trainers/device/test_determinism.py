@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._inductor import config as inductor
 
+from batchscout.trainers.device.determinism import deterministic
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Report
 from tests.support.tiny import config
-from trainers.device.determinism import deterministic
-from trainers.loop import train
-from trainers.report import Report
 
 
 def put_without_an_order() -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.config import Precision
-from trainers.device.device_peak import data_sheet_flops, device_peak, device_peaks
+from batchscout.trainers.config import Precision
+from batchscout.trainers.device.device_peak import data_sheet_flops, device_peak, device_peaks
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainers.device.machine_load import (
+from batchscout.trainers.device.machine_load import (
     LEAST_CPU_SECONDS,
     CpuSeconds,
     LoadMeter,

@@ -16,10 +16,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.tiny import config, in_fresh_process
-from trainers.config import TrialConfig
-from trainers.device import memory
-from trainers.device.memory import (
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device import memory
+from batchscout.trainers.device.memory import (
     MOST_SECONDS_TO_SETTLE,
     SETTLED_SECONDS,
     PeakMeter,
@@ -33,9 +32,10 @@ from trainers.device.memory import (
     status_bytes,
     without_after_effects,
 )
-from trainers.device.out_of_memory import is_out_of_memory
-from trainers.speed.meter import Meter
-from trainers.speed.throughput import NUM_WARMUP_STEPS
+from batchscout.trainers.device.out_of_memory import is_out_of_memory
+from batchscout.trainers.speed.meter import Meter
+from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
+from tests.support.tiny import config, in_fresh_process
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def sized(micro_batch_size: int, limit_bytes: int | None) -> TrialConfig:
 
 def how_it_ends(trial: TrialConfig) -> str:
     """As a lane runs a trial: no exception outlives this frame."""
-    from trainers.loop import train
+    from batchscout.trainers.loop import train
 
     try:
         with tempfile.TemporaryDirectory() as directory:
@@ -207,7 +207,7 @@ def test_pages_of_a_file_are_no_memory_that_could_run_out(small_laws: dict[str, 
 
 def peaks_of_a_run() -> list[float]:
     """(measured, in a run that needs so much more) MiB."""
-    from trainers.run import Run
+    from batchscout.trainers.run import Run
 
     peaks = []
     for micro_batch_size in (16, 16, 64, 16):

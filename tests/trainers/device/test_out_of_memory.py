@@ -9,7 +9,7 @@ import torch
 from torch._inductor.exc import InductorError
 from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
 
-from trainers.device.out_of_memory import LITTLE_FREE_BYTES, is_out_of_memory, refusal_in
+from batchscout.trainers.device.out_of_memory import LITTLE_FREE_BYTES, is_out_of_memory, refusal_in
 
 MUCH = 8 * LITTLE_FREE_BYTES
 

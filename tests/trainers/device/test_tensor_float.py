@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.device import tensor_float
+from batchscout.trainers.device.tensor_float import tensor_float_32
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Report
 from tests.support.tiny import config, in_fresh_process
-from trainers.device import tensor_float
-from trainers.device.tensor_float import tensor_float_32
-from trainers.loop import train
-from trainers.report import Report
 
 pytestmark = pytest.mark.slow
 

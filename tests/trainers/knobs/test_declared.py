@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.knobs import KNOBS, excluding, knob, with_settings
 from tests.support.tiny import config, cpu_run
-from trainers.config import TrialConfig
-from trainers.knobs import KNOBS, excluding, knob, with_settings
 
 
 def said(**changes: Any) -> str:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.before.prediction import predict
+from batchscout.trainers.checkpoints.made_with import differences, made_with
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.linear_head import head_of
+from batchscout.trainers.report import Answer, Report
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, data, gradient_of_step, in_fresh_process, relative_error
-from trainers.before.prediction import predict
-from trainers.checkpoints.made_with import differences, made_with
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.model.linear_head import head_of
-from trainers.report import Answer, Report
 
 CHUNKED = ["chunked_cross_entropy"]
 SPLIT = {"padded": True, "gradient_accumulation_steps": 2}

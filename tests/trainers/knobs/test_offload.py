@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from batchscout.trainers.model.activation_offload import SMALLEST_BYTES, ActivationOffload
+from batchscout.trainers.run import Run
+from batchscout.trainers.step.optimizer_offload import OnTheHost
 from tests.support.tiny import config, cpu_run, gradient_of_step
-from trainers.model.activation_offload import SMALLEST_BYTES, ActivationOffload
-from trainers.run import Run
-from trainers.step.optimizer_offload import OnTheHost
 
 SIDE = 1024
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer
+from batchscout.trainers.step.stochastic_rounding import StochasticAdamW, rounded_stochastically
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
-from trainers.loop import train
-from trainers.report import Answer
-from trainers.step.stochastic_rounding import StochasticAdamW, rounded_stochastically
 
 ROUNDED: dict[str, Any] = {"memory_knobs": ["bfloat16_weights"], "precision": "bfloat16"}
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks, selective_policy
+from batchscout.trainers.model.models import initial_module
 from tests.support.every import for_every
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
-from trainers.device.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
-from trainers.model.activation_checkpointing import apply_to_blocks, selective_policy
-from trainers.model.models import initial_module
 
 pytestmark = [
     # torch's own: its compiler imports torch.utils.mkldnn, which still uses torch.jit.

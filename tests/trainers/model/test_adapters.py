@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.models import initial_module
+from batchscout.trainers.speed.flops import flops_per_sample
 from tests.support.tiny import config, cpu_run
-from trainers.config import TrialConfig
-from trainers.model.gpt import GPT
-from trainers.model.models import initial_module
-from trainers.speed.flops import flops_per_sample
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+from batchscout.trainers.model.blocks import find_blocks
 from tests.support.tiny import config
-from trainers.model.activation_checkpointing import apply_to_blocks
-from trainers.model.blocks import find_blocks
 
 
 class Residual(nn.Module):

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.adding_up import check_sum, loss_of_parts
+from batchscout.trainers.model.contract import check_first_loss, check_loss, fake_batch
+from batchscout.trainers.run import Run
+from batchscout.trainers.step.accumulation import over_all_ranks
 from tests.support.tiny import config, cpu_run
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.model.adding_up import check_sum, loss_of_parts
-from trainers.model.contract import check_first_loss, check_loss, fake_batch
-from trainers.run import Run
-from trainers.step.accumulation import over_all_ranks
 
 REMEDY = "return (loss_sum, num_targets): the summed loss and the number of targets it sums over, both scalar tensors"
 

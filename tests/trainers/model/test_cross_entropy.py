@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers.device.memory import PeakMeter, give_back
+from batchscout.trainers.model.cross_entropy import NUM_CHUNKS, chunked_cross_entropy, summed_cross_entropy
+from batchscout.trainers.model.gpt import GPT
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
-from trainers.device.memory import PeakMeter, give_back
-from trainers.model.cross_entropy import NUM_CHUNKS, chunked_cross_entropy, summed_cross_entropy
-from trainers.model.gpt import GPT
 
 SPLIT = {"padded": True, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
 LARGE_VOCABULARY = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.equivalence import Weights, rho, save_weights, weights_of
+from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.models import num_batch_norms
 from tests.support.tiny import config, cpu_run
-from trainers.config import TrialConfig
-from trainers.loop import train
-from trainers.model.equivalence import Weights, rho, save_weights, weights_of
-from trainers.model.gpt import GPT
-from trainers.model.models import num_batch_norms
 
 WHOLE: dict[str, Any] = {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
 SPLIT: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}

@@ -15,13 +15,13 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.criteria import Loss, import_path, spoken
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.model.adding_up import check_sum, not_adding_up
+from batchscout.trainers.model.losses import loss_function
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_step, relative_error
-from trainers.config import TrialConfig
-from trainers.criteria import Loss, import_path, spoken
-from trainers.data.batches import fetch
-from trainers.model.adding_up import check_sum, not_adding_up
-from trainers.model.losses import loss_function
 
 CPU = torch.device("cpu")
 BATCH, CLASSES = 6, 5

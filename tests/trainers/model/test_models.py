@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.tiny import config, cpu_run, data
-from trainers.config import ModelConfig
-from trainers.criteria import OwnLoss
-from trainers.data.batches import fetch
-from trainers.model.gpt import GPT, summed_cross_entropy
-from trainers.model.losses import loss_function
-from trainers.model.models import (
+from batchscout.trainers.config import ModelConfig
+from batchscout.trainers.criteria import OwnLoss
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.model.gpt import GPT, summed_cross_entropy
+from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.model.models import (
     build_model,
     num_batch_norms,
     regularizers,
     switch_off_dropout,
     with_synced_batch_norm,
 )
+from tests.support.tiny import config, cpu_run, data
 
 TINY_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 

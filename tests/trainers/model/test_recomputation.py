@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
+from batchscout.trainers.model.recomputation import BlocksAgain
 from tests.support.tiny import config
-from trainers.model.activation_checkpointing import apply_to_blocks
-from trainers.model.recomputation import BlocksAgain
 
 SIZE = 16
 

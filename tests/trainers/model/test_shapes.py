@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainers.errors import Obstacle
-from trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
+from batchscout.trainers.errors import Obstacle
+from batchscout.trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
 
 extension = torch.library.Library("batchscout_tests_of_shapes", "DEF")
 extension.define("doubled(Tensor x) -> Tensor")

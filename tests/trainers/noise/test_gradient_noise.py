@@ -10,12 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.noise.gradient_noise import (
+    FIRST_STEPS,
+    RECENT_STEPS,
+    THEN_ONE_IN,
+    MicroGradientNorms,
+    NoiseLog,
+)
+from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
 from tests.support.gradients import DIM, known_windows
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run
-from trainers.config import TrialConfig
-from trainers.noise.gradient_noise import FIRST_STEPS, RECENT_STEPS, THEN_ONE_IN, MicroGradientNorms, NoiseLog
-from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
 
 
 def test_a_long_run_says_what_the_noise_is_of_late() -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot, add_to_noise_curve, read_noise_curve
-from trainers.notices import Notice, NoticeKind, heard_by
+from batchscout.trainers.noise.noise_curve import (
+    AccumulatedGradient,
+    NoiseSnapshot,
+    add_to_noise_curve,
+    read_noise_curve,
+)
+from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 
 ROW = AccumulatedGradient(
     num_micro_batches=2, samples=8, coherence=0.25, coherence_floor=0.04, gradient_norm=1.5, gradient_mean=1e-5,

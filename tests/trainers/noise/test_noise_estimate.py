@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise, interval_of_ratio
 from tests.support.every import for_every
 from tests.support.gradients import known_windows
-from trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise, interval_of_ratio
 
 NOT_AVAILABLE = NoiseEstimate()
 SPLITS = [(4, 2), (2, 8)]  # (micro-batch size, micro-batches per step)

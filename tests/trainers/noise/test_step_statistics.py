@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchscout.trainers.checkpoints.checkpoint import save_checkpoint
+from batchscout.trainers.model.parallel import local, whole
+from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN
+from batchscout.trainers.noise.step_statistics import adam_snr_of, next_update, read_step
+from batchscout.trainers.run import STEPS_PER_INTERVAL, Run
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run
-from trainers.checkpoints.checkpoint import save_checkpoint
-from trainers.model.parallel import local, whole
-from trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN
-from trainers.noise.step_statistics import adam_snr_of, next_update, read_step
-from trainers.run import STEPS_PER_INTERVAL, Run
 
 OPTIMIZERS = [
     {"type": "adamw", "weight_decay": 0.3},

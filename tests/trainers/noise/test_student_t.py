@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.noise.student_t import t_quantile
+from batchscout.trainers.noise.student_t import t_quantile
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,30 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from batchscout.trainers import step_log
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import leaves
+from batchscout.trainers.loop import train
+from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
+from batchscout.trainers.noise.noise_estimate import SquaredNorms, estimate_noise
+from batchscout.trainers.noise.step_statistics import adam_snr_of
+from batchscout.trainers.notices import NoticeKind
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.reporting import noise_snapshot, reporter
+from batchscout.trainers.reporting.noise_snapshot import (
+    FEWEST_WINDOWS,
+    SHARE_OF_TRAINING,
+    Windows,
+    take_snapshot,
+    windows_of,
+)
+from batchscout.trainers.run import Run
+from batchscout.trainers.speed import throughput
 from tests.support.every import for_every
 from tests.support.gradients import known_windows
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
 from tests.support.tiny import config, cpu_run, newest_state
-from trainers import step_log
-from trainers.config import TrialConfig
-from trainers.data.batches import leaves
-from trainers.loop import train
-from trainers.noise.noise_curve import NOISE_CURVE_FILE, NoiseSnapshot, add_to_noise_curve, read_noise_curve
-from trainers.noise.noise_estimate import SquaredNorms, estimate_noise
-from trainers.noise.step_statistics import adam_snr_of
-from trainers.notices import NoticeKind
-from trainers.report import Answer, Report
-from trainers.reporting import noise_snapshot, reporter
-from trainers.reporting.noise_snapshot import FEWEST_WINDOWS, SHARE_OF_TRAINING, Windows, take_snapshot, windows_of
-from trainers.run import Run
-from trainers.speed import throughput
 
 # 200 samples in micro-batches of 1 allow 10 of them: five pairs.
 SHORT: dict[str, Any] = {

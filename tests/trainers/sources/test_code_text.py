@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainers.sources.contents import contents
+from batchscout.trainers.sources.contents import contents
 
 SCRIPT = """
 import functools

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from trainers.sources.contents import contents, weights
+from batchscout.trainers.sources.contents import contents, weights
 
 ROOT = Path(__file__).parents[3]
 

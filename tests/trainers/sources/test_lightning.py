@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+from batchscout.trainers.before.changing_loss import changing_with_steps
+from batchscout.trainers.before.first_pass import first_pass
+from batchscout.trainers.before.read_source import read
+from batchscout.trainers.before.source import Source
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.data.samples import loaded
+from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.sources.adapted import module_of, param_groups
+from batchscout.trainers.sources.of_lightning import OfLightning
 from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
-from trainers.before.changing_loss import changing_with_steps
-from trainers.before.first_pass import first_pass
-from trainers.before.read_source import read
-from trainers.before.source import Source
-from trainers.config import TrialConfig
-from trainers.criteria import MeanLoss
-from trainers.data.samples import loaded
-from trainers.model.losses import loss_function
-from trainers.sources.adapted import module_of, param_groups
-from trainers.sources.of_lightning import OfLightning
 
 L = pytest.importorskip("lightning")
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def said_of(make: Callable[[], Any]) -> Any:
 def trial(**changes: Any) -> TrialConfig:
     place = {"target": f"{HERE}:make"}
     optimizer = {
-        "betas": [0.8, 0.9], "weight_decay": 0.1, "param_groups": "trainers.sources.adapted:param_groups",
+        "betas": [0.8, 0.9], "weight_decay": 0.1, "param_groups": "batchscout.trainers.sources.adapted:param_groups",
         "max_gradient_norm": None,
     }  # fmt: skip
     shared = {"micro_batch_size": 4, "learning_rate": 1e-2, "sample_budget": 32, "schedule": {"type": "constant"}}
@@ -125,7 +125,7 @@ def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
     assert said.keys["precision"] == "bfloat16"
     assert optimizer == {
         "lr": 1e-2, "type": "adamw", "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 0.5,
-        "param_groups": "trainers.sources.adapted:param_groups", "reference_batch_size": 16,
+        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 16,
     }  # fmt: skip
     assert said.run_samples == 96
     assert said.keys["schedule"] == {"type": "constant"}

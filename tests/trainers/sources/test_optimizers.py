@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 
 
 def parameters() -> list[nn.Parameter]:
@@ -30,7 +30,11 @@ def parameters() -> list[nn.Parameter]:
     ids=["adamw", "adam", "adam that decays as L2", "sgd", "another"],
 )  # fmt: skip
 def test_which_it_is_and_what_it_was_told(optimizer: Any, keys: dict[str, Any]) -> None:
-    assert optimizer_keys(optimizer) == {"lr": 0.1, "param_groups": "trainers.sources.adapted:param_groups", **keys}
+    assert optimizer_keys(optimizer) == {
+        "lr": 0.1,
+        "param_groups": "batchscout.trainers.sources.adapted:param_groups",
+        **keys,
+    }
 
 
 def test_a_group_says_what_sets_it_apart_and_its_rate_before_any_schedule() -> None:

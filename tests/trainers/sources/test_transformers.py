@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchscout.trainers.before.changing_loss import changing_with_steps
+from batchscout.trainers.before.read_source import read
+from batchscout.trainers.before.source import Source
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.sources.adapted import module_of
+from batchscout.trainers.sources.of_transformers import OfTrainer
 from tests.support.tiny import cpu_run
-from trainers.before.changing_loss import changing_with_steps
-from trainers.before.read_source import read
-from trainers.before.source import Source
-from trainers.config import TrialConfig
-from trainers.model.losses import loss_function
-from trainers.sources.adapted import module_of
-from trainers.sources.of_transformers import OfTrainer
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -106,7 +106,7 @@ def test_what_arguments_and_optimizer_say_becomes_the_studys_keys() -> None:
     said = said_of(make)
     assert said.keys["optimizer"] == {
         "lr": 1e-2, "type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 1.0,
-        "param_groups": "trainers.sources.adapted:param_groups", "reference_batch_size": 8,
+        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 8,
     }  # fmt: skip
     assert said.run_samples == 24
     assert "loss" not in said.keys, "the Trainer counts the targets itself"

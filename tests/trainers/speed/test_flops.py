@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.model.models import build_model
+from batchscout.trainers.speed.flops import Work, flops_per_sample, work_of
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import config
-from trainers.config import TrialConfig
-from trainers.model.models import build_model
-from trainers.speed.flops import Work, flops_per_sample, work_of
 
 VOCAB, LAYERS, DIM = 64, 2, 16
 

@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 import torch
 
+from batchscout.trainers import loop
+from batchscout.trainers.config import DevicePeak
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Report
+from batchscout.trainers.reporting.reporter import Reporter
+from batchscout.trainers.run import Run
+from batchscout.trainers.speed.flops import Work
+from batchscout.trainers.speed.meter import Meter
+from batchscout.trainers.speed.throughput import (
+    NUM_WARMUP_STEPS,
+    RECENT_STEPS,
+    Pace,
+    StepClock,
+    steps_to_time,
+    utilisation,
+)
 from tests.support.tiny import config, cpu_run
-from trainers import loop
-from trainers.config import DevicePeak
-from trainers.loop import train
-from trainers.report import Report
-from trainers.reporting.reporter import Reporter
-from trainers.run import Run
-from trainers.speed.flops import Work
-from trainers.speed.meter import Meter
-from trainers.speed.throughput import NUM_WARMUP_STEPS, RECENT_STEPS, Pace, StepClock, steps_to_time, utilisation
 
 
 def test_utilisation_is_the_counted_work_over_the_peak() -> None:

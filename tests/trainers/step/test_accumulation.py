@@ -13,12 +13,12 @@ from torch._ops import OpOverload
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.model.models import initial_module
+from batchscout.trainers.step.accumulation import normalise_and_clip
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, relative_error
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch
-from trainers.model.models import initial_module
-from trainers.step.accumulation import normalise_and_clip
 
 BATCH = 16
 ONE_RANK = [(16, 1), (8, 2), (4, 4), (2, 8), (1, 16)]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
 from tests.support.tiny import config, cpu_run
-from trainers.step.learning_rate import learning_rate_of_step
 
 PEAK = 0.5
 BUDGET = 1024

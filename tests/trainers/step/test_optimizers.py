@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
+from batchscout.trainers.before.prediction import live_bytes, predict
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.loop import train
+from batchscout.trainers.model.blocks import find_blocks
+from batchscout.trainers.noise.step_statistics import read_step
+from batchscout.trainers.step.optimizers import Together, build_optimizer, set_learning_rate
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
-from trainers.before.prediction import live_bytes, predict
-from trainers.config import TrialConfig
-from trainers.data.batches import fetch
-from trainers.loop import train
-from trainers.model.blocks import find_blocks
-from trainers.noise.step_statistics import read_step
-from trainers.step.optimizers import Together, build_optimizer, set_learning_rate
 
 HERE = "tests.trainers.step.test_optimizers"
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")

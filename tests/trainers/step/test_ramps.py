@@ -13,6 +13,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from batchscout.trainers.config import Phase, TrialConfig
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.step.learning_rate import learning_rate_of_step
+from batchscout.trainers.step.ramps import doubling_ramp, linear_ramp
+from batchscout.trainers.step_log import read_steps
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
 from tests.support.tiny import (
@@ -24,12 +30,6 @@ from tests.support.tiny import (
     sample_numbers,
     stop_at,
 )
-from trainers.config import Phase, TrialConfig
-from trainers.loop import train
-from trainers.report import Answer, Report
-from trainers.step.learning_rate import learning_rate_of_step
-from trainers.step.ramps import doubling_ramp, linear_ramp
-from trainers.step_log import read_steps
 
 RATE = 1e-2
 BUDGET = 224

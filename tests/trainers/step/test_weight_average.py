@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscout.trainers.loop import train
+from batchscout.trainers.report import Answer
+from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.step.weight_average import WeightAverage
 from tests.support.tiny import config, cpu_run
-from trainers.loop import train
-from trainers.report import Answer
-from trainers.reporting.evaluation import evaluate
-from trainers.step.weight_average import WeightAverage
 
 
 def averaged(steps: list[tuple[int, float]], half_life_samples: int = 64) -> float:

@@ -14,14 +14,29 @@ To read a study needs neither torch nor Ray.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.output.loaded import LoadedStudy as Study
-from orchestrator.output.loaded import load
-from orchestrator.output.recommendation import Recommendation
+if TYPE_CHECKING:
+    from batchscout.orchestrator.output.loaded import LoadedStudy as Study
+    from batchscout.orchestrator.output.loaded import load
+    from batchscout.orchestrator.output.recommendation import Recommendation
 
 __all__ = ["Recommendation", "Study", "find", "load"]
+_AT_FIRST_USE = {
+    "Recommendation": ("output.recommendation", "Recommendation"),
+    "Study": ("output.loaded", "LoadedStudy"),
+    "load": ("output.loaded", "load"),
+}
+"""Every process of a study imports this package, and few of them need these."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _AT_FIRST_USE[name]
+    return getattr(import_module(f"batchscout.orchestrator.{module}"), attribute)
 
 
 def find(
@@ -51,11 +66,11 @@ def find(
 
     Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
     """
-    from orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.installed import refuse_other_versions
 
     refuse_other_versions()
-    from orchestrator.find import Subject
-    from orchestrator.find import find as run  # loads torch and Ray
+    from batchscout.orchestrator.find import Subject
+    from batchscout.orchestrator.find import find as run  # loads torch and Ray
 
     subject = Subject(model, train, val, loss, lightning, transformers)
     return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)

@@ -1,0 +1,5 @@
+"""`python -m batchscout` is the program `batchscout`."""
+
+from batchscout.orchestrator.cli import program
+
+program()

@@ -1,5 +1,0 @@
-"""`python -m orchestrator` is the program `batchscout`."""
-
-from orchestrator.cli import program
-
-program()
