@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchscout.orchestrator import preflight
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.decisions.retries import changed_names, kept_text, trials_that_count, why_refused
-from batchscout.orchestrator.study.events import FactsRead, noticed
+from batchscout.orchestrator.study.events import noticed
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.inputs import data_files_of, import_paths
 from batchscout.orchestrator.study.journal import Journal
@@ -31,13 +31,28 @@ class Changes:
         return [*self.code, *self.data]
 
 
+def made_of(config: StudyConfig) -> Facts:
+    """Return digests of the user's code and of the files that the study file names, as they are now."""
+    return Facts(code=code_of(import_paths(config)), inputs=data_files_of(config))
+
+
+def without_what_it_writes(before: Facts, config: StudyConfig) -> Facts:
+    """Return what the study is made of without the files that its own code has written since: a log is no input of it."""
+    now = data_files_of(config)
+    return replace(before, inputs={name: one for name, one in (before.inputs or {}).items() if now.get(name) == one})
+
+
 def changes_of(config: StudyConfig, facts: Facts, contents: Mapping[str, str]) -> Changes:
-    """Compare what a study is made of with what it began with. contents: digests of the data as they are now."""
-    code, files = code_of(import_paths(config)), data_files_of(config)
-    known = facts.contents or {}  # data that are others in every process by their number alone
-    contents = {name: digest for name, digest in contents.items() if name in known}
-    data = [*changed_names(facts.inputs, files), *changed_names(known, contents)]
-    return Changes(Facts(code=code, inputs=files, contents=contents), changed_names(facts.code, code), data)
+    """Compare what a study is made of with what it began with. contents: digests of the data as they are now.
+
+    What its facts do not name counts for nothing: a file that was not there, or that it writes itself, and data that are others in every
+    process.
+    """
+    now = made_of(config)
+    inputs = {name: digest for name, digest in (now.inputs or {}).items() if name in (facts.inputs or {})}
+    known = {name: digest for name, digest in contents.items() if name in (facts.contents or {})}
+    data = [*changed_names(facts.inputs, inputs), *changed_names(facts.contents, known)]
+    return Changes(replace(now, inputs=inputs, contents=known), changed_names(facts.code, now.code or {}), data)
 
 
 def changes_of_what_is_over(config: StudyConfig, facts: Facts, say: Callable[[str], object]) -> Changes:
@@ -56,7 +71,7 @@ def changes_of_what_is_over(config: StudyConfig, facts: Facts, say: Callable[[st
 
 def refuse_or_keep(journal: Journal, changes: Changes, *, keep_finished: bool) -> None:
     """Raise ValueError where trials would be compared with trials of other code or data, and the user has not said that they are to be
-    kept; write down that they are."""
+    kept; note that they are."""
     if (why := why_refused(journal.study, changes.code, changes.data)) is None:
         return
     if not keep_finished:
@@ -65,4 +80,3 @@ def refuse_or_keep(journal: Journal, changes: Changes, *, keep_finished: bool) -
         notice = Notice(NoticeKind.KEPT_TRIALS, kept_text(journal.study, changes.names))
         if notice not in journal.study.notices.get(None, []):
             journal.append(noticed(notice))
-    journal.append(FactsRead(facts=changes.now))

@@ -263,7 +263,9 @@ def check_new_study(
     facts = check(
         config, compiles=compiles, say=say, targets_per_sample=found.targets_per_sample, is_new=True, follows=follows
     )
-    contents = _steady_contents(facts.contents or {}, found.digests) if found.digests else facts.contents
+    contents = facts.contents
+    if contents and found.digests:
+        contents = _steady_contents(contents, found.digests)
     facts = replace(facts, blocks_differ_again=found.differs_again, contents=contents)
     _check_blocks(config, facts)
     _check_knobs(config, is_local=is_local)

@@ -9,14 +9,21 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
 from batchscout.orchestrator import preflight
-from batchscout.orchestrator.changes import Changes, changes_of, changes_of_what_is_over, refuse_or_keep
+from batchscout.orchestrator.changes import (
+    Changes,
+    changes_of,
+    changes_of_what_is_over,
+    made_of,
+    refuse_or_keep,
+    without_what_it_writes,
+)
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.recipe import left_open_text
 from batchscout.orchestrator.config.stages import StageKeys
@@ -222,9 +229,14 @@ def _settled(run_dir: Path, journal: Journal, changes: Changes, wishes: Wishes) 
     """Refuse or keep what was made with other code or data, and have what failed wait again, if what it was made of has changed or the
     user asks for it; return that in words."""
     refuse_or_keep(journal, changes, keep_finished=wishes.keep_finished)
-    if not (changes.names or wishes.retry_failed):
-        return ""
-    trials, why = tried_again(journal.study), why_again(changes.names)
+    again = _try_again(run_dir, journal, changes.names) if changes.names or wishes.retry_failed else ""
+    if changes.names:
+        journal.append(FactsRead(facts=changes.now))
+    return again
+
+
+def _try_again(run_dir: Path, journal: Journal, changed: Sequence[str]) -> str:
+    trials, why = tried_again(journal.study), why_again(changed)
     events = events_of(journal.study, trials, why)
     if not events:
         return ""
@@ -258,19 +270,16 @@ def _begin(
     if is_local:
         preflight.check_host(config)
     with heard_by(hear):
-        if _begins(journal.study):
-            changes = changes_of(config, Facts(), {})
-        else:
+        if not _begins(journal.study):
             facts = preflight.check(config, compiles=compiles, say=say)
             changes = changes_of(config, journal.study.facts, facts.contents or {})
             if again := _settled(run_dir, journal, changes, wishes):
                 say(again)
         if _begins(journal.study):  # it may have come to that where all that there was failed
+            began_with = made_of(config)
             facts = preflight.check_new_study(config, is_local=is_local, compiles=compiles, say=say)
             journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts, say)))
-    known, now = journal.study.facts, changes.now
-    if (now.code, now.inputs) != (known.code, known.inputs):
-        journal.append(FactsRead(facts=Facts(code=now.code, inputs=now.inputs)))
+            journal.append(FactsRead(facts=without_what_it_writes(began_with, config)))
     token = uuid.uuid4().hex[:8]
     journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
     if (told := left_open_text(config, journal.study.given)) is not None:

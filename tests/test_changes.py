@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 import torch
 
 from batchscout.orchestrator import preflight
-from batchscout.orchestrator.changes import changes_of, changes_of_what_is_over, refuse_or_keep
+from batchscout.orchestrator.changes import (
+    changes_of,
+    changes_of_what_is_over,
+    made_of,
+    refuse_or_keep,
+    without_what_it_writes,
+)
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.study.causes import Cause
@@ -62,7 +69,7 @@ def of_data(*, target: str = f"{__name__}:data", **kwargs: Any) -> StudyConfig:
 
 
 def facts_of(config: StudyConfig, contents: dict[str, str]) -> Facts:
-    return changes_of(config, Facts(contents=contents), contents).now
+    return replace(made_of(config), contents=contents)
 
 
 def test_other_data_are_refused_and_kept_where_the_user_says_so(tmp_path: Path) -> None:
@@ -82,7 +89,6 @@ def test_other_data_are_refused_and_kept_where_the_user_says_so(tmp_path: Path) 
         assert NoticeKind.KEPT_TRIALS not in [notice.kind for notice in journal.study.notices.get(None, [])]
         refuse_or_keep(journal, changes, keep_finished=True)
         assert [notice.kind for notice in journal.study.notices[None]] == [NoticeKind.KEPT_TRIALS]
-        assert changes_of(config, journal.study.facts, now).names == [], "it is asked once"
 
 
 def test_data_that_are_others_in_every_process_are_told_of_and_known_by_their_number() -> None:
@@ -104,6 +110,17 @@ def test_the_first_pass_finds_the_same_data_alike() -> None:
     config = tiny_study(stages=grid(micro_batch_size=[4]))
     found = first_pass(base_trial(config, None), 30.0)
     assert found.digests == preflight.contents_of(config, print)
+
+
+def test_a_file_that_the_study_writes_or_that_was_not_there_is_no_input(tmp_path: Path) -> None:
+    config = in_files(tmp_path, table="a", log="")
+    began_with = made_of(config)
+    (tmp_path / "log.txt").write_text("a model was made\n")
+    facts = without_what_it_writes(began_with, config)
+    assert list(facts.inputs or {}) == ["data.kwargs.table"]
+    (tmp_path / "log.txt").write_text("another model was made\n")
+    later = of_data(table=str(tmp_path / "table.txt"), log=str(tmp_path / "log.txt"), end=str(tmp_path / "log.txt"))
+    assert changes_of(later, facts, {}).names == []
 
 
 @pytest.mark.parametrize("gone", ["data", "file"])

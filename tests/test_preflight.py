@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -649,23 +649,24 @@ def test_data_and_weights_that_changed_under_their_names_since_the_study_began_a
     )
 
 
-def said_of_weights(folder: str, opened_before: int) -> str:
-    """What a study is refused with whose initial weights cannot be opened any more after so many times."""
-    os.environ.update(fault("open", "weights.pt", "EIO", after=opened_before))
+def said_of_weights(folder: str, by: Literal["model", "digest"]) -> str:
+    """What a study is refused with whose initial weights cannot be opened, to give them to the model or to know them by their digest."""
+    os.environ.update(fault("open", "weights.pt", "EIO", after=0))
     kwargs = STUDY["data"]["kwargs"] | {"train": f"{folder}/train.txt"}
     changes = {"initial_weights": f"{folder}/weights.pt", "data": STUDY["data"] | {"kwargs": kwargs}}
+    config = parse_study(STUDY | changes, "study.yaml")
     try:
-        preflight.check(parse_study(STUDY | changes, "study.yaml"), compiles=False)
+        preflight.check(config, compiles=False) if by == "model" else data_files_of(config)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opened_before", [0, 1], ids=["to give them to the model", "to know them by their digest"])
-def test_initial_weights_that_cannot_be_read_are_named(home: Path, opened_before: int) -> None:
+@pytest.mark.parametrize("by", ["model", "digest"])
+def test_initial_weights_that_cannot_be_read_are_named(home: Path, by: Literal["model", "digest"]) -> None:
     torch.save(GPT(vocab_size=256, seq_len=8, **STUDY["model"]["kwargs"]).state_dict(), home / "weights.pt")
-    said = on_failing_storage(said_of_weights, str(home), opened_before)
+    said = on_failing_storage(said_of_weights, str(home), by)
     assert said == f"StorageLost: {home}/weights.pt could not be read: Input/output error"
 
 

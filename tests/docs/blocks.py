@@ -11,6 +11,7 @@ A block that cannot run where tests do has a line above it, which no reader sees
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -20,6 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscout.orchestrator import preflight
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.study.events import FactsRead
+from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import Journal
 from docs.site.pages import RECORDED, ROOT, text_of
 
 LANGUAGES = {"sh", "console", "python", "yaml", "text"}
@@ -65,9 +71,17 @@ def clone_for_a_page(folder: Path) -> Path:
     """Return what a reader has: the clone's examples, and the studies that the pages tell of as if they had just been run."""
     for part in ("configs", "examples"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "base", "*.jsonl"))
-    shutil.copytree(ROOT / RECORDED, folder / "runs" / "quickstart")
+    shutil.copytree(ROOT / RECORDED, recorded := folder / "runs" / "quickstart")
+    with Journal(recorded / "journal.jsonl", "quickstart") as journal:
+        journal.append(FactsRead(facts=Facts(contents=contents_here())))
     shutil.copytree(ROOT / "tests" / "golden" / "quickstart", folder / "runs" / "before")
     return folder
+
+
+@functools.cache
+def contents_here() -> dict[str, str]:
+    """Return digests of the quickstart's data. They are the texts of Python's own library, which are others in another version."""
+    return preflight.contents_of(load_study(ROOT / "configs" / "quickstart.yaml", []), print)
 
 
 def run_commands(block: Block, folder: Path) -> None:

@@ -46,10 +46,11 @@ STUDY = TINY | {
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Where the user's code is, in folders with the names of ours. Its name is short, for the sake of Ray's sockets."""
+    """Where the user's code is, in packages with the names of our folders. Its name is short, for the sake of Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
         for folder, file, text in (("orchestrator", "mine.py", CODE), ("trainers", "layers.py", LAYERS)):
             (Path(name) / folder).mkdir()
+            (Path(name) / folder / "__init__.py").write_text("")
             (Path(name) / folder / file).write_text(text)
         (Path(name) / "study.yaml").write_text(yaml.safe_dump(STUDY))
         yield Path(name)

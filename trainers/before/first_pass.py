@@ -79,7 +79,7 @@ class FirstPass:
     """passed: how many targets the first samples have on average."""
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict, compare=False)
     """Of the data, as that process has found them; none where they did not load."""
 
 
