@@ -25,12 +25,9 @@ def steady(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
     """Return what two processes have found alike. Data that are others in each, as a split without a seed makes them, are known by their
     number alone."""
     alike = {name: digest for name, digest in here.items() if there.get(name) == digest}
-    return {name: digest for name, digest in alike.items() if name in DATA or _data_of(name) not in alike}
+    known_by = [name if name in alike else _number_of(name) for name in DATA]
+    return {name: alike[name] for name in known_by if name in alike}
 
 
 def _number_of(data: str) -> str:
     return f"the number of {data.removesuffix(' data')} samples"
-
-
-def _data_of(number: str) -> str:
-    return next(name for name in DATA if _number_of(name) == number)
