@@ -365,7 +365,7 @@ def _steady_contents(here: Mapping[str, str], there: Mapping[str, str]) -> dict[
     from batchscout.trainers.before.digests import DATA, steady
 
     found = steady(here, there)
-    for name in set(DATA) - found.keys():
+    for name in (name for name in DATA if name not in found):
         give_notice(
             NoticeKind.UNSTEADY_DATA,
             f"the {name} are others in every process that loads them, so trials may train and be judged on different samples, and a later "
