@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.site import facade, keys, verbs
+from docs.site import facade, keys, metrics, verbs
 
 ROOT = Path(__file__).parents[2]
 ON_TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files beside docs/ that are pages too, and how the site calls them."""
 GENERATED: dict[str, Callable[[], str]] = {
     "reference/keys.md": keys.page,
+    "reference/metrics.md": metrics.page,
     "reference/commands.md": verbs.page,
     "reference/python.md": facade.page,
 }

@@ -19,6 +19,7 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.files import quoted
+from batchscout.trainers.metrics import metric_of
 
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
@@ -31,12 +32,9 @@ MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds
 _WORDS = {
     "p_best": "P(best)",
     "expected_regret": "if it is wrong, it costs on average",
-    "val_loss": "validation loss",
     "tokens_per_second": "speed, per second",
-    "peak_memory_bytes": "peak memory",
-    "train_seconds": "training time, s",
-    "noise_scale": "noise scale, samples",
 }
+"""The last counts tokens in one study and samples in another."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Difference:
     @property
     def name(self) -> str:
         """What people call it; a key of the study file or of the recommendation has its own name."""
-        return _WORDS.get(self.key, self.key)
+        return _WORDS.get(self.key) or (metric_of(self.key).heading if self.key in MEASURED else self.key)
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -191,6 +189,8 @@ def _flat(tree: Mapping[str, JsonValue], path: str) -> Iterator[tuple[str, JsonV
 
 
 def _text(key: str, value: JsonValue) -> str:
+    if key in MEASURED and key not in _WORDS and isinstance(value, (int, float)):
+        return metric_of(key).text(value)
     if isinstance(value, list):
         return ", ".join(map(config_text, value)) or "[]"
     if isinstance(value, (int, float)) and key.endswith(("_bytes", "memory_limit")):

@@ -11,10 +11,14 @@ import importlib
 
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages.stage import Stage
+from batchscout.trainers.metrics import METRICS
 
 
 def stage_of(keys: StageKeys) -> Stage[StageKeys]:
     """Return the stage that these keys are for: it is STAGE in the file that is named after their type."""
     stage = importlib.import_module(f"{__name__}.{keys.type}").STAGE
     assert isinstance(stage, Stage)
+    assert METRICS.keys() >= {*stage.columns}, (
+        f"columns of {keys.type} that are no metric: add them to trainers/metrics.py"
+    )
     return stage

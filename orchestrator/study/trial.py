@@ -9,6 +9,7 @@ from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.files import quoted
+from batchscout.trainers.metrics import metric_of
 
 Metrics = dict[str, float | None]
 """Figures by their names. None stands for one that is not finite, which JSON cannot express otherwise."""
@@ -146,13 +147,14 @@ class Trial:
         return any(point.get("samples_seen") == samples_seen for point in self.history)
 
     def metric(self, name: str) -> float | None:
-        """Return the figure; None where it was not measured, or is not finite."""
+        """Return the figure; None where it was not measured, or is not finite. Raises KeyError where there is no such metric."""
+        metric_of(name)
         return self.metrics.get(name)
 
     def measured(self, name: str) -> float:
-        """Return a figure that every trial of this kind and state has."""
-        value = self.metrics[name]
-        assert value is not None, f"{name} of {self.id} is not finite"
+        """Return a figure that every trial of this kind and state has. Raises KeyError where there is no such metric."""
+        value = self.metric(name)
+        assert value is not None, f"{self.id} has no finite {name}"
         return value
 
     @property

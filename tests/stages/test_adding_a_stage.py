@@ -25,6 +25,7 @@ from batchscout.orchestrator.study.events import Concluded, Ended, StageBegan, p
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.trainers.metrics import METRICS, Metric
 from batchscout.trainers.strict import Strict
 from tests.support.example_study import example_config, tell
 
@@ -111,6 +112,8 @@ def config(monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
     module = ModuleType("batchscout.orchestrator.stages.pulse")
     module.__dict__["STAGE"] = STAGE
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(METRICS, "pulse_rate", Metric("Beats a minute."))  # rows of trainers/metrics.py
+    monkeypatch.setitem(METRICS, "doubled", Metric("Twice that."))
     return example_config().model_copy(update={"stages": (Pulse(),), "seeds": (0, 1)})
 
 

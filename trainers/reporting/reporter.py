@@ -16,6 +16,7 @@ from batchscout.trainers.checkpoints.checkpoint import keep_checkpoint, save_che
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.files import seen_from
+from batchscout.trainers.metrics import METRICS
 from batchscout.trainers.model.adding_up import loss_of_parts
 from batchscout.trainers.model.equivalence import rho_to_file, save_weights, weights_of
 from batchscout.trainers.model.parallel import reshard, several_ranks
@@ -129,6 +130,7 @@ class Reporter:
     def _tell(self, kind: ReportKind, metrics: dict[str, float], rungs: tuple[int, ...] = ()) -> Answer:
         if not self._is_main:
             return Answer.GO_ON
+        assert metrics.keys() <= METRICS.keys(), f"not in the table: {sorted(metrics.keys() - METRICS.keys())}"
         self._write_steps()
         losses, self._unreported_losses = tuple(self._unreported_losses), []
         answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, losses))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
@@ -16,7 +15,8 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.study.trial import Metrics, Trial
-from batchscout.orchestrator.units import bytes_text, number_text
+from batchscout.orchestrator.units import bytes_text
+from batchscout.trainers.metrics import metric_of
 
 _CONFIG_COLUMNS = {
     "micro_batch_size": "micro-batch",
@@ -38,58 +38,17 @@ MOST_ROWS = 100
 """A table of alternatives has at most so many: all trials stand in their stage's own table."""
 
 
-@dataclass(frozen=True)
-class _Column:
-    """How a metric is written: divided by the unit, in this format."""
-
-    heading: str
-    format: str = "{:,.1f}"
-    unit: float = 1.0
-
-
-_METRIC_COLUMNS = {
-    "samples_seen": _Column("samples", "{:,.0f}"),
-    "loss": _Column("loss", "{:.4f}"),
-    "final_loss": _Column("final loss", "{:.6f}"),
-    "val_loss": _Column("val loss", "{:.4f}"),
-    "train_loss": _Column("train loss", "{:.4f}"),
-    "generalisation_gap": _Column("generalisation gap", "{:+.4f}"),
-    "perplexity": _Column("perplexity", "{:,.2f}"),
-    "tokens_per_second": _Column("tokens/s", "{:,.0f}"),
-    "micro_batches_per_step": _Column("micro-batches a step"),
-    "tokens_per_step": _Column("tokens a step", "{:,.0f}"),
-    "padding_share": _Column("padding, %", "{:.1f}", 0.01),
-    "step_seconds": _Column("step, ms", unit=1e-3),
-    "peak_memory_bytes": _Column("peak memory, MiB", "{:,.0f}", 2**20),
-    "peak_allocated_bytes": _Column("of it tensors, MiB", "{:,.0f}", 2**20),
-    "predicted_memory_bytes": _Column("predicted, MiB", "{:,.0f}", 2**20),
-    "mfu": _Column("MFU, %", "{:.1f}", 0.01),
-    "hfu": _Column("HFU, %", "{:.1f}", 0.01),
-    "coherence": _Column("coherence", "{:.3f}"),
-    "coherence_floor": _Column("its floor", "{:.3f}"),
-    "noise_scale": _Column("noise scale, samples"),
-    "noise_scale_low": _Column("low"),
-    "noise_scale_high": _Column("high"),
-    "goodput": _Column("goodput, relative", "{:.2f}"),
-    "update_ratio": _Column("update / weights", "{:.1e}"),
-    "rho": _Column("rho", "{:.1e}"),
-    "train_seconds": _Column("training, s"),
-    "compile_seconds": _Column("compiling, s"),
-}
-
-
 def _heading(metric: str, rate_unit: str) -> str:
     if metric == "tokens_per_second":
         return rate_unit
-    return _METRIC_COLUMNS[metric].heading if metric in _METRIC_COLUMNS else metric.replace("_", " ")
+    known = metric_of(metric)
+    return ", ".join(filter(None, [known.heading or metric.replace("_", " "), known.unit]))
 
 
 def _metric_text(metric: str, value: float | None) -> str:
-    """Return the value in the metric's own format, or in that of any number."""
     if value is None:
         return "not available" if metric == "noise_scale" else "-"
-    column = _METRIC_COLUMNS.get(metric)
-    return column.format.format(value / column.unit) if column else number_text(value)
+    return metric_of(metric).number(value)
 
 
 def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Iterator[str]:
