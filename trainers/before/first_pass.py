@@ -2,25 +2,18 @@
 
 What a user's code does wrong there is said in seconds, and code that crashes, exits or hangs ends that process alone. So
 it is the first to load the data, build the model and find the loss.
-`python -m batchscout.trainers.before.first_pass` is the other end of `first_pass`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -28,6 +21,7 @@ from torch import nn
 from batchscout.trainers.before.changing_loss import changing_with_steps
 from batchscout.trainers.before.digests import digests_of_data
 from batchscout.trainers.before.given import given_text
+from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.batches import fetch, move
@@ -48,13 +42,12 @@ from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_b
 from batchscout.trainers.sources.kinds import HUGGING_FACE, is_overridden
 from batchscout.trainers.step.optimizers import build_optimizer
 
+HERE = "batchscout.trainers.before.first_pass"
 NUM_SAMPLES = 2
 """BatchNorm takes no single one."""
 BYTES_PER_WEIGHT_BYTE = 3
 """A pass takes weights, gradients and activations; of weights that are frozen, themselves alone. A model for which there is not as
 much is followed with fake tensors."""
-MOST_OF_STDERR = 10_000
-_PR_SET_PDEATHSIG = 1
 
 Part = Literal["data", "model", "loss", "pass"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -98,19 +91,15 @@ def _followed(
 ) -> FirstPass:
     """Return what came of the process. digests: where to put those that it tells."""
     ran_out, part, kills = threading.Event(), PARTS[0], cgroup.memory_kills()
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as stderr,
-        _child(config, stderr) as process,
-        contextlib.ExitStack() as deadline,
-    ):
+    question = config.model_dump(mode="json")
+    # A fault of a kernel on a GPU is raised where it was called.
+    with own_process(HERE, question, CUDA_LAUNCH_BLOCKING="1") as process, contextlib.ExitStack() as deadline:
 
         def end() -> None:
             ran_out.set()
-            _end_group(process)
+            process.end()
 
-        assert process.stdout
-        for line in process.stdout:
-            told = json.loads(line)
+        for told in process.answers():
             if told.keys() == {"digests"}:
                 digests |= told["digests"]
                 continue
@@ -126,67 +115,27 @@ def _followed(
                 deadline.callback(timer.cancel)
         if ran_out.is_set():
             return FirstPass("slow", part)
-        exit_code = process.wait()
+        exit_code = process.exit_code()
         if exit_code == -signal.SIGKILL and cgroup.memory_kills() > kills:
             return FirstPass("too_large", part, exit_code=exit_code)
-        return FirstPass("ended", part, _last_words(stderr), exit_code)
+        return FirstPass("ended", part, _stack_of(process.last_words()), exit_code)
 
 
-def _last_words(stderr: IO[str]) -> str:
-    """Return the end of what was written; after a crash its stack, without the list of libraries that follows."""
-    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_OF_STDERR))
-    said = stderr.read()
+def _stack_of(said: str) -> str:
+    """Return, of a crash, its stack, without the list of libraries that follows; of other last words all."""
     return said[max(0, said.rfind("Fatal Python error")) :].partition("\nExtension modules:")[0].strip()
 
 
-@contextlib.contextmanager
-def _child(config: TrialConfig, stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the other end, which imports what this process does; end it, and all that it has started, with this block."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "batchscout.trainers.before.first_pass", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        # A fault of a kernel on a GPU is raised where it was called.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_LAUNCH_BLOCKING": "1"},
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin
-    assert process.stdout
-    # Helpers that the user's code has forked hold the pipe, too: it would stay open after a crash.
-    watcher = threading.Thread(target=lambda: (process.wait(), _end_group(process)), daemon=True)
-    watcher.start()
-    try:
-        with process.stdin, contextlib.suppress(BrokenPipeError):
-            process.stdin.write(config.model_dump_json())
-        with process.stdout:
-            yield process
-    finally:
-        _end_group(process)
-        watcher.join()
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def main() -> None:
-    """Read a TrialConfig from stdin; write a line of JSON to stdout as each part begins, and what came of the last."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever asked may be killed
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("whoever asked is gone")
+    """Answer with each part as it begins, and with what came of the last."""
     faulthandler.enable(all_threads=False)
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # a user's code may print
+    with asked() as (question, answer):
 
         def tell(told: Part | FirstPass | Notice) -> None:
-            print(json.dumps({"part": told} if isinstance(told, str) else asdict(told)), file=out, flush=True)
+            answer({"part": told} if isinstance(told, str) else asdict(told))
 
         with heard_by(tell):
-            config = TrialConfig.model_validate_json(sys.stdin.read())
-            for told in parts(config, lambda digests: print(json.dumps({"digests": digests}), file=out, flush=True)):
+            for told in parts(TrialConfig.model_validate(question), lambda digests: answer({"digests": digests})):
                 tell(told)
 
 

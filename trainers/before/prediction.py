@@ -8,16 +8,10 @@ Eager code only: what is counted is what is dispatched, and a compiled graph pla
 prediction is the estimate of a compiled mode until that is measured. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
 predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
 add.
-
-`python -m batchscout.trainers.before.prediction` is the other end of `predict_in_own_process`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from batchscout.trainers.before.live_bytes import LiveBytes, no_collection
 from batchscout.trainers.before.one_of_several import followed, ranks_of
 from batchscout.trainers.before.one_sequence import one_sequence_each
+from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.before.peak_memory import Line, PeakMemory, peak_of
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.batches import fetch
@@ -80,18 +75,13 @@ def predict_in_own_process(configs: Sequence[TrialConfig]) -> list[PeakMemory | 
     """
     if not configs:
         return []
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "batchscout.trainers.before.prediction"],
-        input=json.dumps([config.model_dump(mode="json") for config in configs]),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    answers = [_read(json.loads(line)) for line in done.stdout.splitlines()]
-    if len(answers) == len(configs):
-        return answers
-    said = next(iter(done.stderr.rpartition(NEXT)[2].strip().splitlines()[-1:]), "nothing said")
-    crashed = NotPredictable(NotFollowed(Obstacle.ENDED, f"exit code {done.returncode}: {said}"))
+    question = [config.model_dump(mode="json") for config in configs]
+    with own_process("batchscout.trainers.before.prediction", question, CUDA_VISIBLE_DEVICES="") as process:
+        answers = [_read(answer) for answer in process.answers()]
+        if len(answers) == len(configs):
+            return answers
+        said = next(iter(process.last_words().rpartition(NEXT)[2].strip().splitlines()[-1:]), "nothing said")
+        crashed = NotPredictable(NotFollowed(Obstacle.ENDED, f"exit code {process.exit_code()}: {said}"))
     return [*answers, crashed, *predict_in_own_process(configs[len(answers) + 1 :])]
 
 
@@ -105,12 +95,11 @@ def _read(answer: dict[str, Any]) -> PeakMemory | NotPredictable | ValueError:
 
 
 def main() -> None:
-    """Read [TrialConfig, ...] from stdin, and write for each a line of JSON to stdout as soon as it is known."""
-    for told in json.load(sys.stdin):
-        print(NEXT, end="", file=sys.stderr, flush=True)
-        with contextlib.redirect_stdout(sys.stderr):  # a user's code may print
-            answer = _answer(TrialConfig.model_validate(told))
-        print(json.dumps(answer), flush=True)
+    """Answer for each configuration as soon as its peak is known."""
+    with asked() as (question, answer):
+        for config in question:
+            print(NEXT, end="", file=sys.stderr, flush=True)
+            answer(_answer(TrialConfig.model_validate(config)))
 
 
 def _answer(config: TrialConfig) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from batchscout.trainers.before.own_process import asked
 from batchscout.trainers.before.source import Library, Source
 from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import MeanLoss
@@ -32,10 +30,9 @@ _WANTED = {
 
 
 def main() -> None:
-    """Read a Source from stdin; write what it says, or its fault, to stdout."""
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # a user's code may print
-        print(json.dumps(_answer(Source(**json.load(sys.stdin)))), file=out)
+    """Answer what the source says, or its fault."""
+    with asked() as (question, answer):
+        answer(_answer(Source(**question)))
 
 
 def _answer(source: Source) -> dict[str, Any]:

@@ -1,21 +1,18 @@
-"""What an object that trains elsewhere says of a study, read in a process of its own. Loads no torch.
-
-`python -m batchscout.trainers.before.read_source` is the other end of `read_source`.
-"""
+"""What an object that trains elsewhere says of a study, read in a process of its own. Loads no torch."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from batchscout.trainers.before.own_process import own_process
 from batchscout.trainers.errors import SourceFault
 from batchscout.trainers.sources.settings import Settings
 
+OTHER_END = "batchscout.trainers.before.read_source"
 Library = Literal["lightning", "transformers"]
 
 
@@ -33,16 +30,12 @@ class Source:
 
 def read_source(source: Source) -> Settings:
     """Make the object and read it. Raises SourceFault, in the user's words, where it cannot be made or cannot be honoured."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "batchscout.trainers.before.read_source"],
-        input=json.dumps(asdict(source)),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *map(os.path.abspath, sys.path)])},
-        capture_output=True,
-        text=True,
-    )
-    answer = json.loads(done.stdout) if done.stdout else {}
-    if "keys" in answer:
-        return Settings(answer["keys"], tuple(answer["told"]), answer["run_samples"])
-    last_words = "\n".join(done.stderr.strip().splitlines()[-5:])
-    crashed = f"its process ended with exit code {done.returncode}: {last_words}"
-    raise SourceFault(f"from.{source.library} {source.target}: {answer.get('fault', crashed)}")
+    with own_process(OTHER_END, asdict(source), [os.getcwd(), *sys.path]) as process:
+        answer = next(process.answers(), {})
+        if "keys" in answer:
+            return Settings(answer["keys"], tuple(answer["told"]), answer["run_samples"])
+        fault = answer.get("fault")
+        if fault is None:
+            last_words = "\n".join(process.last_words().strip().splitlines()[-5:])
+            fault = f"its process ended with exit code {process.exit_code()}: {last_words}"
+    raise SourceFault(f"from.{source.library} {source.target}: {fault}")
