@@ -7,6 +7,7 @@ import ast
 import pkgutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ LEAVES_OF_TRAINERS = {
     "files",
     "knobs",
     "lines",
+    "metrics",
     "notices",
     "report",
     "step_log",
@@ -117,6 +119,33 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 @for_every(room=ROOMS_OF_TRAINERS)
 def test_a_room_of_the_trainers_imports_only_the_rooms_below_it(room: str) -> None:
     assert upward("trainers", room, ROOMS_OF_TRAINERS[room] | LEAVES_OF_TRAINERS) == {}
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """The files of a package, by the names that they are imported by."""
+    files = (ROOT / package).rglob("*.py")
+    return {
+        f"batchscout.{'.'.join(file.relative_to(ROOT).with_suffix('').parts)}".removesuffix(".__init__"): file
+        for file in files
+    }
+
+
+def at_run_time(file: Path) -> str:
+    """The file's text without what only a type checker reads."""
+    tree = ast.parse(file.read_text())
+    for_types = ast.dump(ast.Name("TYPE_CHECKING", ast.Load()))
+    tree.body = [one for one in tree.body if not (isinstance(one, ast.If) and ast.dump(one.test) == for_types)]
+    return ast.unparse(tree)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Wherever in a file an import stands: one inside a function only hides the circle. Those for types alone load nothing."""
+    modules = modules_of("trainers") | modules_of("orchestrator")
+    below = {
+        module: {name if name in modules else name.rpartition(".")[0] for name in imports(at_run_time(file))} - {module}
+        for module, file in modules.items()
+    }
+    TopologicalSorter(below).prepare()  # or a CycleError names it
 
 
 @pytest.mark.parametrize("inner", ["stages.estimates", "study.storage"])

@@ -11,7 +11,7 @@ from ray import train
 from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 
-from batchscout.orchestrator.execution import group
+from batchscout.orchestrator.execution import group, termination
 from batchscout.orchestrator.execution.cluster_servers import refuses
 from batchscout.orchestrator.execution.dispatcher import DispatcherHandle
 from batchscout.orchestrator.execution.ray_private.errors import (
@@ -44,7 +44,7 @@ class _Ranks(Backend):
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         assert isinstance(backend_config, Ranks)
-        worker_group.execute(group.hear_sigterm)
+        worker_group.execute(termination.hear_sigterm)
         if backend_config.backend == "nccl":
             worker_group.execute(group.require_cuda)
         address, port = worker_group.execute_single(0, group.open_store)

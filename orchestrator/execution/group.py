@@ -7,9 +7,7 @@ takes seconds, so it is imported where it is called.
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -18,22 +16,6 @@ from ray import train
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits in a collective for the others, one of which may compile or write a checkpoint."""
-
-
-_told_to_end = threading.Event()
-"""SIGTERM sets it in a rank's process; it comes before a machine is taken away."""
-
-
-def hear_sigterm() -> None:
-    """Note SIGTERM instead of ending at once: the trial is to save a checkpoint first.
-
-    Only the main thread can set this up, and `serve` runs in another.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: _told_to_end.set())
-
-
-def is_told_to_end() -> bool:
-    return _told_to_end.is_set()
 
 
 def require_cuda() -> None:

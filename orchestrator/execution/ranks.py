@@ -27,8 +27,8 @@ from ray.util.placement_group import get_current_placement_group
 
 from batchscout.orchestrator.execution import process_endings
 from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, crash_log
-from batchscout.orchestrator.execution.group import is_told_to_end
 from batchscout.orchestrator.execution.ray_private.cluster import is_draining
+from batchscout.orchestrator.execution.termination import is_told_to_end
 from batchscout.orchestrator.study.messages import Assignment, Device, Host, Message
 from batchscout.orchestrator.study.storage.marker import RunMarker
 from batchscout.orchestrator.study.storage.stored_trials import Publication

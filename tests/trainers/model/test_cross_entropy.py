@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from batchscout.trainers.device.memory import PeakMeter, give_back
-from batchscout.trainers.model.cross_entropy import NUM_CHUNKS, chunked_cross_entropy, summed_cross_entropy
+from batchscout.trainers.model.chunked_loss import NUM_CHUNKS
+from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from batchscout.trainers.model.gpt import GPT
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
