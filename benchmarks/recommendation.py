@@ -36,6 +36,7 @@ from world_table import World, load
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import parse_study
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import FEWEST_STEPS
 from batchscout.orchestrator.decisions.decision import Action
 from batchscout.orchestrator.decisions.director import Director
@@ -44,7 +45,6 @@ from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.stages.findings import concluded, found
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.rates import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import Gain, TrainFindings

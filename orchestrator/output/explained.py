@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.output.loaded import LoadedStudy
 from batchscout.orchestrator.output.progress import trial_metrics
 from batchscout.orchestrator.output.rows import labelled_lines
@@ -18,7 +19,6 @@ from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.output.trial_steps import Step, steps_of
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.study.events import Interrupted, RunBegan, Started
 from batchscout.orchestrator.study.history import Change, history_of
 from batchscout.orchestrator.study.run_directory import trial_directory

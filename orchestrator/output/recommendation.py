@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.output.verdict import (
     Scope,
     Verdict,
@@ -30,7 +31,6 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.train import Gain
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState

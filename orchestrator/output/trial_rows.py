@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchscout.orchestrator.stages.mode import mode_of
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.study.trial import Trial
 
 

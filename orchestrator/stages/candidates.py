@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
 from batchscout.trainers.config import Split
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.config import Split
 

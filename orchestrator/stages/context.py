@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from batchscout.orchestrator.config.keys import StudyConfig, given_batch
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.config.trial import (
     base_trial,
@@ -14,7 +15,6 @@ from batchscout.orchestrator.config.trial import (
     scaled_learning_rate,
     warmup_samples,
 )
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.config import Split, TrialConfig, derive_accumulation

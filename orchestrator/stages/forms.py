@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.estimates.timing import TIE
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.probing import rate_at
 from batchscout.trainers.config import Split
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from batchscout.orchestrator.config.mode import compile_text
 from batchscout.orchestrator.config.stages import Grid
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -15,7 +16,6 @@ from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from batchscout.orchestrator.stages.estimates.ranking import settle, standings
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.findings import concluded, winner_of
-from batchscout.orchestrator.stages.mode import compile_text
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import LearningRate
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
@@ -22,7 +23,6 @@ from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
 from batchscout.orchestrator.stages.grid import GridFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation

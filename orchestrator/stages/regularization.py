@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar, Literal
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Regularization
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
@@ -23,7 +24,6 @@ from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
 from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
 from batchscout.orchestrator.study.state import Conclusion

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.decisions.director import Director
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.stages.context import StageContext
@@ -20,7 +21,6 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, O
 from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from batchscout.orchestrator.stages.frontier.propose import ladder
 from batchscout.orchestrator.stages.frontier.variants import ONE_GRAPH, variants
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.probing import cost_of, num_full_runs
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts

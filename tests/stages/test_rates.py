@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.frontier.findings import MeasuredPoint
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.rates import Rate, rates
 from tests.support.known_stage import Known
 from tests.support.worlds import FRONTIER, FULL, MIB, NONE, THROUGHPUT

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.plan import print_plan
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
@@ -19,7 +20,6 @@ from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.events import RunBegan

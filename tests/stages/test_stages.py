@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 import pytest
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages import grid, stage_of
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts

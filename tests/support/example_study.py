@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.trial import base_trial, scaled_learning_rate
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.stages.chosen import RankBatch
@@ -18,7 +19,6 @@ from batchscout.orchestrator.stages.findings import Findings, concluded
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
 from batchscout.orchestrator.stages.frontier.pareto import Point
 from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, TrainFindings
 from batchscout.orchestrator.study.causes import Cause

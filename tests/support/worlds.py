@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import World, study_of

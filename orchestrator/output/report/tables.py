@@ -7,13 +7,13 @@ from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import json_element
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.metrics import metric_of

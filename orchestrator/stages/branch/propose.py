@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Branch, RampKind
 from batchscout.orchestrator.stages.branch.critical import growth, points_of
 from batchscout.orchestrator.stages.branch.ramps import equal_cost_budget, phases_of
 from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate, source_of
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import BranchPoint, Phase
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.timing import held_against
@@ -25,7 +26,6 @@ from batchscout.orchestrator.stages.frontier.propose import FrontierProgress, mo
 from batchscout.orchestrator.stages.frontier.search import SearchEnd
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
 from batchscout.orchestrator.study.state import Conclusion

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 
+from batchscout.orchestrator.config.mode import compile_text, mode_of
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.mode import compile_text, mode_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import bytes_text
 

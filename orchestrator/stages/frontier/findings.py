@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.estimates.timing import Order, Ratio
 from batchscout.orchestrator.stages.frontier.pareto import Point
 from batchscout.orchestrator.stages.input_bound import InputBound
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.probing import fastest_by_size
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.stages.context import StageContext
@@ -28,7 +29,6 @@ from batchscout.orchestrator.stages.frontier.quality import (
     quality_trials,
 )
 from batchscout.orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.study.trial import Proposal, Trial
 from batchscout.trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
 

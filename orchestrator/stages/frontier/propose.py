@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier, Train
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
@@ -27,7 +28,6 @@ from batchscout.orchestrator.stages.frontier.knobs import KnobSearch, knobs_to_t
 from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
 from batchscout.orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.probing import (
     NOTHING,
     Allowance,

@@ -7,12 +7,12 @@ by 0.4 % of the loss if that is more, which is what counts as a gain in the trai
 
 from __future__ import annotations
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.surface import USEFUL
 from batchscout.orchestrator.stages.frontier.findings import Quality
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import Split
 

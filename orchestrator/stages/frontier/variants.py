@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.trainers.knobs import chunked_cross_entropy, fsdp
 
 

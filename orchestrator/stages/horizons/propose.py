@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.trial import Proposal
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -12,7 +13,6 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.forms import Form, worth_timing
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.mode import mode_of
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.stages.too_short import in_words, too_short
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -16,7 +17,6 @@ from batchscout.orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, 
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.forms import Form, forms
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.mode import Mode
 from batchscout.orchestrator.stages.probing import (
     Allowance,
     Cost,
