@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -266,45 +267,54 @@ class BranchPoint(Strict):
     """One of the other run's `kept_checkpoints`."""
 
 
+class Decides(Enum):
+    """What a field of a trial decides at most: each decides what those below it do, too."""
+
+    CODE = "the code that is compiled"
+    SPEED = "the memory and the speed of a short trial: so does every field that does not say otherwise"
+    LOSS = "the loss"
+    NOTHING = "none of these"
+
+
 class TrialConfig(Strict):
     """One training run, complete. All sizes are in samples (sequences) unless the name says otherwise."""
 
-    model: ModelConfig
+    model: Annotated[ModelConfig, Decides.CODE]
     """What is trained."""
-    loss: Loss | None = None
+    loss: Annotated[Loss | None, Decides.CODE] = None
     """What the loss is: a criterion of torch's, a transformers model's own, or the user's. null: the module itself returns
     (loss_sum, num_targets)."""
-    data: DataConfig
+    data: Annotated[DataConfig, Decides.CODE]
     """What it is trained on."""
-    initial_weights: str | None = None
+    initial_weights: Annotated[str | None, Decides.LOSS] = None
     """The file of the weights that the run begins with. null: those that the model's target makes of the seed."""
-    micro_batch_size: PositiveInt
+    micro_batch_size: Annotated[PositiveInt, Decides.CODE]
     """Samples per forward and backward pass on one rank; with `micro_batch`, the longest samples that one holds at least."""
     micro_batch: MicroBatch | None = None
     """How micro-batches are cut by tokens. The samples of a step stay the same. null: each has `micro_batch_size` samples."""
     gradient_accumulation_steps: PositiveInt = 1
     """Micro-batches per optimizer step on one rank; with `micro_batch`, at most so many."""
-    world_size: PositiveInt = 1
+    world_size: Annotated[PositiveInt, Decides.CODE] = 1
     """The data-parallel ranks of the run."""
-    parallel: Parallel = "ddp"
+    parallel: Annotated[Parallel, Decides.CODE] = "ddp"
     """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs
     several)."""
-    activation_checkpointing: ActivationCheckpointing = "none"
+    activation_checkpointing: Annotated[ActivationCheckpointing, Decides.CODE] = "none"
     """Which activations are computed again in the backward pass: none, those of cheap operations (selective), those
     of whole blocks (full), or as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
-    memory_knobs: MemoryKnobsTogether = ()
+    memory_knobs: Annotated[MemoryKnobsTogether, Decides.CODE] = ()
     """Further ways to save memory, by their names in `trainers/knobs`. (): there are none."""
-    compile: Compile = True
+    compile: Annotated[Compile, Decides.CODE] = True
     """What is compiled. true, or blocks: the model's repeated blocks, one by one. whole: the model as one graph, with the
     norm, the head and the loss that it returns; it takes longer to compile, ranks exchange gradients after the backward
     pass instead of during it, and fsdp has no such graph. A `loss` of yours outside the model is never compiled. false:
     nothing."""
-    dynamic_micro_batch: bool = False
+    dynamic_micro_batch: Annotated[bool, Decides.CODE] = False
     """true: the compiled code serves every micro-batch size, for a search over sizes. false: it serves this one
     alone."""
-    precision: Precision = "float32"
+    precision: Annotated[Precision, Decides.CODE] = "float32"
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
-    allow_tf32: bool = False
+    allow_tf32: Annotated[bool, Decides.CODE] = False
     """true: where float32 is computed on a GPU, factors of matrix products and convolutions are rounded to TF32 if the GPU has
     it, which is several times faster. false: they are not, convolutions included, which torch by itself rounds. It has no
     effect on other precisions, nor on a CPU."""
@@ -314,11 +324,11 @@ class TrialConfig(Strict):
     rounding. A CPU computes the same bits in any case."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer, apart from its learning rate."""
-    learning_rate: Annotated[float, Field(gt=0)]
+    learning_rate: Annotated[float, Field(gt=0), Decides.LOSS]
     """The learning rate after warm-up, before the schedule lowers it."""
-    warmup_samples: Annotated[int, Field(ge=0)] = 0
+    warmup_samples: Annotated[int, Field(ge=0), Decides.LOSS] = 0
     """The samples over which the learning rate rises from zero. 0: there is no warm-up."""
-    schedule: Schedule = Schedule()
+    schedule: Annotated[Schedule, Decides.LOSS] = Schedule()
     """How the learning rate changes after warm-up."""
     ramp: tuple[Phase, ...] = ()
     """Later phases of the run, in their order, whose effective batches differ by accumulation: the micro-batch stays, so
@@ -341,7 +351,7 @@ class TrialConfig(Strict):
     statistics: bool = True
     """true: the run measures coherence, noise scale, update ratio and similar figures of its gradients and updates.
     false: it measures loss, gradient norm, speed and memory alone."""
-    gpu_timing_seconds: NonNegativeFloat = 0.0
+    gpu_timing_seconds: Annotated[NonNegativeFloat, Decides.NOTHING] = 0.0
     """How long a GPU's steps are timed at least. Where those up to the budget take less, the run takes as many more as that
     needs, without statistics, and tells the speed of these; they are no part of it otherwise. 0: the steps up to the budget
     are enough, as they always are on a CPU."""
@@ -357,9 +367,9 @@ class TrialConfig(Strict):
     long_samples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Where the training data differ in size and do not tell their `lengths`: the indices of the longest that were found, the
     longest first."""
-    seed: int = 0
+    seed: Annotated[int, Decides.LOSS] = 0
     """Decides the initial weights, the order of the samples, and dropout."""
-    keep_checkpoints: PositiveInt = 1
+    keep_checkpoints: Annotated[PositiveInt, Decides.NOTHING] = 1
     """How many checkpoints are kept: the newest so many. A run whose newest one the disk has damaged goes on from the one
     before it; with 1 there is none, and it begins again."""
     kept_checkpoints: tuple[PositiveInt, ...] = ()
@@ -373,10 +383,10 @@ class TrialConfig(Strict):
     memory_limit_bytes: PositiveInt | None = None
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
     allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
-    device_peaks: dict[Precision, DevicePeak] = Field(default={})
+    device_peaks: Annotated[dict[Precision, DevicePeak], Decides.NOTHING] = Field(default={})
     """What the device can compute at most, for each precision: `mfu` is told against it. A precision that is not here:
     the run looks its device up, and measures one that it does not know."""
-    dropout: bool = True
+    dropout: Annotated[bool, Decides.CODE] = True
     """true: the model's dropout is as it was built. false: it is switched off, as its masks would differ between two
     splits of a batch."""
     sample_permutation: PositiveInt | None = None
@@ -603,3 +613,12 @@ def call_target(field: str, target: Callable[..., Any], kwargs: dict[str, Any]) 
         takes = ", ".join(inspect.signature(target).parameters)
         raise ValueError(f"{field}.kwargs do not fit: {error}; it takes: {takes}") from error
     return target(**kwargs)
+
+
+def fields_that_decide(*what: Decides) -> set[str]:
+    """Return the fields of a trial that decide this at most."""
+    fields = TrialConfig.model_fields.items()
+    said = {
+        name: next((one for one in field.metadata if isinstance(one, Decides)), Decides.SPEED) for name, field in fields
+    }
+    return {name for name, most in said.items() if most in what}

@@ -28,7 +28,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.inputs import import_paths, packages_of, sources_of
 from batchscout.orchestrator.study.messages import Device, FirstLane
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
-from batchscout.trainers.config import DevicePeak
+from batchscout.trainers.config import Decides, DevicePeak, fields_that_decide
 from batchscout.trainers.criteria import TransformersLoss
 from batchscout.trainers.files import exists, make_private_directory, own_file, quoted
 from batchscout.trainers.knobs import optimizer_8bit
@@ -36,17 +36,7 @@ from batchscout.trainers.lines import body_of, line_of
 from batchscout.trainers.notices import NoticeKind, give_notice
 from batchscout.trainers.sources.settings import LIBRARIES
 
-# The fields of a configuration on which neither the speed nor the memory of a short trial depends.
-WITHOUT_EFFECT = {
-    "learning_rate",
-    "warmup_samples",
-    "schedule",
-    "seed",
-    "keep_checkpoints",
-    "device_peaks",
-    "gpu_timing_seconds",
-    "initial_weights",
-}
+_NO_MATTER = fields_that_decide(Decides.LOSS, Decides.NOTHING)
 
 
 Identity = Mapping[str, JsonValue]
@@ -153,7 +143,7 @@ class Measurements:
             warnings.warn(f"{trial.id} is not kept for later studies: {error}", stacklevel=2)
 
     def _key(self, trial: Proposal, predicted_memory_bytes: float | None) -> str:
-        config = trial.config.model_dump(mode="json", exclude={*WITHOUT_EFFECT, "optimizer"})
+        config = trial.config.model_dump(mode="json", exclude={*_NO_MATTER, "optimizer"})
         config["optimizer"] = trial.config.optimizer.code  # its other numbers change neither
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

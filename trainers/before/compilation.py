@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.config import Decides, TrialConfig, fields_that_decide
 from batchscout.trainers.device.memory import give_back
 from batchscout.trainers.model.activation_checkpointing import RECOMPILE_LIMIT
 from batchscout.trainers.model.adding_up import check_sum
@@ -27,7 +27,7 @@ def warm_up(config: TrialConfig, device: torch.device) -> float:
 
 
 def _warmed_up(small: TrialConfig, device: torch.device) -> float:
-    key = small.model_dump_json(include=set(_CODE_FIELDS)) + small.optimizer.code
+    key = small.model_dump_json(include=fields_that_decide(Decides.CODE)) + small.optimizer.code
     if key in _warm:
         return 0.0
     if len(_warm) >= RECOMPILE_LIMIT // 2:
@@ -45,12 +45,6 @@ def _try_out(small: TrialConfig, device: torch.device) -> None:
     run.step()
     del run
     give_back()
-
-
-_CODE_FIELDS = (
-    "model", "loss", "data", "micro_batch_size", "world_size", "activation_checkpointing", "compile", "precision",
-    "allow_tf32", "dynamic_micro_batch", "parallel", "dropout", "memory_knobs",
-)  # fmt: skip
 
 
 def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:
