@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import (
     ClusterReady,
@@ -238,8 +239,8 @@ class Study:
 
 
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:
-    """Return what decides a trial's speed: trials that share it differ by the machine's noise alone."""
-    return config.micro_batch_size, config.activation_checkpointing, config.compile, config.precision
+    """Return what decides a trial's speed: trials of one study and one batch that share it differ by the machine's noise alone."""
+    return config.micro_batch_size, mode_of(config)
 
 
 def _from_its_beginning(trial: Trial) -> Trial:
