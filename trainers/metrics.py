@@ -21,6 +21,11 @@ class Metric:
     per_unit: float = 1.0
     format: str = "{:,.4g}"
 
+    @property
+    def headline(self) -> str:
+        """The heading with the unit, as it stands above a column of numbers; empty without a heading."""
+        return ", ".join(filter(None, [self.heading, self.unit]))
+
     def number(self, value: float) -> str:
         """Return what stands under the heading, which names the unit."""
         return self.format.format(value / self.per_unit)

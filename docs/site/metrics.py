@@ -19,6 +19,5 @@ def page() -> str:
     """Return the page."""
     rows = []
     for name, metric in METRICS.items():
-        heading = ", ".join(filter(None, [metric.heading, metric.unit]))
-        rows.append(f"| `{name}` | {heading} | {metric.meaning.replace('|', chr(92) + '|')} |\n")
+        rows.append(f"| `{name}` | {metric.headline} | {metric.meaning.replace('|', chr(92) + '|')} |\n")
     return INTRODUCTION + "".join(rows)

@@ -41,8 +41,7 @@ MOST_ROWS = 100
 def _heading(metric: str, rate_unit: str) -> str:
     if metric == "tokens_per_second":
         return rate_unit
-    known = metric_of(metric)
-    return ", ".join(filter(None, [known.heading or metric.replace("_", " "), known.unit]))
+    return metric_of(metric).headline or metric.replace("_", " ")
 
 
 def _metric_text(metric: str, value: float | None) -> str:
