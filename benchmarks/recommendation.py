@@ -1,388 +1,176 @@
-"""How often the study's answer is right, replayed on recorded worlds: its decision code as it is, and what else there is.
+"""How good the study's answer is, in training time: its decision code as it is, replayed on made and on recorded worlds.
 
-    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--timing-noise 0.05] [--lanes 1 4 8]
+    python benchmarks/recommendation.py [--device cpu|cuda] [--quick] [--tables FILE ...] [--studies 200] [--lanes 1 4 8]
     python benchmarks/recommendation.py --real [RUN_DIR]      instead: a study's answer against its own grid (real_grid.py)
 
-A world is a table of real training runs (world_table.py says how it is written, record_worlds.py records those in
-worlds/). Here it is crossed with hardware: tokens/s go as B / (B + h), so h = 0 gains nothing from a larger batch; and with
-the length of a study, as long as was recorded, a fourth and a sixteenth of that. Every candidate may train for as long as
-the baseline needs; its seconds are those of the hardware, timed with noise. The stages `train` and `learning_rate` propose,
-judge and conclude as in a study; only what a run would measure is looked up. What they know before the first run, their
-prior, is made of the recorded worlds (late_gain.py); here each world is judged by what the others make it.
+The measure is what a user pays: the share of the training time that an answer wastes, since the best setting of the world comes
+to the same loss in the rest of it. A study without an answer, or with one that diverges, wastes all of it.
 
-The peers get the same candidates, learning rates, seconds and total cost: Ray's ASHA draws them at random and stops the
-worse half at each rung; Optuna's TPE proposes them, its successive halving stops.
+The worlds are fifteen kinds of made ones (made_worlds.py), which hold in turn what is hard for such a study, and the tables of
+real training runs in worlds/ (recorded_worlds.py). What a study knows before its first run, its prior, is made of the recorded
+worlds (late_gain.py); here each recorded world is judged by what the others make it. The peers (peer_searches.py) choose within the
+same batches and learning rates at the same cost; `by_the_rule` alone spends what it spends.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
-import itertools
 import json
 import math
-import random
-import statistics
-import tempfile
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import real_grid
 from late_gain import prior_of
-from peer_searches import Chosen, Space, optuna_tpe, ray_asha
+from made_worlds import KINDS, made_world
+from peer_searches import Searched, Space, by_the_rule, gaussian_process, optuna_tpe, ray_asha
+from recorded_worlds import WORLDS, cases_of
+from replayed import Answer, Case, replay
 from world_table import World, load
 
-from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.load import parse_study
-from batchscout.orchestrator.config.mode import Mode
-from batchscout.orchestrator.config.stages import FEWEST_STEPS
-from batchscout.orchestrator.decisions.decision import Action
-from batchscout.orchestrator.decisions.director import Director
-from batchscout.orchestrator.decisions.observer import Observer
-from batchscout.orchestrator.stages.chosen import RankBatch
-from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates import surface
-from batchscout.orchestrator.stages.findings import concluded, found
-from batchscout.orchestrator.stages.rates import Rate
-from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.train import Gain, TrainFindings
-from batchscout.orchestrator.study.events import Concluded, RunBegan
-from batchscout.orchestrator.study.journal import Journal
-from batchscout.orchestrator.study.messages import Message
-from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.trainers.config import TrialConfig
+from batchscout.orchestrator.stages.estimates.surface import Prior
+from batchscout.orchestrator.stages.train.findings import TimeGain
 
-WORLDS = Path(__file__).parent / "worlds"
-HARDWARE = (0, 16, 128)
-LENGTHS = (1, 4, 16)
-"""A study is this many times shorter than the recorded runs allow."""
-MARGIN = 1.15
-"""A batch takes part with so many times the fewest steps, lest the timing's noise leave it out."""
-MODE = Mode("none", compile=True, precision="float32")
-# The study's own learning rate is off by up to so many factors of 2: it is what a user brings, not the best.
-RATE_OFF = 1.0
-ROUNDS = 5
+PEERS: dict[str, Callable[[Space, Random], Searched]] = {
+    "gaussian_process": gaussian_process,
+    "by_the_rule": by_the_rule,
+    "optuna": optuna_tpe,
+    "ray_asha": ray_asha,
+}
+SHORTEST, LONGEST = 2.0**-10, 8.0
+"""The shares of the training time within which it is asked when a setting comes to a loss."""
+CLOSE, FAR = 0.03, 0.10
+"""The wastes, as shares of the training time, up to which an answer counts as right, and as nearly right."""
+TIED = 0.005
+"""Batches whose wastes differ by less, as shares of the training time, are the best together."""
 NUM_BINS = 5
-
-
-@dataclass(frozen=True)
-class Case:
-    """A world on some hardware, within what was recorded."""
-
-    world: World
-    hardware: int
-    length: int
-    reference: int
-    """The effective batch of the baseline."""
-    budgets: dict[int, int]
-    """The samples of each candidate batch at equal time, by the true speed."""
-
-    @property
-    def name(self) -> str:
-        return name_of(self.world, self.hardware, self.length)
-
-    def speed(self, batch: int) -> float:
-        return 1000.0 * batch / (batch + self.hardware)
-
-    @property
-    def seconds(self) -> float:
-        """What every candidate's run takes."""
-        return self.budgets[self.reference] / self.speed(self.reference)
-
-    def mean_loss(self, batch: int, rate: float) -> float:
-        """Return the final loss at equal time, as the mean over the seeds; infinite where a seed diverged."""
-        budget = self.budgets[batch]
-        losses = [self.world.loss(batch, rate, seed, budget, budget) for seed in self.world.seeds()]
-        return math.inf if None in losses else statistics.fmean(loss for loss in losses if loss is not None)
-
-    def table(self) -> dict[tuple[int, float], float]:
-        """Return the final loss of every batch and recorded rate."""
-        return {(batch, rate): self.mean_loss(batch, rate) for batch in self.budgets for rate in rates_of(self, batch)}
-
-    def seed_deviation(self) -> float:
-        """Return the deviation of a run's final loss from seed to seed, pooled over each batch's best rate."""
-        best = {
-            batch: min(rates_of(self, batch), key=lambda rate: self.mean_loss(batch, rate)) for batch in self.budgets
-        }
-        spreads = []
-        for batch, rate in best.items():
-            budget = self.budgets[batch]
-            losses = [self.world.loss(batch, rate, seed, budget, budget) for seed in self.world.seeds()]
-            spreads.append(statistics.variance([loss for loss in losses if loss is not None]))
-        return math.sqrt(statistics.fmean(spreads))
-
-
-def name_of(world: World, hardware: int, length: int) -> str:
-    return f"{world.name}, h={hardware}, 1/{length}"
-
-
-def rates_of(case: Case, batch: int) -> list[float]:
-    """Return the recorded rates that the batch can be asked for at its budget."""
-    kept = []
-    for rate in case.world.rates(batch):
-        try:
-            case.world.loss(batch, rate, case.world.seeds()[0], case.budgets[batch], case.budgets[batch])
-        except ValueError:
-            continue
-        kept.append(rate)
-    return kept
-
-
-def case_of(world: World, hardware: int, length: int = 1) -> Case:
-    """Return the world on this hardware: the fastest batch trains on the most samples that were recorded, or a `length`th
-    of them, and a batch whose samples in that time were not recorded takes no part. Raises ValueError where fewer than two
-    are left."""
-    batches = world.batches()
-    most = min(world.budgets(batch)[-1] * (1 + hardware / batch) for batch in batches) / length
-    # `most` is the time, in which batch B trains on most / (1 + h / B) samples, that none outgrows its recorded budgets
-    budgets = {batch: round(most / (1 + hardware / batch) / batch) * batch for batch in batches}
-    within = {b: n for b, n in budgets.items() if world.budgets(b)[0] <= n <= world.budgets(b)[-1]}
-    kept = {b: n for b, n in within.items() if n >= MARGIN * FEWEST_STEPS * b}
-    if len(kept) < 2:
-        raise ValueError(
-            f"world {name_of(world, hardware, length)}: of the batches {batches} only {list(kept)} have their samples at equal time "
-            "within what was recorded; record more budgets"
-        )
-    ordered = sorted(kept)
-    return Case(world, hardware, length, ordered[(len(ordered) - 1) // 2], kept)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one side chose in one case."""
-
-    batch: int
-    rate: float
-    p_best: float | None
-    cost: float
-    """In full runs."""
-    wait: float
-    """How long people wait for it, in the time that a full run takes."""
-    cut_best: bool
-    """True if of all runs that it began it cut the one that would have ended best, at a rung or for its speed."""
-    p_best_of: Mapping[int, float] = field(default_factory=dict)
-    """What it claimed of every batch."""
-    gain: Gain | None = None
-    """What it claimed to gain over the baseline's batch."""
-    most_to_gain: float | None = None
-    """What it claimed that no other batch gains more than."""
-    refused: tuple[str, ...] = ()
-
-
-def study_of(case: Case, rate: float, pruner: str = "asha") -> StudyConfig:
-    return parse_study(
-        {
-            "name": "replayed",
-            "model": {"target": "gpt"},
-            "data": {"target": "python_stdlib"},
-            "optimizer": {"lr": rate, "reference_batch_size": case.reference},
-            "sample_budget": case.budgets[case.reference],
-            "stages": [
-                {"type": "train", "pruner": {"type": pruner}},
-                {"type": "learning_rate", "pruner": {"type": pruner}},
-            ],
-        },
-        "the replayed study",
-    )
-
-
-def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1) -> Answer:
-    """Return what a study on so many lanes answers in this case. seed: of the user's learning rate, the timing and the
-    runs."""
-    chance = random.Random(f"{case.name} {seed}")
-    best = min(rates_of(case, case.reference), key=lambda rate: case.mean_loss(case.reference, rate))
-    config = study_of(case, best * 2 ** chance.uniform(-RATE_OFF, RATE_OFF))
-    player = Player(case, case.world.seeds()[seed % len(case.world.seeds())], num_lanes)
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl", config.name) as journal:
-        journal.append(RunBegan(token="replay"))
-        journal.append(Concluded(**asdict(concluded(_timed(case, chance, timing_noise), ""))))
-        for keys in config.stages:
-            player.play(Director(StageContext(keys, config, journal.study), journal, Observer(), num_lanes))
-        return _answer(case, journal.study, player)
-
-
-def _timed(case: Case, chance: random.Random, timing_noise: float) -> ThroughputFindings:
-    """Return what the throughput stage would find: every batch's rate as the mean of some noisy rounds."""
-    rates = []
-    for batch in case.budgets:
-        error = chance.gauss(0, timing_noise / math.sqrt(ROUNDS))
-        speed = case.speed(batch) * math.exp(error)
-        width = 1 + 2 * timing_noise / math.sqrt(ROUNDS)
-        rates.append(Rate(batch, 1, batch, MODE, speed, speed / width, speed * width, ROUNDS))
-    fastest = max(rates, key=lambda rate: rate.samples_per_second)
-    batch = RankBatch(fastest.micro_batch_size, 1)
-    return ThroughputFindings(None, None, None, {}, batch, batch, rates=tuple(rates))
-
-
-class Player:
-    """Plays the runs that a Director wants on some lanes, from the world, by a clock of its own."""
-
-    def __init__(self, case: Case, seed: int, num_lanes: int) -> None:
-        self.case, self.seed, self.num_lanes = case, seed, num_lanes
-        self.now = 0.0
-        """The seconds that the study took so far."""
-        self.trained: dict[str, float] = {}
-        """The share of its run that each trial has trained."""
-        self.refused: list[str] = []
-        self._runs: dict[str, Iterator[Message]] = {}
-        self._coming: list[tuple[float, int, str, Message]] = []
-        """What is heard next of every busy lane: when, after how many others were begun, of which trial, what."""
-        self._num_heard = itertools.count()
-
-    def play(self, director: Director) -> None:
-        while True:
-            director.advance()
-            while len(self._coming) < self.num_lanes and (trial := director.next_trial(self._num_held(director))):
-                director.on_started(trial.id)
-                self._runs.setdefault(trial.id, self._run(trial))
-                self._go_on(trial.id)
-            if not self._coming:
-                break
-            self.now, _, trial_id, message = heapq.heappop(self._coming)
-            if director.on_message(trial_id, message).action is Action.GO_ON:
-                self._go_on(trial_id)
-        assert director.is_finished()
-        director.conclude()
-
-    def _num_held(self, director: Director) -> int:
-        """Return how many lanes are busy with a trial that was cut meanwhile."""
-        trials = director.study.trials
-        return sum(trials[trial_id].state.ended for _, _, trial_id, _ in self._coming)
-
-    def _go_on(self, trial_id: str) -> None:
-        before = self.trained.get(trial_id, 0.0)
-        message = next(self._runs[trial_id], None)
-        if message is not None:
-            seconds = (self.trained.get(trial_id, 0.0) - before) * self.case.seconds
-            heapq.heappush(self._coming, (self.now + seconds, next(self._num_heard), trial_id, message))
-
-    def _run(self, trial: Trial) -> Iterator[Message]:
-        config, before = trial.config, 0
-        for samples in sorted({*config.rungs, *config.evaluations, config.sample_budget}):
-            try:
-                loss = self.loss(config, samples)
-            except ValueError as refused:
-                self.refused.append(str(refused))
-                yield Message({}, outcome="failed", reason=str(refused))
-                return
-            self.trained[trial.id] = samples / config.sample_budget
-            metrics = {"samples_seen": samples, "val_loss": math.nan if loss is None else loss}
-            batch = config.effective_batch_size
-            metrics |= {
-                "train_seconds": samples / self.case.speed(batch),
-                "step_seconds": batch / self.case.speed(batch),
-            }
-            rungs = tuple(rung for rung in config.rungs if before < rung <= samples)
-            before = samples
-            if samples == config.sample_budget:
-                yield Message(metrics, rungs, outcome="complete")
-            else:
-                yield Message(metrics, rungs, evaluated=True)
-
-    def loss(self, config: TrialConfig, samples: int) -> float | None:
-        budgets = self.case.world.budgets(config.effective_batch_size)
-        budget = min(max(config.sample_budget, budgets[0]), budgets[-1])  # the timing's noise may lead just beyond
-        seen = budget * samples / config.sample_budget
-        return self.case.world.loss(config.effective_batch_size, config.learning_rate, self.seed, budget, seen)
-
-
-def _answer(case: Case, study: Study, player: Player) -> Answer:
-    trained = found(study, TrainFindings)
-    winner = study.trials[stage_winner(study)]
-    p_best_of = {one.effective_batch_size: one.p_best for one in (trained.batches if trained else ())}
-    return Answer(
-        winner.config.effective_batch_size,
-        winner.config.learning_rate,
-        p_best_of[winner.config.effective_batch_size],
-        sum(player.trained.values()),
-        player.now / case.seconds,
-        _cut_best(case, study, player),
-        p_best_of,
-        trained.gain_over_baseline if trained else None,
-        trained.most_to_gain if trained else None,
-        tuple(player.refused),
-    )
-
-
-def stage_winner(study: Study) -> str:
-    for stage in ("learning_rate", "train"):
-        findings = study.conclusions[stage].findings if stage in study.conclusions else None
-        if isinstance(findings, dict):
-            return str(findings["winner"])
-    raise AssertionError("no stage has chosen a trial")
-
-
-def _cut_best(case: Case, study: Study, player: Player) -> bool:
-    """True if the run that would have ended best of all that began was cut."""
-    ends = {}
-    for trial in study.trials.values():
-        loss = player.loss(trial.config, trial.config.sample_budget) if trial.id in player.trained else None
-        if loss is not None:
-            ends[trial.id] = loss
-    best = study.trials[min(ends, key=lambda name: ends[name])]
-    return best.state is TrialState.PRUNED
 
 
 @dataclass(frozen=True)
 class Judged:
     """An answer held against the world's truth."""
 
-    right: bool
-    regret: float
-    """The excess of the chosen configuration's loss over the best, relative."""
-    batch_right: bool
-    cost_ratio: float
-    """Against running every batch at every recorded rate with every seed once, which is what the truth took."""
-    claims: tuple[tuple[float, bool], ...]
-    """Of every batch: the claimed probability that none is better, and whether none is."""
-    gain_covered: bool | None
-    """Whether the interval of the gain over the baseline's batch, which claims 0.9, holds the true one."""
-    bound_holds: bool | None
-    """Whether no other batch gains more over the chosen one than was claimed with 0.9."""
     answer: Answer
+    waste: float
+    """The share of the training time that the chosen setting wastes: 1 without an answer, and where it diverges."""
+    claims: tuple[tuple[float, float], ...] = ()
+    """Of every batch: the claimed probability that it is the best, and 1 / n where it is, together with n - 1 others; else 0."""
+    is_covered: bool | None = None
+    """Whether the interval of what is saved against the user's own setting holds the true share; None where none is claimed."""
 
 
-def judge(case: Case, answer: Answer) -> Judged:
-    table = case.table()
-    best = min(table.values())
-    spread = case.seed_deviation()
-    loss = case.mean_loss(answer.batch, answer.rate)
-    of_batch = {batch: min(loss for (of, _), loss in table.items() if of == batch) for batch in case.budgets}
-    grid = len(table) * len(case.world.seeds())
+def judge(case: Case, seed: int, answer: Answer) -> Judged:
+    if answer.chosen is None:
+        return Judged(answer, 1.0)
     return Judged(
-        loss <= best + spread,
-        (loss - best) / abs(best),
-        of_batch[answer.batch] <= best + spread,
-        answer.cost / grid,
-        tuple((claimed, of_batch[batch] <= best + spread) for batch, claimed in answer.p_best_of.items()),
-        _gain_covered(answer.gain, of_batch[case.reference] - of_batch[answer.batch]),
-        None if answer.most_to_gain is None else of_batch[answer.batch] - best <= answer.most_to_gain,
         answer,
+        waste_of(case, *answer.chosen),
+        _claims(case, answer.p_best),
+        _is_covered(answer.time, true_share(case, seed, *answer.chosen)),
     )
 
 
-def _gain_covered(claimed: Gain | None, true: float) -> bool | None:
-    return None if claimed is None else claimed.low <= true <= claimed.high
+def waste_of(case: Case, batch: int, rate: float) -> float:
+    """Return the share of the training time that a setting wastes: the world's best comes to its loss in the rest."""
+    return 1.0 - min(1.0, time_to(case, case.best(), case.mean_loss(batch, rate)))
 
 
-PEERS: dict[str, Callable[[Space, random.Random], Chosen]] = {"ray_asha": ray_asha, "optuna": optuna_tpe}
+def true_share(case: Case, seed: int, batch: int, rate: float) -> float | None:
+    """Return the share of the training time in which a setting comes to the loss that the user's own has after all of it, within
+    SHORTEST and LONGEST; None where the user's own diverges."""
+    own = case.mean_loss(case.reference, case.user_rate(seed))
+    return time_to(case, (batch, rate), own) if math.isfinite(own) else None
 
 
-def of_peer(case: Case, search: Callable[[Space, random.Random], Chosen], answer: Answer, seed: int) -> Answer | None:
-    """Return what a peer chooses at the cost of our answer, with the same seed's runs; None where it ended no run."""
-    run_seed = case.world.seeds()[seed % len(case.world.seeds())]
+def time_to(case: Case, setting: tuple[int, float], loss: float) -> float:
+    """Return the share of the training time in which a setting, with a schedule as long as that, ends at a loss: from SHORTEST to
+    LONGEST, and 0 where any run that trains would do."""
+    if math.isinf(loss):
+        return 0.0
+    low, high = math.log2(SHORTEST), math.log2(LONGEST)
+    if case.mean_loss(*setting, 1.0) == loss:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if case.mean_loss(*setting, 2**middle) <= loss else (middle, high)
+    return 2**high
+
+
+def _claims(case: Case, p_best: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
+    wastes = {batch: waste_of(case, batch, case.best_rate(batch)) for batch in case.budgets}
+    tied = [batch for batch, waste in wastes.items() if waste <= TIED]
+    return tuple((claimed, (batch in tied) / max(1, len(tied))) for batch, claimed in p_best.items())
+
+
+def _is_covered(claimed: TimeGain | None, true: float | None) -> bool | None:
+    return None if claimed is None or true is None else claimed.low <= true <= claimed.high
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study to replay. It goes to another process: a made world goes by its kind and number, and is made there."""
+
+    case: Case | tuple[str, int]
+    seed: int
+    prior: Prior | None = None
+    """What the other recorded worlds make the study know; None: what every study knows."""
+    num_lanes: int = 1
+    with_peers: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one study, and of the peers at its cost."""
+
+    ours: Judged
+    peers: Mapping[str, Judged] = field(default_factory=dict)
+
+
+def outcome_of(study: Study) -> Outcome:
+    case = made_world(*study.case) if isinstance(study.case, tuple) else study.case
+    with _knowing(study.prior or surface.PRIOR):
+        answer = replay(case, study.seed, case.timing_noise, study.num_lanes)
+    peers = PEERS if study.with_peers else {}
+    found = {name: of_peer(case, search, answer.cost, study.seed) for name, search in peers.items()}
+    return Outcome(judge(case, study.seed, answer), {name: judge(case, study.seed, one) for name, one in found.items()})
+
+
+@contextmanager
+def _knowing(prior: Prior) -> Iterator[None]:
+    """Let studies begin with this prior."""
+    before, surface.PRIOR = surface.PRIOR, prior
+    try:
+        yield
+    finally:
+        surface.PRIOR = before
+
+
+def of_peer(case: Case, search: Callable[[Space, Random], Searched], cost: float, seed: int) -> Answer:
+    """Return what a peer chooses at a cost, in full runs, with the same seed's runs."""
 
     def loss(batch: int, rate: float, share: float) -> float:
-        budget = case.budgets[batch]
-        known = case.world.loss(batch, rate, run_seed, budget, share * budget)
+        known = case.loss(batch, rate, seed, share)
         return math.inf if known is None else known
 
-    space = Space({batch: tuple(rates_of(case, batch)) for batch in case.budgets}, loss, answer.cost)
-    chosen = search(space, random.Random(f"{case.name} {seed}"))
-    return Answer(chosen[0], chosen[1], None, answer.cost, answer.cost, cut_best=False) if chosen else None
+    own = case.user_rate(seed)
+    space = Space(
+        {batch: case.grid(batch) for batch in case.budgets},
+        {batch: own * (batch / case.reference) ** 0.5 for batch in case.budgets},
+        case.reference,
+        loss,
+        cost,
+    )
+    searched = search(space, Random(f"{case.name} {seed} search"))
+    return Answer(searched.chosen, searched.runs, searched.cost, wait=searched.cost)
 
 
 def main() -> None:
@@ -391,62 +179,42 @@ def main() -> None:
         return real_grid.main(
             [str(arguments.real), "--device", arguments.device, *(["--quick"] if arguments.quick else [])]
         )
-    cases, refused = cases_of([load(path) for path in arguments.tables])
-    repeats = 2 if arguments.quick else 8
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are started: each has a core
+    kinds, left_out = studies_of(arguments.tables, 2 if arguments.quick else arguments.studies)
+    print(f"left out, as fewer than two batches lie within what was recorded: {'; '.join(left_out) or 'none'}")
     lanes, *more_lanes = arguments.lanes
-    print(f"{len(cases)} cases, each with {repeats} draws of the study's learning rate, timing and seed; {lanes} lanes")
-    every: list[Judged] = []
-    worlds: dict[str, list[Judged]] = {}
-    peers: dict[str, list[Judged | None]] = {name: [] for name in PEERS}
-    recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
-    for case in cases:
-        judged = judged_by_others(case, recorded, repeats, arguments.timing_noise, lanes)
-        _print_case(case, judged)
-        every += judged
-        worlds.setdefault(case.world.name, []).extend(judged)
-        for name, search in PEERS.items():
-            answers = [of_peer(case, search, one.answer, seed) for seed, one in enumerate(judged)]
-            peers[name] += [judge(case, answer) if answer else None for answer in answers]
-    print(f"left out, as fewer than two batches lie within what was recorded: {'; '.join(refused)}")
-    num_beyond = sum(len(one.answer.refused) for one in every)
-    print(f"{num_beyond} runs were asked for at learning rates beyond those recorded, and failed")
-    line = summary(every) | {name: _of_peer(found) for name, found in peers.items()}
-    line["by_world"] = {name: summary(some) for name, some in worlds.items()}
-    line["by_lanes"] = {
-        number: summary([
-            one for case in cases for one in judged_by_others(case, recorded, repeats, arguments.timing_noise, number)
-        ])
-        for number in more_lanes
-    }  # fmt: skip
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        print(f"{' | '.join(['| kind', *HEADINGS])} |\n{'|---' * (len(HEADINGS) + 1)}|", flush=True)
+        worlds = {kind: _played(pool, kind, studies, lanes, with_peers=True) for kind, studies in kinds.items()}
+        every = [one for outcomes in worlds.values() for one in outcomes]
+        peers = {name: summary_of_peer([one.peers[name] for one in every]) for name in PEERS}
+        line = summary([one.ours for one in every])
+        for name, figures in {"all kinds": line, **peers}.items():
+            print(row(name, figures), flush=True)
+        by_lanes = {}
+        for number in more_lanes:
+            again = [
+                _played(pool, f"{kind}, {number} lanes", studies, number, with_peers=False)
+                for kind, studies in kinds.items()
+            ]
+            by_lanes[number] = summary([one.ours for outcomes in again for one in outcomes])
+            print(row(f"all kinds, {number} lanes", by_lanes[number]), flush=True)
+    num_refused = sum(one.ours.answer.num_refused for one in every)
+    print(f"{num_refused} runs were asked for at learning rates beyond those recorded, and failed")
+    line |= peers
+    line["worlds"] = {kind: _with_peers(outcomes) for kind, outcomes in worlds.items()}
+    line["by_lanes"] = by_lanes
     print(json.dumps(line))
-
-
-def judged_by_others(
-    case: Case, recorded: Sequence[World], repeats: int, timing_noise: float = 0.05, lanes: int = 1
-) -> list[Judged]:
-    """Return how the study does in a case, with the prior that the recorded worlds but the case's own make."""
-    surface.PRIOR = prior_of([world for world in recorded if world.name != case.world.name])
-    return [judge(case, replay(case, seed, timing_noise, lanes)) for seed in range(repeats)]
-
-
-def _of_peer(judged: Sequence[Judged | None]) -> dict[str, float]:
-    """Return how often a peer is right; a search that ended no run is wrong, and has no regret to average."""
-    known = [one for one in judged if one is not None]
-    return {
-        "p_right": round(sum(one.right for one in known) / len(judged), 4),
-        "p_batch_right": round(sum(one.batch_right for one in known) / len(judged), 4),
-        "regret": _mean(one.regret for one in known),
-    }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="nothing is trained: no difference")
+    parser.add_argument("--quick", action="store_true", help="2 studies a kind: to see that it runs, not to quote it")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="nothing is trained: makes no difference"
+        "--tables", type=Path, nargs="+", metavar="FILE", help="recorded worlds; these alone are played"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer draws: to see that it runs, not to quote it")
-    parser.add_argument("--tables", type=Path, nargs="+", default=sorted(WORLDS.glob("*.jsonl")), metavar="FILE")
-    parser.add_argument("--timing-noise", type=float, default=0.05, help="deviation of one timing, relative")
+    parser.add_argument("--studies", type=int, default=200, metavar="N", help="of each kind of world")
     parser.add_argument(
         "--lanes",
         type=int,
@@ -458,61 +226,111 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cases_of(worlds: Sequence[World]) -> tuple[list[Case], list[str]]:
-    """Return the cases, and the names of those that cannot be made."""
-    cases, refused = [], []
-    for world, hardware, length in itertools.product(worlds, HARDWARE, LENGTHS):
-        try:
-            cases.append(case_of(world, hardware, length))
-        except ValueError:
-            refused.append(name_of(world, hardware, length))
-    return cases, refused
+def studies_of(tables: Sequence[Path] | None, num_studies: int) -> tuple[dict[str, list[Study]], list[str]]:
+    """Return so many studies of every kind of made world and of every recorded one, or those of these tables alone; and the names of
+    the recorded cases that cannot be made."""
+    recorded = [load(path) for path in sorted(WORLDS.glob("*.jsonl"))]
+    asked = recorded if tables is None else [load(path) for path in tables]
+    made = [] if tables else KINDS
+    kinds = {kind: [Study((kind, number), number) for number in range(num_studies)] for kind in made}
+    left_out: list[str] = []
+    for world in asked:
+        cases, refused = cases_of([world])
+        left_out += refused
+        prior = prior_by_others(world, recorded)
+        places = [divmod(number, len(cases)) for number in range(num_studies if cases else 0)]
+        kinds[world.name] = [Study(cases[place], seed, prior) for seed, place in places]
+    return {kind: studies for kind, studies in kinds.items() if studies}, left_out
 
 
-def summary(judged: Sequence[Judged]) -> dict[str, Any]:
-    claimed = [one.answer.p_best or 0.0 for one in judged]
-    batch_right = [float(one.batch_right) for one in judged]
+def prior_by_others(world: World, recorded: Sequence[World]) -> Prior:
+    """Return the prior that the recorded worlds but this one make."""
+    return prior_of([one for one in recorded if one.name != world.name])
+
+
+def _played(pool: Executor, kind: str, studies: Sequence[Study], num_lanes: int, *, with_peers: bool) -> list[Outcome]:
+    asked = [replace(study, num_lanes=num_lanes, with_peers=with_peers) for study in studies]
+    outcomes = list(pool.map(outcome_of, asked, chunksize=2))
+    print(row(kind, summary([one.ours for one in outcomes])), flush=True)
+    return outcomes
+
+
+def _with_peers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    peers = {name: summary_of_peer([one.peers[name] for one in outcomes]) for name in PEERS}
+    return summary([one.ours for one in outcomes]) | peers
+
+
+def summary_of_peer(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return what any answer can be held to."""
     return {
-        "p_right": _mean(one.right for one in judged),
-        "p_batch_right": _mean(batch_right),
-        "p_winner_cut": _mean(one.answer.cut_best for one in judged),
-        "regret": _mean(one.regret for one in judged),
-        "cost_ratio": _mean(one.cost_ratio for one in judged),
-        "wait": _mean(one.answer.wait for one in judged),
-        "calibration": round(abs(statistics.fmean(claimed) - statistics.fmean(batch_right)), 4),
-        "calibration_error": calibration_error([claim for one in judged for claim in one.claims]),
-        "gain_covered": _share(one.gain_covered for one in judged),
-        "bound_holds": _share(one.bound_holds for one in judged),
+        "within_3_percent": _mean(one.waste <= CLOSE for one in judged),
+        "within_10_percent": _mean(one.waste <= FAR for one in judged),
+        "regret_time": _mean(one.waste for one in judged),
+        "no_answer": _mean(one.answer.chosen is None for one in judged),
+        "runs": _mean(one.answer.runs for one in judged),
+        "seconds": _mean(one.answer.cost for one in judged),
     }
 
 
-def _share(found: Iterable[bool | None]) -> float | None:
-    """Return how many are true of those that are known; None where none is."""
-    known = [one for one in found if one is not None]
-    return _mean(known) if known else None
+def summary(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return what a study can be held to: its claims, too. Seconds are in full runs."""
+    answers = [one.answer for one in judged]
+    return summary_of_peer(judged) | {
+        "wait": _mean(one.wait for one in answers),
+        "coverage": _mean(one.is_covered for one in judged if one.is_covered is not None),
+        "regret_claimed": _mean(one.regret_time for one in answers if one.regret_time is not None),
+        "calibration": calibration_error([claim for one in judged for claim in one.claims]),
+        "decided": _mean(one.is_decided for one in answers),
+        "decided_and_wrong": _mean(one.waste > FAR for one in judged if one.answer.is_decided),
+        "pruning": {
+            "seconds_saved": _mean(one.saved for one in answers),
+            "winner_cut": _mean(one.cut_best for one in answers),
+        },
+    }
 
 
-def calibration_error(claims: Sequence[tuple[float, bool]]) -> float | None:
+def calibration_error(claims: Sequence[tuple[float, float]]) -> float | None:
     """Return by how much the claimed probabilities are off, claims of about the same probability taken together and weighted
     by their number (the expected calibration error; Guo et al. 2017, arXiv 1706.04599); None without claims."""
-    bins: dict[int, list[tuple[float, bool]]] = {}
+    bins: dict[int, list[tuple[float, float]]] = {}
     for claim in claims:
         bins.setdefault(min(int(claim[0] * NUM_BINS), NUM_BINS - 1), []).append(claim)
-    off = [abs(sum(claimed - is_true for claimed, is_true in alike)) for alike in bins.values()]
+    off = [abs(sum(claimed - true for claimed, true in alike)) for alike in bins.values()]
     return round(sum(off) / len(claims), 4) if claims else None
 
 
-def _mean(values: Any) -> float:
-    return round(statistics.fmean(map(float, values)), 4)
+def _mean(values: Iterable[float]) -> float | None:
+    """Return the mean; None of none."""
+    known = [float(value) for value in values]
+    return round(fmean(known), 4) if known else None
 
 
-def _print_case(case: Case, judged: Sequence[Judged]) -> None:
-    table = case.table()
-    (batch, rate), best = min(table.items(), key=lambda item: item[1])
-    chosen = ", ".join(f"{one.answer.batch}@{one.answer.rate:.2g}{'' if one.right else '!'}" for one in judged)
-    print(
-        f"{case.name}: best {batch}@{rate:.2g} ({best:.4f}); chosen {chosen}; {json.dumps(summary(judged))}", flush=True
-    )
+HEADINGS = {
+    "within 3 %": "within_3_percent",
+    "within 10 %": "within_10_percent",
+    "time wasted": "regret_time",
+    "claimed": "regret_claimed",
+    "no answer": "no_answer",
+    "interval holds": "coverage",
+    "calibration": "calibration",
+    "decided": "decided",
+    "of these wrong": "decided_and_wrong",
+    "runs": "runs",
+    "seconds, in full runs": "seconds",
+}
+COUNTS = "calibration", "runs", "seconds"
+"""All others are shares."""
+
+
+def row(name: str, figures: Mapping[str, Any]) -> str:
+    cells = [_cell(key, figures.get(key)) for key in HEADINGS.values()]
+    return f"| {' | '.join([name, *cells])} |"
+
+
+def _cell(key: str, figure: float | None) -> str:
+    if figure is None:
+        return "-"
+    return f"{figure:.2f}" if key in COUNTS else f"{figure:.1%}"
 
 
 if __name__ == "__main__":

@@ -29,10 +29,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "ray", "transformers", "accelerate", "lightning")
 TOOLS = (
     "ensemble",
+    "made_worlds",
     "memory_models",
     "peer_searches",
     "record",
     "record_worlds",
+    "recorded_worlds",
+    "replayed",
     "side_by_side",
     "world_table",
     "world_tasks",

@@ -48,6 +48,9 @@ UNITS: dict[str, Callable[[float], str]] = {
     "unused": lambda value: f"{value:.1%}",
 }
 
+TOLD_BY_WHAT_IT_PRINTED = ("worlds",)
+"""Figures of every kind of world: a row of the table for people each."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,6 +103,8 @@ def figures(result: Result) -> str:
 def flattened(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield (the names that lead to it, the figure) for every figure of a last line."""
     for name, value in values.items():
+        if name in TOLD_BY_WHAT_IT_PRINTED:
+            continue
         if isinstance(value, dict):
             yield from flattened(value, (*above, name))
         else:
@@ -110,7 +115,8 @@ def as_text(words: Sequence[str], value: float | None) -> str:
     """Return the figure in the unit that its name holds; `-` where the benchmark has none."""
     if value is None:
         return "-"
-    unit = next((write for word, write in UNITS.items() if word in "_".join(words)), None)
+    name = f"_{'_'.join(words)}_"
+    unit = next((write for word, write in UNITS.items() if f"_{word}_" in name), None)
     return unit(value) if unit else f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 

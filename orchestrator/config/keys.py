@@ -23,7 +23,6 @@ from batchscout.orchestrator.config.stages import (
     Frontier,
     Horizons,
     KillRules,
-    LearningRate,
     Positive,
     Regularization,
     StageConfig,
@@ -303,6 +302,9 @@ class StudyConfig(Strict):
     `sample_budget`, so a faster candidate trains on more samples. samples: the lowest validation loss after
     `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,
     evaluating and waiting are not training time."""
+    useful_gain: Fraction = 0.03
+    """The share of the training time below which a saving is not worth a change: 0.03 or 3%. The `train` stage ends once its choice
+    wastes less than that on average."""
     target_loss: float | None = None
     """The validation loss to reach, for `objective: target`. null: there is none, as for the
     other objectives."""
@@ -318,7 +320,6 @@ class StudyConfig(Strict):
         Throughput(),
         Equivalence(),
         Train(),
-        LearningRate(),
     )
     """The stages of the study, in the order in which they run; each at most once."""
 

@@ -218,8 +218,8 @@ class Train(Strict):
     """Which batch ends best at equal cost?"""
 
     type: Literal["train"] = "train"
-    """`train`. Trains candidates at equal cost, each batch at learning rates of its own, until the probability of
-    having found the best batch is 0.9, or `max_runs` is reached."""
+    """`train`. Trains candidates at equal cost, each batch at learning rates of its own, until choosing now wastes less than
+    `useful_gain` on average, no further run is worth its time, or `max_runs` is reached."""
     pruner: Pruner = AshaPruner()
     """Which runs are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
     max_runs: PositiveInt = 12
@@ -228,7 +228,7 @@ class Train(Strict):
 
 
 class LearningRate(Strict):
-    """Is the scaling rule right here?"""
+    """Which learning rate is best at the chosen batch?"""
 
     type: Literal["learning_rate"] = "learning_rate"
     """`learning_rate`. Tries learning rates around the one that the train stage found best for its winning batch, and

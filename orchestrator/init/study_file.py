@@ -14,7 +14,7 @@ from batchscout.orchestrator.init.subject import FromSubject, LossFound, OwnSubj
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 
 _WIDTH = 110
-_DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
+_DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train")
 _SHORT_BUDGET = 8192
 _PUT_YOURS = "the default, as no number was found in your code; put the one that you train with"
 

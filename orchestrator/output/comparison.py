@@ -24,14 +24,14 @@ from batchscout.trainers.metrics import metric_of
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
     "activation_checkpointing", "compile",
-    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "expected_regret",
+    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "regret_time",
 )  # fmt: skip
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 
 
 _WORDS = {
     "p_best": "P(best)",
-    "expected_regret": "if it is wrong, it costs on average",
+    "regret_time": "share of the training time that it wastes on average",
     "tokens_per_second": "speed, per second",
 }
 """The last counts tokens in one study and samples in another."""

@@ -15,13 +15,13 @@ from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.output.verdict import (
     Scope,
     Verdict,
-    expected_regret,
-    gain_over_baseline,
+    is_decided,
     kept_setting,
     micro_batch_tokens,
-    most_to_gain,
     p_best,
+    regret_time,
     scope_of,
+    time_gain,
     undecided_between,
     verdict,
     would_decide,
@@ -31,7 +31,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
-from batchscout.orchestrator.stages.train import Gain
+from batchscout.orchestrator.stages.train import TimeGain
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import bytes_text
@@ -161,26 +161,26 @@ class Recommendation:
     not in the file, if none is."""
     seed: int
     verdict: str
-    """For people: the configuration, and what it wins against the baseline."""
+    """For people: the configuration, and what it saves against the user's own setting."""
     verdict_parts: Verdict | None = None
     """The same in its parts. None, and not in the file, in studies of earlier versions."""
+    decided: bool | None = None
+    """True if another setting than the user's own is recommended that wastes less than `useful_gain` on average, and where nothing was
+    compared. False where the user's own stays, and where the best is left open. None in files of earlier versions."""
+    time: TimeGain | None = None
+    """The share of the training time of the user's own setting in which this one comes to the same loss, with its 90 % interval. None,
+    and not in the file, where it is that one or that one did not complete, and in studies of earlier versions."""
+    regret_time: float | None = None
+    """The share of the training time that this setting wastes on average, against the best one. None, and not in the file, where only
+    one batch was tried, and in studies of earlier versions."""
     p_best: float | None = None
-    """The probability that no batch is better by more than the seeds' deviation or 0.4 %; None where only one was tried."""
-    expected_regret: float | None = None
-    """What the choice of the batch costs on average, should another one be the best: validation loss, or seconds to the target.
-    None, and not in the file, where only one was tried, and in studies of earlier versions."""
-    gain_over_baseline: Gain | None = None
-    """What the batch gains over the baseline's at equal cost, each at its best learning rate, with its 90 % interval: validation loss,
-    or seconds to the target. None, and not in the file, where it is the baseline's batch, and in studies of earlier versions."""
-    most_to_gain: float | None = None
-    """With a probability of 0.9 the best other batch gains no more than this over it. None, and not in the file, where only one was
-    tried, and in studies of earlier versions."""
+    """The probability that the batch is the best, each at its best rate: those of all batches add up to 1; None where only one was tried."""
     scope: Scope | None = None
     """What the recommendation was measured on."""
     undecided_between: tuple[int, ...] = ()
     """The effective batches between which the study could not decide."""
     would_decide: str | None = None
-    """What would decide it, for people; None where it is decided."""
+    """What would decide it, for people; None where it is decided, or where nothing of that is known."""
     real_run: HorizonsFindings | None = None
     """What holds for the real run, where the study was asked for it."""
     complete: bool
@@ -255,12 +255,12 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         seed=trial.seed,
         verdict=str(parts),
         verdict_parts=parts,
+        decided=is_decided(config, study, winner),
+        time=time_gain(study, winner),
+        regret_time=regret_time(study, winner),
         p_best=p_best(study, winner),
-        expected_regret=expected_regret(study, winner),
-        gain_over_baseline=gain_over_baseline(study, winner),
-        most_to_gain=most_to_gain(study, winner),
         scope=scope_of(config, study, winner),
-        undecided_between=undecided_between(study, winner),
+        undecided_between=undecided_between(config, study, winner),
         would_decide=would_decide(config, study, winner),
         real_run=found(study, HorizonsFindings),
         complete=all(stage.type in study.conclusions for stage in config.stages),

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
+from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.input_bound import input_bound
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
-from batchscout.orchestrator.stages.train import ENOUGH, BatchFindings, Gain, TrainFindings
+from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import number_text, seconds_text, training_time_text
+from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
 
@@ -57,9 +58,10 @@ class Scope:
 
 def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
     full = [t for t in study.trials.values() if t.is_full_run and t.state is TrialState.COMPLETE]
+    there_are = study.facts.num_val_samples
     return Scope(
         len(config.seeds),
-        config.evaluation_samples,
+        min(config.evaluation_samples, there_are) if there_are else config.evaluation_samples,
         winner.config.sample_budget,
         tuple(sorted({t.config.effective_batch_size for t in full})),
         max(max(t.config.accumulations) for t in full),
@@ -67,77 +69,78 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
 
 
 def p_best(study: Study, winner: Trial) -> float | None:
-    """Return the probability that no batch is better than the recommended one by a useful gain; None where only one was
-    tried."""
+    """Return the probability that the recommended batch is the best, each at its best rate; None where only one was tried."""
     compared = _compared(study, winner)
-    return compared.mine.p_best if compared else None
+    return compared.mine.p_best if compared and compared.others else None
 
 
-def expected_regret(study: Study, winner: Trial) -> float | None:
-    """Return what the recommended batch costs on average, should another one be the best; None where only one was tried."""
+def regret_time(study: Study, winner: Trial) -> float | None:
+    """Return the share of the training time that the recommended setting wastes on average; None where that is not known."""
     compared = _compared(study, winner)
-    return compared.findings.expected_regret if compared else None
+    return compared.findings.regret_time if compared else None
 
 
-def gain_over_baseline(study: Study, winner: Trial) -> Gain | None:
-    """Return what the recommended batch gains over the baseline's; None where it is that one."""
+def time_gain(study: Study, winner: Trial) -> TimeGain | None:
+    """Return what the recommended setting saves of the training time of the user's own; None where it is that one."""
     compared = _compared(study, winner)
-    return compared.findings.gain_over_baseline if compared else None
+    return compared.findings.time if compared else None
 
 
-def most_to_gain(study: Study, winner: Trial) -> float | None:
-    """Return what the best other batch gains at most over the recommended one; None where only one was tried."""
+def is_decided(config: StudyConfig, study: Study, winner: Trial) -> bool:
+    """True if nothing was left open: no settings were compared, or the best of them is known well enough."""
     compared = _compared(study, winner)
-    return compared.findings.most_to_gain if compared else None
+    return compared is None or compared.findings.is_decided(config.useful_gain)
 
 
-def undecided_between(study: Study, winner: Trial) -> tuple[int, ...]:
-    """Return the effective batches between which the study could not decide; none where it did."""
+LIKELY_ENOUGH = 0.1
+"""A batch that is the best with less probability is not named among those that may be."""
+
+
+def undecided_between(config: StudyConfig, study: Study, winner: Trial) -> tuple[int, ...]:
+    """Return the effective batches of which the best is one, as far as the study could tell; none where it could, or where the learning
+    rate alone is open."""
     compared = _compared(study, winner)
-    if compared is None or compared.is_decided:
+    if compared is None or compared.findings.is_decided(config.useful_gain):
         return ()
-    rivals = [one for one in compared.others if one.p_best > 1 - ENOUGH] or [compared.strongest]
-    return tuple(sorted(one.effective_batch_size for one in (compared.mine, *rivals)))
+    rivals = [one for one in compared.others if one.p_best >= LIKELY_ENOUGH]
+    return tuple(sorted(one.effective_batch_size for one in (compared.mine, *rivals))) if rivals else ()
 
 
 def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None:
-    """Return what would decide a study that could not; None where it did."""
+    """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
     compared = _compared(study, winner)
-    if compared is None or compared.is_decided:
+    if compared is None or compared.findings.is_decided(config.useful_gain) or compared.findings.regret_time is None:
         return None
-    if compared.mine.num_runs_to_decide is None:
-        return "no further runs: how fast the batches are is not known well enough; time them again where nothing else runs"
-    runs = max(1, round(compared.mine.num_runs_to_decide)) * len(config.seeds)
-    seconds = compared.findings.seconds or winner.metric("train_seconds") or 0.0
-    hours = runs * seconds * config.world_size / 3600
+    findings = compared.findings
+    num_runs = sum(one.num_runs for one in findings.batches)
+    regret = compared.findings.regret_time
+    runs = runs_to_decide(regret, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
+    if runs is None:
+        return f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds"
+    if runs == 0:  # the user's own setting: it is as good as the best that was found
+        return None
+    runs *= len(config.seeds)
+    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
+    hours = runs * seconds * config.world_size / 3600
     each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
     return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """What the train stage found of the recommended batch and of those that it was compared with."""
+    """What the full runs say of the recommended batch and of those that it was compared with."""
 
     findings: TrainFindings
     mine: BatchFindings
     others: tuple[BatchFindings, ...]
 
-    @property
-    def is_decided(self) -> bool:
-        return self.mine.p_best >= ENOUGH
-
-    @property
-    def strongest(self) -> BatchFindings:
-        """The likeliest of the others."""
-        return max(self.others, key=lambda one: one.p_best)
-
 
 def _compared(study: Study, winner: Trial) -> _Compared | None:
-    """Return the comparison; None without one: no train stage, only one batch, or a study of version 0.2."""
-    findings = found(study, TrainFindings)
+    """Return the comparison; None without one: no train stage, a single run, or a study of version 0.2."""
+    findings = trained(study)
     mine = findings.of_batch(winner.config.effective_batch_size) if findings else None
-    if findings is None or mine is None or len(findings.batches) == 1:
+    if findings is None or mine is None or sum(one.num_runs for one in findings.batches) < 2:
         return None
     return _Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
 
@@ -149,7 +152,7 @@ class Verdict:
     answer: str
     """What to train with."""
     why: str
-    """What that wins against the baseline, how sure it is, and what would decide it."""
+    """What that saves against the user's own setting, how sure it is, and what would decide it."""
     warnings: tuple[str, ...]
     """What speaks against it."""
     holds_for: str
@@ -250,9 +253,9 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
         )
     if slow := _slower_than_the_baseline(config, study, winner):
         warnings.append(slow)
-    trained = found(study, TrainFindings)
-    if trained and trained.off_speed:
-        off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in trained.off_speed.items())
+    findings = trained(study)
+    if findings and findings.off_speed:
+        off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
         warnings.append(
             f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
             "was planned; the probability counts with what it would have been"
@@ -336,9 +339,9 @@ def _growing(trial: TrialConfig) -> str:
 
 def _at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return that the batch is the smallest or the largest of those that were compared, where a further one is possible and
-    the study has decided."""
+    it is likely to be the best of them."""
     compared, batch = _compared(study, winner), winner.config.effective_batch_size
-    if compared is None or not compared.is_decided:
+    if compared is None or not compared.others or compared.mine.p_best < 0.5:
         return ""
     others = [one.effective_batch_size for one in compared.others]
     if config.world_size < batch < min(others):
@@ -381,15 +384,59 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     if plain is not winner:
         return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
-    baseline = _baseline(study)
+    baseline, compared = _baseline(study), _compared(study, winner)
     if baseline is None:
-        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}"
-    theirs, compared = _standing(study, baseline, target), _compared(study, winner)
+        sure = _sure(config, study, winner, compared) if compared else ""
+        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}{sure}"
+    theirs = _standing(study, baseline, target)
+    if compared is not None and compared.findings.regret_time is not None:
+        return _against_own(config, study, winner, compared)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
-        return f"{_baseline_stays(study, compared, target)}{its_rate}{_sure(study, winner, compared, target)}"
-    gain = _gain(compared, target)
-    return f"{_against(ours, theirs, target)}{_cost(study, target)}{gain}{_sure(study, winner, compared, target)}"
+        alone = (
+            "it is the only batch that was tried"
+            if _is_only_batch(study)
+            else "no batch that was tried is better than yours"
+        )
+        return f"{alone}{its_rate}"
+    return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}"
+
+
+def _against_own(config: StudyConfig, study: Study, winner: Trial, compared: _Compared) -> str:
+    """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
+    findings, target = compared.findings, config.target_loss
+    baseline = _baseline(study)
+    assert baseline, "what completed is compared with the baseline"
+    ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
+    if findings.keeps_own:
+        assert findings.regret_time is not None, "asked only of studies that know it"
+        so = ", so the batch is not your bottleneck" if findings.regret_time <= config.useful_gain else ""
+        return (
+            f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
+            f"{_ending(ours, target)}{_sure(config, study, winner, compared)}"
+        )
+    saved = f"; {_time_text(config, findings.time, winner, baseline)}" if findings.time else ""
+    return (
+        f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, study, winner, compared)}"
+    )
+
+
+def _time_text(config: StudyConfig, time: TimeGain, winner: Trial, own: Trial) -> str:
+    interval = f"{time.low:.0%} to {time.high:.0%} with probability 0.9"
+    total = f"it comes to the same loss in {time.share:.0%} of {_the_cost(config)} ({interval})"
+    if winner.config.effective_batch_size == own.config.effective_batch_size:
+        return f"{total}, by the learning rate alone"
+    by_batch = time.share / time.by_rate
+    return f"{total}: in {time.by_rate:.0%} by the learning rate alone, in {by_batch:.0%} by the batch alone"
+
+
+def _the_cost(config: StudyConfig) -> str:
+    return "the samples" if config.objective == "samples" else "the training time"
+
+
+def _is_only_batch(study: Study) -> bool:
+    findings = found(study, TrainFindings)
+    return bool(findings and findings.batches)
 
 
 def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
@@ -409,10 +456,11 @@ def _against_plain(study: Study, winner: Trial, plain: Trial) -> str:
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
-    other = f"(effective batch {theirs.trials[0].config.effective_batch_size})"
+    config = theirs.trials[0].config
+    own = f"your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g})"
     if target_loss is None:
-        return f"val loss {ours.val_loss:.3f} against the baseline's {theirs.val_loss:.3f} {other}"
-    return f"it {_ending(ours, target_loss)}, the baseline {other} {_ending(theirs, target_loss)}"
+        return f"val loss {ours.val_loss:.3f} against {theirs.val_loss:.3f} with {own}"
+    return f"it {_ending(ours, target_loss)}, {own} {_ending(theirs, target_loss)}"
 
 
 def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
@@ -437,20 +485,30 @@ def _ending(standing: Standing, target_loss: float | None) -> str:
 
 def _at_its_rate(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
     if target_loss is None:
-        return f"this learning rate brings it from the baseline's {theirs.val_loss:.3f} to {ours.val_loss:.3f}"
-    return f"with this learning rate it {_ending(ours, target_loss)}, with the baseline's it {_ending(theirs, target_loss)}"
+        return f"this learning rate brings it from {theirs.val_loss:.3f} to {ours.val_loss:.3f}"
+    return f"with this learning rate it {_ending(ours, target_loss)}, with your own it {_ending(theirs, target_loss)}"
 
 
-def _cost(study: Study, target_loss: float | None) -> str:
-    """Return after what; nothing where the objective is that."""
-    findings = found(study, TrainFindings)
-    if target_loss is not None:
+SAME_TIME = 0.05
+"""Training times that differ by a smaller share are told as one."""
+
+
+def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
+    """Return after what, as it was measured; nothing where the objective is that."""
+    if config.objective == "target":
         return ""
-    if findings is None or findings.seconds is None:
+    if config.objective == "samples":
         return " after the same samples"
-    if findings.off_speed:
-        return f" after the training time that was planned for each ({training_time_text(findings.seconds)})"
-    return f" after the same training time ({training_time_text(findings.seconds)})"
+    took = [statistics.fmean(known) for one in (ours, theirs) if (known := _training_seconds(one))]
+    if len(took) < 2:
+        return " after the same training time"
+    if abs(took[0] / took[1] - 1) <= SAME_TIME:
+        return f" after the same training time ({training_time_text(took[1])})"
+    return f", after {training_time_text(took[0])} and {training_time_text(took[1])} of training"
+
+
+def _training_seconds(standing: Standing) -> list[float]:
+    return [seconds for trial in standing.trials if (seconds := trial.metric("train_seconds"))]
 
 
 def _baseline(study: Study) -> Trial | None:
@@ -464,65 +522,30 @@ def _how_the_baseline_ended(study: Study) -> str:
     if baseline is None:
         return ""
     config = baseline.config
-    return f"; the baseline (effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}) {_ended(baseline)}"
+    return f"; your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g}) {_ended(baseline)}"
 
 
 def _ended(trial: Trial) -> str:
     return "diverged" if trial.cause is Cause.DIVERGED else f"did not finish ({trial.explanation})"
 
 
-def _baseline_stays(study: Study, compared: _Compared | None, target_loss: float | None) -> str:
-    findings = found(study, TrainFindings)
-    if compared is None:
-        if findings and findings.batches:
-            return "it is the only batch that was tried"
-        return f"no batch that was tried beat the baseline's{_cost(study, target_loss)}"
-    most = compared.findings.most_to_gain
-    if not compared.is_decided or most is None:  # None: in an earlier study
-        return "the baseline's batch is as good as any that was tried"
-    how_much = (
-        f"gains {f'more than {most:.2g}' if most else 'anything'} over the baseline's{_cost(study, target_loss)}"
-        if target_loss is None
-        else f"is faster than the baseline's{f' by more than {seconds_text(most)}' if most else ''}"
+def _sure(config: StudyConfig, study: Study, winner: Trial, compared: _Compared) -> str:
+    """Return how far the setting may lie from the best one, and what is left open; nothing in a study that does not know it."""
+    if compared.findings.regret_time is None:
+        return ""
+    wasted = (
+        f"{compared.findings.regret_time:.1%}"
+        if compared.findings.regret_time < 0.1
+        else f"{compared.findings.regret_time:.0%}"
     )
-    return f"no other batch {how_much} ({ENOUGH * 100:.0f} %), so the batch is not your bottleneck"
-
-
-def _gain(compared: _Compared | None, target_loss: float | None) -> str:
-    """Return what the batch wins over the baseline's where each has its best learning rate, with how far that is known."""
-    gain = compared.findings.gain_over_baseline if compared else None
-    if gain is None:
-        return ""
-    low, high = (_of_score(end, target_loss) for end in (gain.low, gain.high))
-    return f"; with each batch at its best learning rate the gain is {low} to {high} (90 %)"
-
-
-def _of_score(difference: float, target_loss: float | None) -> str:
-    if target_loss is None:
-        return f"{difference:.2g}"
-    return f"-{seconds_text(-difference)}" if difference < 0 else seconds_text(difference)
-
-
-def _if_wrong(regret: float | None, target_loss: float | None) -> str:
-    """Return what the choice costs on average, should another batch be the best; nothing in a study that does not know."""
-    if regret is None:
-        return ""
-    return f" (on average this choice costs {_of_score(regret, target_loss)} more than the best one)"
-
-
-def _sure(study: Study, winner: Trial, compared: _Compared | None, target_loss: float | None) -> str:
-    if compared is None:
-        return ""
-    p = f"{compared.mine.p_best:.2f}"
-    if compared.is_decided:
-        return f"; the right batch with probability {p}{_if_wrong(compared.findings.expected_regret, target_loss)}"
-    between, most = _listed(undecided_between(study, winner)), compared.findings.most_to_gain
-    bound = (
-        ""
-        if most is None
-        else f"; no other gains {f'more than {_of_score(most, target_loss)}' if most else 'anything'} over it, {ENOUGH * 100:.0f} %"
-    )
-    return f"; undetermined between effective batches {between} (this one with probability {p}{bound})"
+    told = f"; choosing it wastes {wasted} of {_the_cost(config)} on average, against the best of all"
+    if compared.findings.is_decided(config.useful_gain):
+        return told
+    between = undecided_between(config, study, winner)
+    mine = compared.mine
+    if not between:
+        return f"{told}; undetermined at which learning rate ({mine.learning_rate_low:.2g} to {mine.learning_rate_high:.2g})"
+    return f"{told}; undetermined between effective batches {_listed(between)} (this one with probability {mine.p_best:.2f})"
 
 
 MOST_GROWTH = 1.1

@@ -1,4 +1,4 @@
-"""Is the scaling rule right here? A small grid around the best rate so far, at the batch that won.
+"""Which learning rate is best at the chosen batch? A small grid around the best rate so far.
 
 What was run at that batch before is a point of the grid too. Where the best lies at an end the grid is extended.
 """
@@ -6,13 +6,11 @@ What was run at that batch before is a point of the grid too. Where the best lie
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from batchscout.orchestrator.config.mode import mode_of
-from batchscout.orchestrator.config.stages import LearningRate
+from batchscout.orchestrator.config.stages import LearningRate, Train
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -25,7 +23,13 @@ from batchscout.orchestrator.stages.findings import concluded, found, winner_of
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
 from batchscout.orchestrator.stages.stage import Stage
-from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
+from batchscout.orchestrator.stages.train import (
+    LearningRateFindings,
+    TrainFindings,
+    compares_as_now,
+    loss_deviation,
+    train_findings,
+)
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
@@ -34,21 +38,6 @@ from batchscout.trainers.config import Split
 # Rates this close to each other are one point of the grid.
 SAME_RATE = 0.1
 MOST_EXTENSIONS = 3
-
-
-@dataclass(frozen=True)
-class LearningRateFindings:
-    STAGE: ClassVar[str] = "learning_rate"
-
-    learning_rate: float
-    winner: str
-    """A trial: the first seed of the best learning rate."""
-    on_edge: bool
-    """True if the best is the last one tried on its side."""
-    losses: dict[str, float]
-    """The validation loss by learning rate, which is written with three digits."""
-    rule: float | None = None
-    """The scaling rule's rate for this batch; None in a study of version 0.2."""
 
 
 def propose(context: StageContext[LearningRate]) -> list[Proposal]:
@@ -150,19 +139,35 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     ranking = standings(trials, context.config.target_loss)
     if why := why_none(trials):
         return Conclusion("learning_rate", ok=False, reason=why)
-    best = _settle(ranking, _fitted(context, trials))
+    of_all = _with_these(context)
+    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials))
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1])
     rule = _rule(context, best.trials[0])
     findings = LearningRateFindings(
         learning_rate=_rate(best),
-        winner=best.trials[0].id,
+        winner=of_all.winner if of_all else best.trials[0].id,
         on_edge=on_edge,
         losses={f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
         rule=rule,
+        train=of_all,
     )
     notes = (_warn(best, tested, trials),) if on_edge else ()
     return concluded(findings, _sentence(best, ranking, rule), notes)
+
+
+def _with_these(context: StageContext[LearningRate]) -> TrainFindings | None:
+    """Return what the runs of train and of this stage come to together; None without a train stage that chose a run."""
+    keys = context.config.keys_of(Train)
+    if keys is None or found(context.study, TrainFindings) is None:
+        return None
+    as_train = StageContext(keys, context.config, context.study, context.num_lanes)
+    return train_findings(as_train) if compares_as_now(as_train) else None
+
+
+def _chosen(ranking: list[Standing], of_all: TrainFindings | None) -> Standing | None:
+    """Return the run that all runs speak for; None where it has another batch."""
+    return next((one for one in ranking if of_all and one.trials[0].id == of_all.winner), None)
 
 
 def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:

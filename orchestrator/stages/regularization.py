@@ -23,9 +23,8 @@ from batchscout.orchestrator.stages.estimates.generalisation import Gap, General
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tie_width
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
 from batchscout.orchestrator.stages.stage import Stage
-from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
+from batchscout.orchestrator.stages.train import TrainFindings, chosen_run, loss_deviation
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
 from batchscout.trainers.config import OptimizerConfig
@@ -86,7 +85,7 @@ def propose(context: StageContext[Regularization]) -> list[Proposal]:
 
 
 def _source(context: StageContext[Regularization]) -> Trial:
-    chosen = winner_of(context.study, LearningRateFindings) or winner_of(context.study, TrainFindings)
+    chosen = chosen_run(context.study)
     assert chosen is not None, "a study whose train stage chose nothing has ended"
     return context.study.trials[chosen]
 

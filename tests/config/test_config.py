@@ -168,7 +168,7 @@ def test_the_place_of_a_fault_is_what_set_takes(tmp_path: Path, override: str, p
 def test_model_and_data_are_all_that_is_needed(tmp_path: Path) -> None:
     study = load(tmp_path)
     assert study.name == "study", "the file's"
-    assert [stage.type for stage in study.stages] == ["frontier", "throughput", "equivalence", "train", "learning_rate"]
+    assert [stage.type for stage in study.stages] == ["frontier", "throughput", "equivalence", "train"]
 
 
 @for_every(path=CONFIGS)

@@ -13,7 +13,7 @@ from batchscout.orchestrator.decisions.budget import Spending
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import Findings, found
-from batchscout.orchestrator.stages.train import ENOUGH, TrainFindings
+from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
@@ -77,7 +77,8 @@ def test_it_holds_and_the_answer_is_made_from_what_fitted_in(tmp_path: Path, num
     assert known.conclusions["train"].ok
     findings = found(known, TrainFindings)
     assert findings is not None
-    is_decided = max(one.p_best for one in findings.batches) >= ENOUGH
+    assert findings.regret_time is not None
+    is_decided = findings.regret_time <= config.useful_gain
     assert is_decided or any("of budget.device_hours (0.0" in note for note in known.conclusions["train"].notes)
     assert recommend(config, known) is not None
 

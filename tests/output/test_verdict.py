@@ -14,9 +14,8 @@ from batchscout.orchestrator.output.verdict import Scope
 from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.train import BatchFindings, Gain, TrainFindings
+from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings
 from batchscout.orchestrator.study.events import Evaluated, FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
@@ -37,6 +36,9 @@ class Run:
     tokens_per_second: float | None = None
 
 
+BY_THE_RATE = TimeGain("train-m8k1", 0.6, 0.45, 0.8, 0.6, 0.97)
+EARLIER: dict[str, Any] = {"regret_time": None, "time": None, "keeps_own": False}
+"""What a study of an earlier version found of this: nothing."""
 SMALL, LARGE = Run(8, ((30, 4.0), (60, 3.5))), Run(32, ((30, 3.6), (60, 3.2)))
 
 
@@ -53,7 +55,7 @@ def recommended(
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
 
-    found: what else it found. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
+    found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
     config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
     study = Study(config.name, facts=facts or Facts())
@@ -62,10 +64,16 @@ def recommended(
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
-    conclude(study, TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, **(found or {})), "")
+    own: dict[str, Any] = (
+        {"keeps_own": True} if winner == 8 else {"time": TimeGain("train-m8k1", 0.36, 0.25, 0.52, 0.6, 0.98)}
+    )
+    told: dict[str, Any] = {"regret_time": 0.012, **own, **(found or {})}
+    train = TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, **told)
+    conclude(study, train, "")
     if tuned is not None:
         add(study, config, "learning_rate-x2", tuned)
-        conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}), "")
+        refined = replace(train, winner="learning_rate-x2", keeps_own=False, time=BY_THE_RATE)
+        conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}, train=refined), "")
     recommendation = recommend(config, study)
     assert recommendation is not None
     return recommendation
@@ -90,77 +98,63 @@ def reason(found: Recommendation) -> str:
     return why
 
 
-def test_a_batch_that_beats_the_baselines_says_by_how_much_after_what_and_how_surely() -> None:
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97))
+OWN = "with your own setting (effective batch 8, learning rate 0.0006)"
+SAME_TIME = "after the same training time (1 min 0 s)"
+SAVED = (
+    "it comes to the same loss in 36% of the training time (25% to 52% with probability 0.9): in 60% by the learning rate alone, "
+    "in 60% by the batch alone"
+)
+
+
+def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what_it_may_waste() -> None:
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98))
     assert found.verdict == (
         "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
-        "0.0006: val loss 3.200 against the baseline's 3.500 (effective batch 8) after the same training time (1 min 0 s); "
-        f"the right batch with probability 0.97. {LARGEST} {SCOPE}"
+        f"0.0006: val loss 3.200 against 3.500 {OWN} {SAME_TIME}; {SAVED}; choosing it wastes 1.2% of the training time on average, "
+        f"against the best of all. {LARGEST} {SCOPE}"
     )
-    assert (found.p_best, found.undecided_between, found.would_decide) == (0.97, (), None)
+    assert (found.decided, found.p_best, found.undecided_between, found.would_decide) == (True, 0.98, (), None)
+    tree = found.to_json()
+    assert tree["regret_time"] == 0.012
+    assert tree["time"] == {
+        "trial": "train-m8k1", "share": 0.36, "low": 0.25, "high": 0.52, "by_rate": 0.6, "p_better": 0.98,
+    }  # fmt: skip
 
 
-def test_what_being_wrong_would_cost_is_told_where_it_is_known() -> None:
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    found = recommended(*batches, found={"expected_regret": 0.00123})
-    assert (
-        "; the right batch with probability 0.97 (on average this choice costs 0.0012 more than the best one)."
-        in found.verdict
-    )
-    assert found.expected_regret == found.to_json()["expected_regret"] == 0.00123
-    timed = recommended(*batches, found={"expected_regret": 90.0}, objective="target", target_loss=3.3)
-    assert "(on average this choice costs 1 min 30 s more than the best one)" in timed.verdict
-    assert "expected_regret" not in recommended(*batches).to_json()
+def test_what_was_planned_for_the_same_time_is_told_with_the_seconds_that_it_took() -> None:
+    slower = replace(LARGE, curve=((30, 3.6), (75, 3.2)))
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
+    found = recommended(*batches, runs=(SMALL, slower))
+    assert f"3.500 {OWN}, after 1 min 15 s and 1 min 0 s of training; it comes" in found.verdict
 
 
 def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
     found = recommended(*batches, seconds=None, objective="samples")
-    assert "(effective batch 8) after the same samples; the right batch" in found.verdict
+    assert f"{OWN} after the same samples; it comes to the same loss in 36% of the samples (25%" in found.verdict
+    assert "choosing it wastes 1.2% of the samples on average" in found.verdict
 
 
-def test_what_it_gains_over_the_baselines_batch_is_told_with_its_interval() -> None:
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    found = recommended(*batches, found={"gain_over_baseline": Gain(0.25, 0.21, 0.292)})
-    assert (
-        "after the same training time (1 min 0 s); with each batch at its best learning rate the gain is 0.21 to 0.29 (90 %); "
-        "the right batch" in found.verdict
-    )
-    assert found.to_json()["gain_over_baseline"] == {"middle": 0.25, "low": 0.21, "high": 0.292}
-    assert not recommended(*batches).to_json().keys() & {"gain_over_baseline", "most_to_gain"}, "of an earlier study"
-    timed = {"objective": "target", "target_loss": 3.3, "found": {"gain_over_baseline": Gain(30.0, -3.0, 65.0)}}
-    assert (
-        "; with each batch at its best learning rate the gain is -3 s to 1 min 5 s (90 %)"
-        in recommended(*batches, **timed).verdict
-    )
-
-
-def test_the_batch_is_not_the_bottleneck_only_with_the_bound_on_what_another_could_gain() -> None:
-    batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.51, 0.3)
-    found = recommended(*batches, winner=8, found={"most_to_gain": 0.0123})
+def test_where_none_is_shown_to_be_better_the_users_own_stays_and_it_is_not_called_decided() -> None:
+    found = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.4), winner=8)
     assert reason(found) == (
-        "no other batch gains more than 0.012 over the baseline's after the same training time (1 min 0 s) (90 %), so the "
-        f"batch is not your bottleneck; the right batch with probability 0.95. {SMALLEST}"
+        "your own setting stays: none of the others is shown to save 3% of the training time, so the batch is not your bottleneck; it ends at val "
+        "loss 3.500; choosing it wastes 1.2% of the training time on average, against the best of all; undetermined between effective batches 8 and 32 (this "
+        f"one with probability 0.60). {SMALLEST}"
     )
-    nothing = recommended(*batches, winner=8, found={"most_to_gain": 0.0})
-    assert reason(nothing).startswith(
-        "no other batch gains anything over the baseline's after the same training time (1 min 0 s) (90 %), "
-    )
-    timed = {"objective": "target", "target_loss": 3.3, "found": {"most_to_gain": 0.0}}
-    assert "no other batch is faster than the baseline's (90 %), so" in recommended(*batches, winner=8, **timed).verdict
-    of_an_earlier_study = recommended(*batches, winner=8)
-    assert "the baseline's batch is as good as any that was tried; the right batch" in of_an_earlier_study.verdict
-    unsure = recommended(
-        batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.5), winner=8, found={"most_to_gain": 0.04}
-    )
-    assert "bottleneck" not in unsure.verdict
-    assert "(this one with probability 0.60; no other gains more than 0.04 over it, 90 %)" in unsure.verdict
+    assert (found.decided, found.effective_batch_size, found.learning_rate) == (False, 8, 6e-4)
+    assert found.would_decide is None, "it is as good as what is known to be the best"
+    assert "time" not in found.to_json()
 
 
-def test_the_baseline_with_a_better_rate_says_what_the_rate_brings() -> None:
-    batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.6, 0.1)
+def test_the_users_batch_with_a_better_rate_says_what_the_rate_saves() -> None:
+    batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.6, 0.05)
     found = recommended(*batches, winner=8, tuned=Run(8, ((30, 3.9), (60, 3.3))))
-    assert "; this learning rate brings it from the baseline's 3.500 to 3.300; the right batch" in found.verdict
+    assert (
+        f"val loss 3.300 against 3.500 {OWN} {SAME_TIME}; it comes to the same loss in 60% of the training time"
+        in found.verdict
+    )
+    assert "(45% to 80% with probability 0.9), by the learning rate alone; choosing it" in found.verdict
     assert "The learning rate is the last one tried on its side: a further one may be better." in reason(found)
 
 
@@ -171,9 +165,9 @@ def test_the_baseline_with_a_better_rate_says_what_the_rate_brings() -> None:
         ((8, 32), 32, 0.95, "largest"),
         ((4, 8, 32), 8, 0.95, None),
         ((1, 8), 1, 0.95, None),
-        ((4, 8), 4, 0.6, None),
+        ((4, 8), 4, 0.4, None),
     ],
-    ids=["at the lower end", "at the upper end", "between", "none is smaller", "undecided"],
+    ids=["at the lower end", "at the upper end", "between", "none is smaller", "unlikely"],
 )
 def test_a_batch_at_an_end_of_what_was_compared_is_told_as_one(
     batches: tuple[int, ...], chosen: int, p_best: float, told: str | None
@@ -188,56 +182,58 @@ def test_a_batch_at_an_end_of_what_was_compared_is_told_as_one(
 
 
 def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> None:
-    batches = (
-        batch_findings(32, 3.2, 0.55, num_runs_to_decide=3.4), batch_findings(16, 3.22, 0.5),
-        batch_findings(8, 3.5, 0.05),
-    )  # fmt: skip
-    found = recommended(*batches)
+    batches = batch_findings(32, 3.2, 0.55), batch_findings(16, 3.22, 0.4), batch_findings(8, 3.5, 0.05)
+    found = recommended(*batches, found={"regret_time": 0.045})
     assert reason(found).endswith(
-        "; undetermined between effective batches 16 and 32 (this one with probability 0.55). To decide it: about 3 more runs "
-        "of 1 min 0 s each, 0.05 device-hours: raise stages.train.max_runs."
+        "; choosing it wastes 4.5% of the training time on average, against the best of all; undetermined between effective batches 16 "
+        f"and 32 (this one with probability 0.55). {LARGEST} To decide it: about 3 more runs of 1 min 0 s each, 0.05 device-hours: "
+        "raise stages.train.max_runs."
     )
-    assert found.undecided_between == (16, 32)
-    assert found.would_decide == "about 3 more runs of 1 min 0 s each, 0.05 device-hours: raise stages.train.max_runs"
-    twice = recommended(*batches, seeds=[0, 1])
+    assert (found.decided, found.undecided_between) == (False, (16, 32))
+    twice = recommended(*batches, found={"regret_time": 0.045}, seeds=[0, 1])
     assert twice.would_decide is not None
     assert twice.would_decide.startswith("about 6 more runs of 1 min 0 s each, 0.1 device-hours"), "each with 2 seeds"
+    far = recommended(*batches, found={"regret_time": 0.5})
+    assert far.would_decide == "more than 30 further runs (raise stages.train.max_runs), or more seeds"
 
 
-def test_where_the_speeds_leave_it_open_no_run_is_said_to_decide() -> None:
-    batches = batch_findings(32, 3.2, 0.55, num_runs_to_decide=None), batch_findings(16, 3.22, 0.5)
-    assert recommended(*batches).would_decide == (
-        "no further runs: how fast the batches are is not known well enough; time them again where nothing else runs"
-    )
-
-
-def test_it_is_never_undetermined_between_one_batch() -> None:
-    """Where many share what is left of the probability, the likeliest of them is named."""
+def test_where_the_rate_alone_is_open_no_batches_are_named() -> None:
     others = [batch_findings(batch, 3.4, p) for batch, p in ((2, 0.05), (4, 0.06), (8, 0.04))]
-    found = recommended(*others, batch_findings(32, 3.2, 0.85, num_runs_to_decide=0.2))
-    assert found.undecided_between == (4, 32)
-    assert found.would_decide is not None
-    assert found.would_decide.startswith("about 1 more run of 1 min 0 s, ")
+    found = recommended(*others, batch_findings(32, 3.2, 0.85), found={"regret_time": 0.04})
+    assert found.undecided_between == ()
+    assert found.decided is False
+    assert "; undetermined at which learning rate (0.0004 to 0.0009)" in found.verdict
 
 
-def test_the_baseline_that_may_be_as_good_does_not_say_more_than_that() -> None:
-    found = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.5, 0.58), winner=8)
-    assert reason(found) == (
-        "the baseline's batch is as good as any that was tried; undetermined between effective batches 8 and 32 (this one "
-        "with probability 0.60). To decide it: about 1 more run of 1 min 0 s, 0.017 device-hours: raise stages.train.max_runs."
-    )
+def test_another_useful_gain_decides_otherwise() -> None:
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
+    assert recommended(*batches, found={"regret_time": 0.04}).decided is False
+    assert recommended(*batches, found={"regret_time": 0.04}, useful_gain="5%").decided is True
 
 
 def test_a_single_batch_is_the_only_one_and_has_no_probability() -> None:
-    found = recommended(batch_findings(8, 3.5, 1.0), winner=8, runs=(SMALL,))
+    found = recommended(batch_findings(8, 3.5, 1.0, num_runs=1), winner=8, runs=(SMALL,))
     assert reason(found) == "it is the only batch that was tried."
     assert found.p_best is None
-    assert not found.to_json().keys() & {"p_best", "would_decide"}
+    assert not found.to_json().keys() & {"p_best", "would_decide", "regret_time", "time"}
 
 
-def test_without_a_baseline_that_ended_it_is_the_best_of_what_was_run() -> None:
-    found = recommended(batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0), runs=(LARGE,))
-    assert reason(found) == f"it ends at val loss 3.200, the best of what was run. {LARGEST}"
+def test_a_single_batch_with_rates_of_its_own_says_what_the_rate_saves() -> None:
+    found = recommended(batch_findings(8, 3.5, 1.0), winner=8, runs=(SMALL,), tuned=Run(8, ((30, 3.9), (60, 3.3))))
+    assert (
+        "it comes to the same loss in 60% of the training time (45% to 80% with probability 0.9), by the learning rate alone"
+        in found.verdict
+    )
+    assert found.p_best is None
+
+
+def test_without_the_users_own_run_it_is_the_best_of_what_was_run() -> None:
+    batches = batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0)
+    found = recommended(*batches, runs=(LARGE,), found={"time": None})
+    assert reason(found) == (
+        "it ends at val loss 3.200, the best of what was run; choosing it wastes 1.2% of the training time on average, against the best of "
+        f"all. {LARGEST}"
+    )
 
 
 def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projection() -> None:
@@ -245,24 +241,19 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     batches = batch_findings(8, 90.0, 0.02, score_low=80.0), batch_findings(32, 45.0, 0.97, score_low=40.0)
     found = recommended(*batches, **target)
     projected = 60 * 2 ** (0.1 / 0.5)
-    assert reason(found) == (
-        "it reaches val loss 3.4 after 45 s of training, the baseline (effective batch 8) ends at val loss 3.500 and would "
-        f"reach 3.4 after about 1 min {round(projected) - 60} s; the right batch with probability 0.97. {LARGEST}"
-    )
-    stays = recommended(
-        batch_findings(8, 45.0, 0.95), batch_findings(32, 60.0, 0.1), winner=8, found={"most_to_gain": 5.2},
-        runs=(Run(8, ((30, 3.6), (60, 3.2))), Run(32, ((30, 3.9), (60, 3.9)))), **target,
-    )  # fmt: skip
-    assert reason(stays) == (
-        "no other batch is faster than the baseline's by more than 5 s (90 %), so the batch is not your bottleneck; the "
-        f"right batch with probability 0.95. {SMALLEST}"
+    assert reason(found).startswith(
+        "it reaches val loss 3.4 after 45 s of training, your own setting (effective batch 8, learning rate 0.0006) ends at val loss "
+        f"3.500 and would reach 3.4 after about 1 min {round(projected) - 60} s; it comes to the same loss in 36% of the training time"
     )
 
 
-def test_a_study_of_version_0_2_claims_no_more_than_its_equal_samples() -> None:
-    found = recommended(winner=8, seconds=None)
-    assert reason(found) == "no batch that was tried beat the baseline's after the same samples."
+def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
+    found = recommended(winner=8, seconds=None, found=EARLIER)
+    assert reason(found) == "no batch that was tried is better than yours."
     assert (found.p_best, found.would_decide) == (None, None)
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
+    assert reason(recommended(*batches, found=EARLIER)) == f"val loss 3.200 against 3.500 {OWN} {SAME_TIME}. {LARGEST}"
+    assert recommended(*batches, found=EARLIER).decided is True
 
 
 def test_the_losses_are_the_means_of_the_seeds() -> None:
@@ -277,7 +268,7 @@ def test_the_losses_are_the_means_of_the_seeds() -> None:
     conclude(study, TrainFindings("train-m32k1-s0", 3.3, batches=batches), "")
     found = recommend(config, study)
     assert found is not None
-    assert "val loss 3.300 against the baseline's 3.600" in found.verdict
+    assert "val loss 3.300 against 3.600 with your own setting" in found.verdict
     assert "Measured with 2 seeds, " in found.verdict
 
 
@@ -319,6 +310,11 @@ def test_the_scope_is_of_what_completed() -> None:
         "seeds": 1, "validation_samples": 256, "sample_budget": 32_768, "effective_batch_sizes": [8, 32],
         "largest_accumulation": 1,
     }  # fmt: skip
+
+
+def test_no_more_validation_samples_are_told_than_there_are() -> None:
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97), facts=Facts(num_val_samples=64))
+    assert "Measured with one seed, 64 validation samples, " in found.verdict
 
 
 @pytest.mark.parametrize(
@@ -431,7 +427,7 @@ def test_people_read_a_paragraph_for_each_part_and_programs_find_each_warning() 
     answer, why, *warnings, holds_for = found.paragraphs()
     assert answer.startswith("Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing ")
     assert answer.endswith(" and learning rate 0.0006.")
-    assert why.startswith("No batch that was tried beat the baseline's after the same samples.")
+    assert why.startswith("No batch that was tried is better than yours.")
     assert [warning.split(" ", 3)[:3] for warning in warnings] == [
         ["Warning:", "the", "recommended"],
         ["Warning:", "it", "overfits:"],

@@ -24,7 +24,7 @@ from batchscout.orchestrator.stages.branch.critical import growth
 from batchscout.orchestrator.stages.branch.ramps import doublings
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
+from batchscout.orchestrator.stages.train import LearningRateFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, RunBegan, proposed
 from batchscout.orchestrator.study.journal import Journal

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from batchscout.orchestrator.stages.learning_rate import MOST_EXTENSIONS, LearningRateFindings
-from batchscout.orchestrator.stages.train import BatchFindings, TrainFindings
+from batchscout.orchestrator.stages.learning_rate import MOST_EXTENSIONS, figures
+from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import proposed
 from tests.support.example_study import batch_findings
@@ -87,6 +87,14 @@ def test_a_tie_goes_to_the_rate_nearest_to_the_minimum_of_the_curve() -> None:
         "the gain at 0.00199 is within the noise, and the curve's minimum is nearer to the rule's"
     )
     assert "tied with 0.00199" in known.conclude().reason
+
+
+def test_a_rate_whose_run_did_not_end_is_drawn_as_a_cross_and_not_as_a_result() -> None:
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 3.1})
+    known.end("learning_rate-x2", "failed", "lost")
+    results, crosses = figures(known.context)[0].series
+    assert len(results.marks) == 4
+    assert [mark.x for mark in crosses.marks] == [pytest.approx(2 * RULE)]
 
 
 @pytest.mark.parametrize(("losses", "factor"), [

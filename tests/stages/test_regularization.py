@@ -19,9 +19,8 @@ from batchscout.orchestrator.output.recommendation import Recommendation, recomm
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
-from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
 from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
@@ -111,7 +110,7 @@ def test_a_setting_that_lowers_the_loss_is_kept_and_recommended_with_what_it_gai
     assert recommendation.learning_rate == plain.config.learning_rate
     assert ", and dropout 0.1: it ends at val loss" in recommendation.verdict
     assert f"the same run without dropout 0.1 at {plain.measured('val_loss'):.3f}" in recommendation.verdict
-    assert "against the baseline's" in recommendation.verdict
+    assert "with your own setting" in recommendation.verdict
     assert (
         "dropout 0.1 is kept, as it lowers the loss by more than seeds make"
         in recommendation.evidence.stages["regularization"]

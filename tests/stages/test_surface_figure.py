@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
@@ -32,21 +33,18 @@ def figure() -> Figure:
     return figure
 
 
-def test_every_run_that_came_to_something_is_on_it_and_the_lowest_is_ringed(figure: Figure) -> None:
+def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ringed(figure: Figure) -> None:
     context = context_of()
     runs = next(series for series in figure.series if series.label == "runs")
-    settings = {
-        (t.config.effective_batch_size, t.config.learning_rate) for t in context.trials() if t.rungs or t.history
-    }
+    full = [*context.study.of_stage("train"), *context.study.of_stage("learning_rate")]
+    settings = {(t.config.effective_batch_size, t.config.learning_rate) for t in full if t.rungs or t.history}
     assert {(mark.x, mark.y) for mark in runs.marks} == settings
     (ringed,) = [mark for mark in runs.marks if mark.kind == "chosen"]
+    recommendation = recommend(context.config, context.study)
+    assert recommendation is not None
+    assert (ringed.x, ringed.y) == (recommendation.effective_batch_size, recommendation.learning_rate)
     ended = [mark for mark in runs.marks if not mark.text.startswith("~")]
-    assert float(ringed.text) == min(float(mark.text) for mark in ended)
-    cut = {
-        (t.config.effective_batch_size, t.config.learning_rate)
-        for t in context.trials()
-        if t.state is TrialState.PRUNED
-    }
+    cut = {(t.config.effective_batch_size, t.config.learning_rate) for t in full if t.state is TrialState.PRUNED}
     assert {(mark.x, mark.y) for mark in runs.marks if mark not in ended} == cut, "a ~ marks what was extrapolated"
 
 

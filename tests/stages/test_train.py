@@ -17,7 +17,7 @@ from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.stages import train
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.train import ENOUGH, FIRST_RUNS, Ranked, TrainFindings
+from batchscout.orchestrator.stages.train import FIRST_RUNS, Ranked, TrainFindings
 from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
@@ -114,15 +114,14 @@ def too_slow(known: Study) -> list[Trial]:
 
 
 def test_a_batch_that_cannot_win_at_the_speed_it_has_is_stopped_with_the_numbers(tmp_path: Path) -> None:
-    """At 0.6 x its speed it is above the half at which any run is stopped: what the others came to decides."""
-    _, known = played(tmp_path, IDEAL, slowed_by(1 / 0.6, 4, 256))
+    """At 0.55 x its speed it is above the half at which any run is stopped: what the others came to decides."""
+    rates, slowed = [IDEAL.rates(BATCHES)], slowed_by(1 / 0.55, 256)
+    known = play_stage(tmp_path / "journal.jsonl", study(), "train", slowed, num_lanes=4, found=rates)
     stopped = too_slow(known)
-    assert {trial.config.effective_batch_size for trial in stopped} == {256}, (
-        "4 is far behind, and heard before the others"
-    )
+    assert {trial.config.effective_batch_size for trial in stopped} == {256}
     for trial in stopped:
         told = re.fullmatch(
-            r"runs of effective batch 256 trained at 0\.60 x the speed that they were timed at, beside the others: at equal cost it "
+            r"runs of effective batch 256 trained at 0\.55 x the speed that they were timed at, beside the others: at equal cost it "
             r"would end at val loss ([\d.]+), ([\d.]+) at best, even at its best learning rate, and effective batch (\d+) ends at ([\d.]+)",
             trial.reason,
         )
@@ -140,16 +139,19 @@ def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_
         return mine.p_best
 
     assert p_best(0.75) < 0.1
-    assert p_best(0.85) >= ENOUGH, "within what statistics take of a run's speed"
+    assert p_best(0.85) > 0.3, "within what statistics take of a run's speed"
 
 
 @pytest.mark.parametrize("share", [0.6, 0.4])
 def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: Path, share: float) -> None:
+    winners = set()
     for name, world in (("slowed", slowed_by(1 / share, *BATCHES)), ("as timed", IDEAL)):
         (tmp_path / name).mkdir()
         _, known = played(tmp_path / name, IDEAL, world)
         assert too_slow(known) == []
-        assert (findings_of(known).winner, OFF in " ".join(known.conclusions["train"].notes)) == ("train-m64k1", False)
+        assert OFF not in " ".join(known.conclusions["train"].notes)
+        winners.add(findings_of(known).winner)
+    assert len(winners) == 1
 
 
 def test_a_passing_load_is_not_held_against_the_batch_whose_run_it_slowed(tmp_path: Path) -> None:
@@ -169,16 +171,19 @@ def test_a_passing_load_is_not_held_against_the_batch_whose_run_it_slowed(tmp_pa
     assert findings_of(known).off_speed == {}
 
 
-def test_vague_speeds_end_no_study_early_and_what_would_decide_it_is_told(tmp_path: Path) -> None:
+def test_vague_speeds_leave_more_open(tmp_path: Path) -> None:
     """A single timing is known within 20 %, so which of the large batches is best stays open whatever is run."""
-    config, found = study(stage={"max_runs": 12}), [IDEAL.rates(BATCHES, within=0.2)]
-    known = play_stage(tmp_path / "journal.jsonl", config, "train", IDEAL, found=found)
-    assert len(known.trials) == 12
-    recommendation = recommended(config, known)
-    assert recommendation.p_best is not None
-    assert recommendation.p_best < ENOUGH
+    regrets = []
+    for within in (0.01, 0.2):
+        (path := tmp_path / str(within)).mkdir()
+        config, found = study(stage={"max_runs": 12}), [IDEAL.rates(BATCHES, within=within)]
+        known = play_stage(path / "journal.jsonl", config, "train", IDEAL, found=found)
+        recommendation = recommended(config, known)
+        assert recommendation.regret_time is not None
+        regrets.append(recommendation.regret_time)
+    assert regrets[1] > 1.2 * regrets[0]
+    assert recommendation.decided is False
     assert recommendation.would_decide is not None
-    assert recommendation.would_decide.startswith("no further runs: how fast the batches are is not known well enough")
 
 
 def test_to_a_target_the_runs_own_seconds_count_whatever_was_timed(tmp_path: Path) -> None:
@@ -198,8 +203,6 @@ def test_a_speed_that_was_not_as_timed_is_told(tmp_path: Path) -> None:
 def test_the_verdict_does_not_claim_equal_time_where_speeds_were_off(tmp_path: Path) -> None:
     config, known = played(tmp_path, IDEAL, slowed_by(1 / 0.7, 8))
     said = recommended(config, known).verdict
-    assert "after the training time that was planned for each" in said
-    assert "after the same training time" not in said
     assert "Warning: not every batch trained at the speed that it was timed at (effective batch 8 at 0.70 x)" in said
 
 
@@ -224,31 +227,24 @@ def test_where_the_small_batch_is_right_it_is_chosen(tmp_path: Path) -> None:
     assert chosen(known) == 4
 
 
-def test_where_both_are_alike_the_baseline_stays_and_the_verdict_says_that_the_batch_does_not_matter(
-    tmp_path: Path,
-) -> None:
+def test_where_both_are_alike_your_own_setting_stays(tmp_path: Path) -> None:
     config, known = played(tmp_path, FLAT, batches=(8, 64))
     recommendation = recommended(config, known)
-    assert chosen(known) == 8
-    assert "no other batch gains more than 0.0" in recommendation.verdict
-    assert "so the batch is not your bottleneck" in recommendation.verdict
-    assert recommendation.p_best is not None
-    assert recommendation.p_best >= ENOUGH
+    assert (chosen(known), recommendation.learning_rate) == (8, 1e-3)
+    assert (
+        "your own setting stays: none of the others is shown to save 3% of the training time" in recommendation.verdict
+    )
+    assert recommendation.decided is False
 
 
 def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path: Path) -> None:
     """Which of six equals is the best takes more runs than there are; the choice is no worse than the others all the same."""
     config, known = played(tmp_path, FLAT, batches=BATCHES[:-1])
     recommendation = recommended(config, known)
-    assert {4, 8, 16, 32} <= set(recommendation.undecided_between)
-    assert "; undetermined between effective batches 4, 8, 16, 32" in recommendation.verdict
-    most = findings_of(known).most_to_gain
-    assert most is not None
-    assert most < 0.01 * findings_of(known).val_loss, "that it matters little is told with its bound"
-    assert f"; no other gains more than {most:.2g} over it, 90 %)" in recommendation.verdict
-    assert "bottleneck" not in recommendation.verdict
-    assert recommendation.would_decide is not None
-    assert recommendation.would_decide.endswith("raise stages.train.max_runs")
+    assert len(recommendation.undecided_between) >= 3
+    named = ", ".join(map(str, recommendation.undecided_between[:-1]))
+    assert f"; undetermined between effective batches {named} and " in recommendation.verdict
+    assert recommendation.decided is False
 
 
 def test_at_equal_samples_the_smallest_is_the_best_in_the_same_world(tmp_path: Path) -> None:
@@ -292,13 +288,12 @@ def test_runs_are_asked_for_one_after_the_other_and_no_more_than_allowed(tmp_pat
     assert len(set(points)) == len(points), "nothing is run twice"
 
 
-def test_it_stops_asking_once_the_best_is_likely_enough(tmp_path: Path) -> None:
-    _, known = played(tmp_path, SMALL_IS_RIGHT, stage={"max_runs": 30})
+def test_it_stops_asking_once_no_run_is_worth_its_time(tmp_path: Path) -> None:
+    config, known = played(tmp_path, SMALL_IS_RIGHT, stage={"max_runs": 30})
     findings = findings_of(known)
-    assert FIRST_RUNS <= len({trial.candidate for trial in known.trials.values()}) < 15
-    mine = findings.of_batch(chosen(known))
-    assert mine is not None
-    assert mine.p_best >= ENOUGH
+    assert FIRST_RUNS <= len({trial.candidate for trial in known.trials.values()}) < 25
+    assert findings.regret_time is not None
+    assert findings.regret_time < 2 * config.useful_gain
 
 
 def test_with_several_lanes_as_many_runs_are_asked_for_at_a_time() -> None:
@@ -426,7 +421,11 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
     assert findings.seconds == pytest.approx(BUDGET / SMALL_IS_RIGHT.samples_per_second(8))
     reason = known.conclusions["train"].reason
     assert reason.startswith(
-        "effective batch 4 (4 x 1; most samples/s) is the best at equal cost (8 s of training each) with probability "
+        f"effective batch 4 (4 x 1; most samples/s) ends at val loss {findings.val_loss:.3f} at learning rate "
+    )
+    assert (
+        f", at equal cost (8 s of training each), and wastes {findings.regret_time:.1%} of the training time on average"
+        in reason
     )
     assert (
         f" of {len(findings.batches)} batches were run, in {len({t.candidate for t in known.trials.values()})} runs, "
@@ -465,7 +464,10 @@ def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_a
     assert len(diverged) >= FIRST_RUNS
     assert len(known.trials) <= 2 * max_runs + 3
     recommendation = recommended(config, known)
-    assert "; the baseline (effective batch 8 at learning rate 0.001) diverged" in recommendation.verdict
+    assert (
+        "; your own setting (effective batch 8, learning rate 0.001) diverged; choosing it wastes "
+        in recommendation.verdict
+    )
     batch = recommendation.effective_batch_size
     best = min(at_equal_time(world, one) for one in BATCHES)
     assert at_equal_time(world, batch) <= 1.1 * best
@@ -557,7 +559,7 @@ def test_a_single_batch_is_not_said_to_be_the_best_of_anything(tmp_path: Path) -
     assert reason.startswith("effective batch 8 (8 x 1; ")
     assert ", the only batch, ends at val loss " in reason
     assert "probability" not in reason
-    assert reason.endswith("; 1 run, 0 trials pruned")
+    assert "at equal cost" not in reason
 
 
 @pytest.mark.slow
@@ -592,10 +594,12 @@ def test_a_study_that_finetunes_begins_every_run_with_the_weights(tmp_path: Path
 
 
 def test_how_often_a_rung_cuts_the_best_run_is_told_as_it_was_recorded(tmp_path: Path) -> None:
-    recorded = json.loads((ROOT / "benchmarks/results/recommendation.json").read_text())["last_line"]["p_winner_cut"]
+    recorded = json.loads((ROOT / "benchmarks/results/recommendation.json").read_text())["last_line"]["pruning"][
+        "winner_cut"
+    ]
     assert pytest.approx(recorded, abs=0.005) == WINNERS_CUT
     _, known = played(tmp_path, IDEAL)
     cut = [trial for trial in known.of_stage("train") if trial.cause is Cause.RUNG and trial.state is TrialState.PRUNED]
     assert cut
-    said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; that cost the best run in 3% of the studies"
+    said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the replayed studies"
     assert any(note.startswith(said) for note in known.conclusions["train"].notes)

@@ -18,9 +18,8 @@ from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings, concluded
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
 from batchscout.orchestrator.stages.frontier.pareto import Point
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.train import BatchFindings, TrainFindings
+from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import (
     Concluded,
@@ -42,6 +41,9 @@ GIB = 2**30
 BUDGET = 32_768
 
 
+STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
+
+
 def example_config(**changes: Any) -> StudyConfig:
     keys: dict[str, Any] = {
         "name": "wikitext2-gpt",
@@ -50,6 +52,7 @@ def example_config(**changes: Any) -> StudyConfig:
         "precision": "bfloat16",
         "memory_limit": "6GiB",
         "sample_budget": BUDGET,
+        "stages": [{"type": stage} for stage in STAGES],
     }
     return StudyConfig.model_validate(keys | changes)
 

@@ -16,7 +16,6 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.tables import config_text, facts_table, value_element
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import number_text
 from batchscout.trainers.config import OptimizerConfig
 
 _RECOMMENDED = (
@@ -56,29 +55,24 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
 
 def _how_sure(config: StudyConfig, r: Recommendation) -> Element:
     """Return the figures behind the verdict, each with what it means."""
-    unit = " s" if config.objective == "target" else ""
-    facts = [
-        (
-            "P(best)",
-            "not known" if r.p_best is None else f"{r.p_best:.2f}",
-            "that no other batch is better by a useful gain",
-        ),
-        ("To know better", r.would_decide or _why_nothing_more(r), ""),
-    ]
-    if r.gain_over_baseline is not None:
-        gain, low, high = (number_text(v) for v in (r.gain_over_baseline.middle, r.gain_over_baseline.low, r.gain_over_baseline.high))  # fmt: skip
-        facts.insert(1, ("Gain over the baseline", f"{gain}{unit}", f"{low} to {high} with probability 0.9"))
-    if r.expected_regret is not None:
-        facts.insert(-1, ("If it is wrong", f"{number_text(r.expected_regret)}{unit}", "is what that costs on average"))
-    if r.most_to_gain is not None:
-        facts.insert(
-            -1, ("Another batch gains", f"at most {number_text(r.most_to_gain)}{unit}", "with probability 0.9")
-        )
+    known = "not known" if r.p_best is None else f"{r.p_best:.2f}"
+    facts = [("P(best)", known, "that this batch is the best, each at its best learning rate")]
+    if r.time is not None:
+        facts.insert(0, ("The same loss in", f"{r.time.share:.0%}", f"of {_cost(config)}; {r.time.low:.0%} to {r.time.high:.0%} with probability 0.9"))  # fmt: skip
+    if r.regret_time is not None:
+        facts.append(("It wastes", f"{r.regret_time:.1%}", f"of {_cost(config)} on average, against the best setting"))
+    facts.append(("To know better", r.would_decide or _why_nothing_more(r), ""))
     return element("dl", *[_fact(*fact) for fact in facts], class_="sure")
 
 
+def _cost(config: StudyConfig) -> str:
+    return "the samples" if config.objective == "samples" else "the training time"
+
+
 def _why_nothing_more(r: Recommendation) -> str:
-    return "only one batch was compared" if r.p_best is None else "no more runs: it is decided"
+    if r.p_best is None:
+        return "only one batch was compared"
+    return "no more runs: it is decided" if r.decided else "no more runs: none is worth its time"
 
 
 def _fact(name: str, value: str, meaning: str) -> Element:

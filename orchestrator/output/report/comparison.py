@@ -12,8 +12,7 @@ from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.shell import page
 from batchscout.orchestrator.output.report.tables import html_table
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series, time_axis
-from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.files import written_whole
 
@@ -86,7 +85,7 @@ def _batches(first: Side, second: Side) -> list[Figure]:
 
 
 def _by_batch(side: Side, colour: int) -> Series:
-    findings = found(side.study, TrainFindings)
+    findings = trained(side.study)
     marks = tuple(
         Mark(
             float(one.effective_batch_size),

@@ -18,8 +18,7 @@ from batchscout.orchestrator.stages.branch.findings import BranchLoss, Growth, P
 from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import seed_deviation, standings
-from batchscout.orchestrator.stages.estimates.surface import DECISIVE, FAR
-from batchscout.orchestrator.stages.train import ENOUGH
+from batchscout.orchestrator.stages.estimates.surface import FAR
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.noise.student_t import t_quantile
@@ -27,6 +26,12 @@ from batchscout.trainers.noise.student_t import t_quantile
 PAIRED = 0.5
 """How much two branches of one seed differ by chance, as a share of the deviation from seed to seed, where there is but one
 seed: they have their first weights and all samples in common. Two small language models with 2 and 3 seeds had 0.4 and 0.6."""
+
+
+CONFIDENCE = 0.9
+"""An excess is told from none with this probability."""
+DECISIVE = 1.28
+"""The standard normal quantile of it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def _yardstick(excesses: Sequence[_Excess], deviation: float) -> _Yardstick:
     if not degrees:
         return _Yardstick(deviation, PAIRED * deviation, DECISIVE)
     squares = sum((x - one.mean) ** 2 / _scale(one, deviation) ** 2 for one in excesses for x in one.by_seed)
-    return _Yardstick(deviation, math.sqrt(squares / degrees), t_quantile(degrees, ENOUGH))
+    return _Yardstick(deviation, math.sqrt(squares / degrees), t_quantile(degrees, CONFIDENCE))
 
 
 def points_of(context: StageContext[Branch], source: Source) -> tuple[PointFindings, ...]:

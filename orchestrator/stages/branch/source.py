@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from batchscout.orchestrator.config.stages import Branch
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.findings import winner_of
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings, chosen_run
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Trial
 from batchscout.trainers.config import Split
 
@@ -50,7 +48,7 @@ class Source:
 
 def source_of(context: StageContext[Branch]) -> Source:
     """Return the run that earlier stages chose, with the points and batches that it is long enough for."""
-    chosen = winner_of(context.study, LearningRateFindings) or winner_of(context.study, TrainFindings)
+    chosen = chosen_run(context.study)
     assert chosen is not None, "a study whose train stage chose nothing has ended"
     trial, stage = context.study.trials[chosen], context.stage
     config, batch = trial.config, trial.config.effective_batch_size

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchscout.orchestrator.stages.estimates import surface
-from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, Standing, late_gain
+from batchscout.orchestrator.stages.estimates.ranking import ALIKE, PRIOR_DEGREES, Standing, late_gain
 from batchscout.orchestrator.study.trial import Metrics, Trial
 
 
@@ -117,7 +117,7 @@ def overfitting_of(trial: Trial) -> Overfitting | None:
         _known(lowest, "loss"),
         _known(last, "loss"),
     )
-    rises = found.val_loss - found.lowest_val_loss > surface.USEFUL * abs(found.lowest_val_loss)
+    rises = found.val_loss - found.lowest_val_loss > ALIKE * abs(found.lowest_val_loss)
     return found if rises and found.loss < found.loss_then else None
 
 

@@ -18,6 +18,8 @@ PRIOR_DEGREES = 2
 LEAST_GAIN, USUAL_GAIN = 0.01, 0.07
 """Shares of the loss: what counts as a late gain at least, and where no run was evaluated in its first half."""
 TINY = 1e-12
+ALIKE = 0.004
+"""Losses that differ by a smaller share of themselves are alike, however little the seeds make."""
 
 
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
@@ -98,10 +100,9 @@ def tie_width(ranking: Sequence[Standing]) -> float:
     return math.sqrt(2 / num_seeds) * seed_deviation(ranking) * _score_per_loss(ranking)
 
 
-def scale_of(ranking: Sequence[Standing]) -> surface.Scale:
-    """Return what a difference of two scores is held against."""
-    per_loss = _score_per_loss(ranking)
-    return surface.Scale(late_gain(ranking) * per_loss, surface.USEFUL * abs(ranking[0].val_loss) * per_loss)
+def late_gain_of_scores(ranking: Sequence[Standing]) -> float:
+    """Return the late gain in units of the score: seconds, for a target loss."""
+    return late_gain(ranking) * _score_per_loss(ranking)
 
 
 def _score_per_loss(ranking: Sequence[Standing]) -> float:

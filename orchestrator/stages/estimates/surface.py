@@ -1,23 +1,30 @@
-"""One surface over batch and learning rate: what every batch would end at, at its own best rate, and how sure that is.
+"""One surface over batch and learning rate: what every setting would end at, at equal cost, and how sure that is.
 
 With x = log2(batch) and u = log2(rate / the rule's rate for that batch), the loss at equal cost is taken to be
 
-    loss(x, u) = level(x) + curvature * (u - offset - slope * x)^2 + noise
+    loss(x, u) = level(x) + curvature * (u - offset - slope * x)^2 + deviation(x, u) + noise
 
 Near its minimum the loss is convex in the log of the rate, and the best rate follows a power law of the batch: 'offset'
-and 'slope' say how the rule errs (arXiv 2503.04715 finds both for language models). 'level' is a parabola in x with
-deviations that grow with the distance between batches, as every batch's best loss resembles its neighbours'.
-For a given curvature and noise the model is linear, so its posterior is exact; the two are averaged over a grid, weighted
-by the evidence. Everything is a share of the late gain, what the loss of a run falls by over the second half of its samples:
-on that scale what seeds and learning rates do to a loss is alike for models, lengths and optimizers, as a share of the loss it is not.
+and 'slope' say how the rule errs (arXiv 2503.04715 finds both for language models). 'level' is a parabola in x. What the two
+parabolas do not explain is a Gaussian process: settings that resemble each other deviate alike. The noise may differ by batch,
+and a run may be an outlier (a Student t distribution, by weights).
+
+Given the curvature, the noise, how it grows with the batch and how far the rule may be off, the model is linear and its posterior
+exact; these four are averaged over a grid, weighted by the evidence. Everything is a share of the late gain, what the loss of a run
+falls by over the second half of its samples: on that scale what seeds and learning rates do to a loss is alike for models, lengths
+and optimizers, as a share of the loss it is not. Rates above a cliff diverge: where it lies is told by the runs of all batches.
+
+A difference of two losses is told as training time: a loss falls with time as a power law, so a lower loss is the same loss sooner.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,28 +49,38 @@ class Prior:
 PRIOR = Prior(0.15, 0.6, 0.25, 0.4)
 """Where the recorded worlds lie, from a language model to a regression, over a factor of 32 in length
 (benchmarks/late_gain.py). As shares of the loss both differ by factors of 50 and more between them."""
-OFFSET_SPREAD, SLOPE_SPREAD = 1.0, 0.25
-"""How far, in factors of 2, the rule may be off at the reference batch; and how far its exponent may be off."""
+OFFSET_SPREADS, SLOPE_SPREAD = (1.0, 3.0), 0.25
+"""How far, in factors of 2, the rule may be off at the middle batch, as a rule and where the user's rate is far off; and how far
+its exponent may be off."""
+P_FAR_OFF = 0.4
 LEVEL_SPREADS = (10.0, 1.0, 0.2)
 """How far the parabola's three coefficients may be off."""
-DEVIATION = 0.05
-"""How far the levels of two batches a factor of 2 apart deviate from the parabola."""
-FAR = 0.3
-"""The parabola in u holds near the minimum only: what a run lies above its batch's best is taken to be off by this share of
-itself."""
-BELOW_DIVERGED = 0.5
-"""Rates within so many factors of 2 below one that diverged are not counted on."""
+DEVIATION, DEVIATION_LENGTH = 0.25, 2.5
+"""How far a loss deviates from the two parabolas, and over how many factors of 2 of batch or rate such a deviation is alike."""
+OF_ITS_OWN = 0.05
+"""How far each batch's loss deviates by itself."""
+NOISE_TILTS = {-0.5: 0.2, 0.0: 0.6, 0.5: 0.2}
+"""How many times 2 the noise grows for each factor of 2 of the batch, and how likely that is."""
+FAR = 0.2
+"""Far from the minimum the parabola in u holds less: what a run lies above its batch's best is off by this share of itself."""
+DEGREES, ROUNDS = 2.0, 4
+"""The degrees of freedom of the noise's Student t distribution, and how often the runs' weights are found anew."""
+CLIFF, CLIFF_SPREAD, CLIFF_WIDTH = 2.5, 2.5, 0.4
+"""How many factors of 2 above the rule's rate runs begin to diverge, how far that may be off, and how much it differs by batch."""
+SAFE = 0.5
+"""A rate that trains with less probability is not counted on."""
 
-# These decide what is best, and what is run next.
-USEFUL = 0.004
-"""A gain of a smaller share of the loss is not worth choosing another batch for, however small the seeds' deviation."""
-REACH = 1.0
-"""How many factors of 2 beyond the rates that were tried the next one may lie."""
-APART = 0.3
-"""A rate within so many factors of 2 of one that was tried at the same batch would say little new."""
-U_STEP = 0.25
-DECISIVE = 1.28
-"""The standard normal quantile of 0.9."""
+DOUBLING, DOUBLING_SPREAD = 0.6, 0.25
+"""What twice the time, with a schedule of its own, lowers a loss by, in late gains (benchmarks/late_gain.py); the spread is of the
+logarithm."""
+EXPONENT, EXPONENT_SPREAD = 0.4, 0.15
+"""A loss falls as time^-exponent towards what it cannot fall below (arXiv 2001.08361; what the recorded worlds say)."""
+MOST_TIME = 8.0
+"""A share of the training time that is larger is not told apart."""
+
+U_STEP = 0.5
+BEYOND = 3.0
+"""The draws reach so many factors of 2 beyond the rates that were tried."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +123,11 @@ class Coordinates:
         """Return by how many factors of 2 a rate lies above the rule's."""
         return math.log2(learning_rate / self.rule[batch])
 
+    def u_of(self, setting: Setting) -> float:
+        return self.u(setting.effective_batch_size, setting.learning_rate)
+
     def rate(self, batch: int, u: float) -> float:
         return self.rule[batch] * 2**u
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What a difference of two losses is held against, in the unit of what is observed: seconds, for a target loss."""
-
-    late_gain: float
-    """By how much the loss of a run falls over the second half of its samples."""
-    useful: float
-    """The smallest difference that anyone would change the batch for."""
 
 
 @dataclass(frozen=True)
@@ -131,165 +141,336 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class PowerLaw:
+    """How the loss of a run with a schedule of its own falls with its training time: [draw] each."""
+
+    doubling: Array
+    """What twice the time lowers it by, in units of the loss."""
+    exponent: Array
+
+    def time_to_match(self, lower_by: Array) -> Array:
+        """Return the share of the time in which a run that ends lower by so much, after all of it, comes to the other's loss: 1
+        where it does not end lower, above 1 where it ends higher, at most MOST_TIME."""
+        base = 1 + lower_by / self.doubling * (2**self.exponent - 1)
+        least = MOST_TIME**-self.exponent
+        return np.maximum(base, least) ** (-1 / self.exponent)
+
+
+@dataclass(frozen=True)
 class Surface:
     """Draws of the surface that agree with what was observed: each is equally likely."""
 
     coordinates: Coordinates
-    scale: Scale
-    levels: Array
-    """[draw, batch]: what the surface has instead of 'level' once it is written as a linear model."""
-    linear: Array
-    """[draw, (offset term, slope term)]."""
+    late_gain: float
+    """By how much the loss of a run falls over the second half of its samples, in units of what is observed."""
+    u: Array
+    """[rate]: the rates of the draws, in factors of 2 above the rule's; U_STEP apart."""
+    of_rate: Array
+    """[draw, batch, rate]: the loss in late gains, less curvature * u^2."""
     curvature: Array
     """[draw]"""
     noise: Array
-    """[draw]: the deviation from seed to seed."""
-    highest: dict[int, float] = field(default_factory=dict)
-    """For each batch at which a rate diverged, the highest u that is counted on."""
+    """[draw]: the deviation from seed to seed, of a run of the middle batch, in late gains."""
+    noise_tilt: Array
+    """[draw]"""
+    cliffs: Array
+    """[draw, batch]: the u from which on a batch diverges."""
+    law: PowerLaw | None = None
+    """None where what is observed is itself a training time: the seconds to a target loss."""
     of_speed: dict[int, Array] = field(default_factory=dict)
     """For each batch, how much higher its loss is at equal cost than what its runs ended at: [draw], in units of the loss."""
 
+    def loss(self, batch: int, u: float) -> Array:
+        """Return what the batch ends at with a rate u factors of 2 above the rule's, should it train: [draw]."""
+        place = min(max((u - self.u[0]) / U_STEP, 0.0), len(self.u) - 1.0)
+        below = min(int(place), len(self.u) - 2)
+        share, drawn = place - below, self.of_rate[:, self._number(batch), :]
+        rest = (1 - share) * drawn[:, below] + share * drawn[:, below + 1]
+        return self.late_gain * (rest + self.curvature * u**2)
+
+    def at(self, setting: Setting) -> Array:
+        """Return what a setting would end at, had its budget been made of its batch's true speed: [draw]."""
+        batch = setting.effective_batch_size
+        return self.loss(batch, self.coordinates.u_of(setting)) + self.of_speed.get(batch, 0.0)
+
     def best_u(self, batch: int) -> Array:
         """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
-        u = -self._tilt(batch) / (2 * self.curvature)
-        return np.minimum(u, self.highest.get(batch, math.inf))
+        return self._lowest(batch)[0]
 
     def best_loss(self, batch: int) -> Array:
-        """Return what the batch ends at with its best rate: [draw], in units of the loss."""
-        return self.loss(batch, self.best_u(batch))
+        """Return what the batch would end at with its best rate, had its budget been made of its true speed: [draw]."""
+        return self._lowest(batch)[1] + self.of_speed.get(batch, 0.0)
 
-    def at_equal_cost(self, batch: int) -> Array:
-        """Return what the batch would end at with its best rate, had its budget been made of its true speed: [draw], in units of
-        the loss."""
-        return self.best_loss(batch) + self.of_speed.get(batch, 0.0)
+    def _lowest(self, batch: int) -> tuple[Array, Array]:
+        """Return (u, loss) of the lowest point below the cliff: by the parabola through the lowest rate drawn and both beside it."""
+        return self._lowest_of_all[self._number(batch)]
 
-    def loss(self, batch: int, u: Array | float) -> Array:
-        """Return what the batch ends at with a rate u factors of 2 above the rule's: [draw]."""
-        level = self.levels[:, self.coordinates.batches.index(batch)]
-        return self.scale.late_gain * (level + self._tilt(batch) * u + self.curvature * u**2)
+    @cached_property
+    def _lowest_of_all(self) -> list[tuple[Array, Array]]:
+        return [self._lowest_point(number) for number in range(len(self.coordinates.batches))]
 
-    def _tilt(self, batch: int) -> Array:
-        return self.linear[:, 0] + self.linear[:, 1] * self.coordinates.x(batch)
+    def _lowest_point(self, number: int) -> tuple[Array, Array]:
+        losses = self.of_rate[:, number, :] + self.curvature[:, None] * self.u**2
+        cliff = np.maximum(self.cliffs[:, number], self.u[0] + U_STEP)
+        reached = np.where(self.u[None, :] <= cliff[:, None], losses, np.inf)
+        draws, lowest = np.arange(len(losses)), reached.argmin(axis=1)
+        middle = np.clip(lowest, 1, len(self.u) - 2)
+        left, here, right = (losses[draws, middle + step] for step in (-1, 0, 1))
+        bend = left - 2 * here + right
+        shift = np.where(bend > 1e-9, (left - right) / (2 * np.maximum(bend, 1e-9)), (lowest - middle).astype(float))
+        u = np.clip(self.u[middle] + U_STEP * np.clip(shift, -1, 1), self.u[0], np.minimum(cliff, self.u[-1]))
+        away = (u - self.u[middle]) / U_STEP
+        return u, self.late_gain * (here + away * (right - left) / 2 + away**2 * bend / 2)
+
+    def _number(self, batch: int) -> int:
+        return self.coordinates.batches.index(batch)
+
+    def p_trains(self, setting: Setting) -> float:
+        """Return the probability that the setting does not diverge."""
+        number = self._number(setting.effective_batch_size)
+        return float((self.coordinates.u_of(setting) < self.cliffs[:, number]).mean())
 
     @cached_property
     def seed_deviation(self) -> float:
-        """The deviation of one run's loss from seed to seed, in units of the loss."""
-        return self.scale.late_gain * float(np.median(self.noise))
+        """The deviation of one run's loss from seed to seed at the middle batch, in units of the loss."""
+        return self.late_gain * float(np.median(self.noise))
+
+    def noise_at(self, batch: int) -> float:
+        """Return the deviation of one run's loss from seed to seed at a batch, in units of the loss."""
+        return self.late_gain * float(np.median(self.noise * 2 ** (self.noise_tilt * self.coordinates.x(batch))))
 
     @cached_property
-    def useful_gain(self) -> float:
-        """The smallest difference worth choosing another batch for, which no seed makes."""
-        return max(self.seed_deviation, self.scale.useful)
+    def lowest(self) -> Array:
+        """What the best setting of all ends at: [draw]."""
+        return np.min([self.best_loss(batch) for batch in self.coordinates.batches], axis=0)
 
     @cached_property
     def p_best(self) -> dict[int, float]:
-        """For each batch, the probability that none ends lower by more than a useful gain."""
-        losses = np.stack([self.at_equal_cost(batch) for batch in self.coordinates.batches], axis=1)
-        good = losses <= losses.min(axis=1, keepdims=True) + self.useful_gain
-        return {batch: float(share) for batch, share in zip(self.coordinates.batches, good.mean(axis=0), strict=True)}
+        """For each batch, the probability that it ends lowest, each at its best rate: they add up to 1."""
+        losses = np.stack([self.best_loss(batch) for batch in self.coordinates.batches], axis=1)
+        won = np.bincount(losses.argmin(axis=1), minlength=losses.shape[1]) / len(losses)
+        return {batch: float(share) for batch, share in zip(self.coordinates.batches, won, strict=True)}
 
-    def gain(self, batch: int, other: int) -> Array:
-        """Return by how much lower the batch ends than another one, each at its best rate and at equal cost: [draw]."""
-        return self.at_equal_cost(other) - self.at_equal_cost(batch)
+    def time_share(self, ours: Array, theirs: Array) -> Array:
+        """Return the share of the training time in which what ends at `ours` comes to `theirs`: [draw]."""
+        if self.law is not None:
+            return self.law.time_to_match(theirs - ours)
+        return np.clip(ours / np.maximum(theirs, 1e-12), 0.0, MOST_TIME)
 
-    def gain_of_another(self, batch: int) -> Array:
-        """Return by how much lower than the batch the best of the others ends: [draw], below 0 where the batch is the best."""
-        others = [self.at_equal_cost(other) for other in self.coordinates.batches if other != batch]
-        return self.at_equal_cost(batch) - np.min(others, axis=0) if others else np.zeros_like(self.curvature)
+    def wasted(self, setting: Setting) -> Array:
+        """Return the share of the training time that the setting wastes against the best one: [draw], 0 where it is that one."""
+        return 1 - np.minimum(self.time_share(self.lowest, np.maximum(self.at(setting), self.lowest)), 1.0)
 
-    def expected_regret(self, batch: int) -> float:
-        """Return what choosing this batch costs on average, against the one that ends lowest: 0 in the draws in which it is
-        that one."""
-        lowest = np.min([self.at_equal_cost(each) for each in self.coordinates.batches], axis=0)
-        return float((self.at_equal_cost(batch) - lowest).mean())
+    def regret(self, setting: Setting) -> float:
+        """Return the share of the training time that the setting wastes on average, should it train."""
+        return float(self.wasted(setting).mean())
+
+    def best_setting(self) -> Setting:
+        """Return the setting that wastes least on average, of those that train as likely as not."""
+        options = [one for one in self.settings(U_STEP / 2) if self.p_trains(one) >= SAFE]
+        return min(options or self.settings(U_STEP / 2), key=self.regret)
+
+    def settings(self, step: float) -> list[Setting]:
+        """Return every batch at every rate drawn, so many factors of 2 apart."""
+        rates = np.arange(self.u[0], self.u[-1] + step / 2, step)
+        return [Setting(b, self.coordinates.rate(b, float(u))) for b in self.coordinates.batches for u in rates]
 
 
 def fit(
     coordinates: Coordinates,
     observations: Sequence[Observation],
-    scale: Scale,
+    late_gain: float,
     speeds: Mapping[int, Speed] | None = None,
+    *,
+    in_seconds: bool = False,
     seed: int = 0,
 ) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
+    late_gain: what the loss of a run falls by over the second half of its samples, in the unit of the losses.
     speeds: what is known of the batches' speeds; one that is not here has just the speed that its budget was made of.
+    in_seconds: what is observed is the training time to a target loss.
     seed: of the draws. The same observations in the same order give the same surface.
     """
     finite = [one for one in observations if one.loss is not None]
     assert finite, "a surface takes at least one finite loss"
-    losses, unit = np.array([one.loss for one in finite], dtype=float), scale.late_gain
-    typical = float(np.median(losses)) / unit
-    posterior = _posterior(coordinates, finite, losses / unit - typical, unit)
-    weights = np.exp(posterior.log_evidence - posterior.log_evidence.max())
     random = np.random.default_rng(seed)
-    chosen = np.sort(random.choice(weights.size, size=NUM_DRAWS, p=weights / weights.sum()))
-    draws = posterior.draws(chosen, random)
-    basis = np.array([_level_row(coordinates, batch) for batch in coordinates.batches])
+    losses = np.array([one.loss for one in finite], dtype=float) / late_gain
+    typical = float(np.median(losses))
+    runs = _Runs(coordinates, tuple(finite), losses - typical, late_gain)
+    drawn = _drawn(runs, _grid(coordinates, observations), random)
+    cliffs = _cliffs(coordinates, observations, random)
+    law = None if in_seconds else _law(late_gain, random)
+    of_speed = {
+        batch: speed.loss_higher_by + speed.deviation * random.standard_normal(NUM_DRAWS)
+        for batch, speed in sorted((speeds or {}).items())
+    }
     return Surface(
         coordinates,
-        scale,
-        levels=typical + draws[:, :-2] @ basis.T,
-        linear=draws[:, -2:],
-        curvature=posterior.curvature[chosen],
-        noise=posterior.noise[chosen],
-        highest=_highest(coordinates, observations),
-        of_speed={
-            batch: speed.loss_higher_by + speed.deviation * random.standard_normal(NUM_DRAWS)
-            for batch, speed in sorted((speeds or {}).items())
-        },
+        late_gain,
+        u=drawn.u,
+        of_rate=drawn.of_rate + typical,
+        curvature=drawn.curvature,
+        noise=drawn.noise,
+        noise_tilt=drawn.noise_tilt,
+        cliffs=cliffs,
+        law=law,
+        of_speed=of_speed,
+    )
+
+
+def _law(late_gain: float, random: np.random.Generator) -> PowerLaw:
+    doubling = DOUBLING * np.exp(DOUBLING_SPREAD * random.standard_normal(NUM_DRAWS))
+    exponent = EXPONENT + EXPONENT_SPREAD * random.standard_normal(NUM_DRAWS)
+    return PowerLaw(late_gain * doubling, np.maximum(exponent, 0.1))
+
+
+def _grid(coordinates: Coordinates, observations: Sequence[Observation]) -> Array:
+    """Return the u at which the surface is drawn: around those that were tried, on multiples of U_STEP."""
+    tried = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in observations]
+    low, high = math.floor((min(tried) - BEYOND) / U_STEP), math.ceil((max(tried) + BEYOND) / U_STEP)
+    return np.arange(low, high + 1, dtype=np.float64) * U_STEP
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What came to an end, in late gains from the typical loss."""
+
+    coordinates: Coordinates
+    observed: tuple[Observation, ...]
+    losses: Array
+    """[run]"""
+    late_gain: float
+
+    @cached_property
+    def x(self) -> Array:
+        return np.array([self.coordinates.x(one.effective_batch_size) for one in self.observed])
+
+    @cached_property
+    def u(self) -> Array:
+        return np.array([self.coordinates.u(one.effective_batch_size, one.learning_rate) for one in self.observed])
+
+    @cached_property
+    def not_noise(self) -> Array:
+        """The variance of each that is none of its seeds: [run]."""
+        lowest: dict[int, float] = {}
+        batches = [one.effective_batch_size for one in self.observed]
+        for batch, loss in zip(batches, self.losses, strict=True):
+            lowest[batch] = min(loss, lowest.get(batch, math.inf))
+        excess = self.losses - np.array([lowest[batch] for batch in batches])
+        extra = np.array([one.extra_deviation for one in self.observed]) / self.late_gain
+        return (FAR * excess) ** 2 + extra**2
+
+    def variances(self, cells: _Cells) -> Array:
+        """Return how uncertain every loss is: [cell, run]."""
+        seeds = np.array([one.num_seeds for one in self.observed])
+        noise = cells.noise[:, None] * 2 ** (cells.noise_tilt[:, None] * self.x)
+        return noise**2 / seeds + self.not_noise
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A grid of what makes the rest of the model linear: [cell] each."""
+
+    curvature: Array
+    noise: Array
+    noise_tilt: Array
+    offset_spread: Array
+    log_prior: Array
+
+
+def _cells() -> _Cells:
+    spreads, far = np.linspace(-2, 2, 7), {OFFSET_SPREADS[0]: 1 - P_FAR_OFF, OFFSET_SPREADS[1]: P_FAR_OFF}
+    every = list(itertools.product(spreads[::2], spreads, NOISE_TILTS.items(), far.items()))
+    return _Cells(
+        curvature=PRIOR.curvature * np.exp(PRIOR.curvature_spread * np.array([i for i, *_ in every])),
+        noise=PRIOR.seed_deviation * np.exp(PRIOR.seed_deviation_spread * np.array([j for _, j, *_ in every])),
+        noise_tilt=np.array([tilt for _, _, (tilt, _), _ in every]),
+        offset_spread=np.array([spread for *_, (spread, _) in every]),
+        log_prior=np.array([-(i**2 + j**2) / 2 + math.log(p) + math.log(q) for i, j, (_, p), (_, q) in every]),
     )
 
 
 @dataclass(frozen=True)
-class _Posterior:
-    """What is known of the linear model that is left once curvature and noise are given: exact, for every cell of a grid of the
-    two."""
-
+class _Drawn:
+    u: Array
+    of_rate: Array
     curvature: Array
-    """[cell]"""
     noise: Array
-    """[cell]"""
-    mean: Array
-    """[cell, coefficient]"""
-    covariance: Array
-    """[cell, coefficient, coefficient]"""
+    noise_tilt: Array
+
+
+def _drawn(runs: _Runs, u: Array, random: np.random.Generator) -> _Drawn:
+    """Return draws of the surface at every batch and rate, given the runs.
+
+    Draws of the prior are moved by what the runs say against them (Matheron's rule; Wilson et al. 2021, arXiv 2011.04026).
+    """
+    cells = _cells()
+    fitted = _fitted(runs, cells)
+    chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
+    chosen = np.sort(random.choice(chances.size, size=NUM_DRAWS, p=chances / chances.sum()))
+    coordinates, batches = runs.coordinates, runs.coordinates.batches
+    x = np.concatenate([runs.x, np.repeat([coordinates.x(batch) for batch in batches], len(u))])
+    v = np.concatenate([runs.u, np.tile(u, len(batches))])
+    rows, alike = _rows(x, v), _alike(x, v)
+    root = np.linalg.cholesky(alike + 1e-8 * np.eye(len(x)))
+    deviations = random.standard_normal((NUM_DRAWS, len(x))) @ root.T
+    coefficients = random.standard_normal((NUM_DRAWS, rows.shape[1])) * np.sqrt(fitted.prior[chosen])
+    prior = coefficients @ rows.T + deviations
+    n = len(runs.losses)
+    heard = np.sqrt(fitted.variances[chosen]) * random.standard_normal((NUM_DRAWS, n)) + prior[:, :n]
+    surprise = runs.losses - cells.curvature[chosen, None] * runs.u**2 - heard
+    drawn = prior[:, n:]
+    for cell in np.unique(chosen):
+        of_cell = chosen == cell
+        across = (rows[n:] * fitted.prior[cell]) @ rows[:n].T + alike[n:, :n]
+        drawn[of_cell] += surprise[of_cell] @ fitted.precision[cell] @ across.T
+    of_rate = drawn.reshape(NUM_DRAWS, len(batches), len(u))
+    return _Drawn(u, of_rate, cells.curvature[chosen], cells.noise[chosen], cells.noise_tilt[chosen])
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """What the runs say of every cell."""
+
+    prior: Array
+    """[cell, coefficient]: the variance of each coefficient before any run."""
+    variances: Array
+    """[cell, run]: of each run's noise, that of outliers larger."""
+    precision: Array
+    """[cell, run, run]: the inverse of the covariance of the losses."""
     log_evidence: Array
     """[cell]"""
 
-    def draws(self, cells: NDArray[np.int64], random: np.random.Generator) -> Array:
-        """Return coefficients drawn from these cells, one row for each."""
-        used, place = np.unique(cells, return_inverse=True)
-        variances, directions = np.linalg.eigh(self.covariance[used])
-        factors = directions * np.sqrt(np.abs(variances))[:, None, :]
-        normal = random.standard_normal((cells.size, self.mean.shape[1]))
-        return self.mean[cells] + np.einsum("dij,dj->di", factors[place], normal)
+
+def _fitted(runs: _Runs, cells: _Cells) -> _Fitted:
+    """Weigh each run by how well the others explain it, as noise with a Student t distribution has it."""
+    rows = _rows(runs.x, runs.u)
+    prior = np.array([_prior_variances(c, s) for c, s in zip(cells.curvature, cells.offset_spread, strict=True)])
+    explained = (rows * prior[:, None, :]) @ rows.T + _alike(runs.x, runs.u)
+    target = runs.losses - cells.curvature[:, None] * runs.u**2
+    noise, weights = runs.variances(cells), np.ones(len(runs.losses))
+    for _ in range(ROUNDS):
+        weights = _weights(_given(cells, prior, explained, target, noise / weights), target, noise)
+    return _given(cells, prior, explained, target, noise / weights)
 
 
-def _cells() -> tuple[Array, Array, Array]:
-    """Return (curvature, noise, log prior) of every cell of a grid of both."""
-    steps = np.linspace(-2, 2, 9)
-    i, j = (axis.ravel() for axis in np.meshgrid(steps, steps, indexing="ij"))
-    curvature = PRIOR.curvature * np.exp(PRIOR.curvature_spread * i)
-    noise = PRIOR.seed_deviation * np.exp(PRIOR.seed_deviation_spread * j)
-    return curvature, noise, -(i**2 + j**2) / 2
+def _given(cells: _Cells, prior: Array, explained: Array, target: Array, variances: Array) -> _Fitted:
+    """explained: [cell, run, run], the covariance of what is no noise. target: [cell, run], the losses less what the curvature makes."""
+    covariance = explained + _diagonal(variances)
+    precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+    told = np.einsum("cij,cj->ci", precision, target)
+    log_evidence = cells.log_prior - (np.linalg.slogdet(covariance).logabsdet + (target * told).sum(axis=1)) / 2
+    return _Fitted(prior, variances, precision, log_evidence)
 
 
-def _posterior(coordinates: Coordinates, runs: Sequence[Observation], losses: Array, unit: float) -> _Posterior:
-    """losses: of the runs, in the unit, from the typical loss."""
-    curvature, noise, log_prior = _cells()
-    u = np.array([coordinates.u(run.effective_batch_size, run.learning_rate) for run in runs])
-    rows = np.array([_row(coordinates, run.effective_batch_size, v) for run, v in zip(runs, u, strict=True)])
-    prior = np.array([_prior_variances(coordinates, one) for one in curvature])
-    target = losses - curvature[:, None] * u**2
-    weighted = rows * prior[:, None, :]
-    of_data = weighted @ rows.T + _diagonal(_variances(runs, losses, unit, noise))
-    gain = np.linalg.solve(of_data, weighted).swapaxes(1, 2)
-    covariance = _diagonal(prior) - gain @ weighted
-    explained = np.linalg.solve(of_data, target[:, :, None])[:, :, 0]
-    log_evidence = log_prior - (np.linalg.slogdet(of_data).logabsdet + (target * explained).sum(axis=1)) / 2
-    mean = (gain @ target[:, :, None])[:, :, 0]
-    return _Posterior(curvature, noise, mean, (covariance + covariance.swapaxes(1, 2)) / 2, log_evidence)
+def _weights(fitted: _Fitted, target: Array, noise: Array) -> Array:
+    """Return the weight of every run: the less, the larger what remains of its loss is, in variances of its noise; [run]."""
+    told = np.einsum("cij,cj->ci", fitted.precision, target)
+    remains = fitted.variances**2 * (told**2 - np.einsum("cii->ci", fitted.precision)) + fitted.variances
+    chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
+    mean = chances @ (remains / noise) / chances.sum()
+    return np.minimum((DEGREES + 1) / (DEGREES + mean), 1.0)
 
 
 def _diagonal(rows: Array) -> Array:
@@ -297,134 +478,56 @@ def _diagonal(rows: Array) -> Array:
     return rows[:, :, None] * np.eye(rows.shape[1])
 
 
-def _variances(runs: Sequence[Observation], losses: Array, unit: float, noise: Array) -> Array:
-    """Return how uncertain every run's loss is: [noise, run]."""
-    lowest: dict[int, float] = {}
-    for run, loss in zip(runs, losses, strict=True):
-        lowest[run.effective_batch_size] = min(loss, lowest.get(run.effective_batch_size, math.inf))
-    excess = np.array([loss - lowest[run.effective_batch_size] for run, loss in zip(runs, losses, strict=True)])
-    seeds = np.array([run.num_seeds for run in runs])
-    extra = np.array([run.extra_deviation for run in runs]) / unit
-    return noise[:, None] ** 2 / seeds + (FAR * excess) ** 2 + extra**2
+def _rows(x: Array, u: Array) -> Array:
+    """Return what the parabola of the levels and the linear part of that in u are made of: [setting, coefficient]."""
+    return np.stack([np.ones_like(x), x, x * x, u, u * x], axis=1)
 
 
-def _row(coordinates: Coordinates, batch: int, u: float) -> list[float]:
-    return [*_level_row(coordinates, batch), u, u * coordinates.x(batch)]
+def _prior_variances(curvature: float, offset_spread: float) -> Array:
+    tilt = [(2 * curvature * offset_spread) ** 2, (2 * curvature * SLOPE_SPREAD) ** 2]
+    return np.array([*(spread**2 for spread in LEVEL_SPREADS), *tilt])
 
 
-def _level_row(coordinates: Coordinates, batch: int) -> list[float]:
-    """Return what a batch's level is made of: the parabola, and its own deviation."""
-    x = coordinates.x(batch)
-    return [1.0, x, x * x, *(float(batch == other) for other in coordinates.batches)]
+def _alike(x: Array, u: Array) -> Array:
+    """Return how the deviations of settings go together: a Matern kernel of smoothness 3/2, and each batch's own."""
+    apart = np.hypot(x[:, None] - x, u[:, None] - u) * math.sqrt(3) / DEVIATION_LENGTH
+    return DEVIATION**2 * (1 + apart) * np.exp(-apart) + OF_ITS_OWN**2 * (np.abs(x[:, None] - x) < 1e-9)
 
 
-def _prior_variances(coordinates: Coordinates, curvature: float) -> Array:
-    deviations = [DEVIATION**2] * len(coordinates.batches)
-    tilt = [(2 * curvature * OFFSET_SPREAD) ** 2, (2 * curvature * SLOPE_SPREAD) ** 2]
-    return np.array([*(spread**2 for spread in LEVEL_SPREADS), *deviations, *tilt])
+def _cliffs(coordinates: Coordinates, observations: Sequence[Observation], random: np.random.Generator) -> Array:
+    """Return from which u on each batch diverges: [draw, batch], by what trained and what diverged, of whatever batch.
 
-
-def _highest(coordinates: Coordinates, observations: Sequence[Observation]) -> dict[int, float]:
-    """Return, for each batch at which a rate diverged, the highest u that is counted on."""
-    highest: dict[int, float] = {}
+    The cliff is the same u for all batches but for CLIFF_WIDTH; a batch's own runs say the rest.
+    """
+    places, normal = np.linspace(-16.0, 16.0, 641), NormalDist()
+    log_chance = -(((places - CLIFF) / CLIFF_SPREAD) ** 2) / 2
     for one in observations:
-        if one.loss is None:
-            batch = one.effective_batch_size
-            below = coordinates.u(batch, one.learning_rate) - BELOW_DIVERGED
-            highest[batch] = min(below, highest.get(batch, math.inf))
-    return highest
-
-
-def next_setting(
-    surface: Surface,
-    tried: Sequence[Setting],
-    choice: int,
-    unheard: Sequence[Setting] = (),
-    diverged: Sequence[Setting] = (),
-    given_up: Collection[int] = (),
-) -> Setting | None:
-    """Return the run that is expected to tell most about whether another batch is better than `choice`.
-
-    That is the run which lowers most the variance of the difference between the choice and its strongest rival, both
-    at their best rates (as in optimal computing-budget allocation). None where no run would say anything new.
-
-    tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
-    count for another. diverged: those that diverged; no rate beyond them is tried. given_up: the batches that are not to be run any more.
-    """
-    rival = _rival(surface, choice)
-    if rival is None:
-        return None
-    difference = surface.best_loss(rival) - surface.best_loss(choice)  # what runs tell nothing of is left out
-    heard = _results(surface, unheard)
-    batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
-    options = [setting for batch in batches for setting in _options(surface, batch, tried, diverged)]
-    return max(options, key=lambda setting: _told(surface, setting, difference, heard), default=None)
-
-
-def _rival(surface: Surface, choice: int) -> int | None:
-    """Return the batch that is likeliest to be better than the choice."""
-    ours = surface.at_equal_cost(choice)
-    others = [batch for batch in surface.coordinates.batches if batch != choice]
-    return max(others, key=lambda batch: float((surface.at_equal_cost(batch) < ours).mean()), default=None)
-
-
-def runs_to_decide(surface: Surface, batch: int, num_runs: int) -> float | None:
-    """Return about how many more runs would tell whether the batch or its strongest rival is better, after so many.
-
-    The variance of their difference falls about as the number of runs grows, but for what their speeds leave open; it is told
-    where the difference is as large as DECISIVE deviations, or both are known to lie within a useful gain of each other.
-    None where the speeds leave more open than the runs do: more runs would hardly help.
-    """
-    rival = _rival(surface, batch)
-    if rival is None:
-        return 0.0
-    by_runs, at_equal_cost = (end(rival) - end(batch) for end in (surface.best_loss, surface.at_equal_cost))
-    of_runs, of_speeds = float(by_runs.var()), float((at_equal_cost - by_runs).var())
-    left = (max(abs(float(at_equal_cost.mean())), surface.useful_gain) / DECISIVE) ** 2 - of_speeds
-    return max(0.0, num_runs * (of_runs / left - 1)) if left > 0 and of_runs >= of_speeds else None
-
-
-def _options(surface: Surface, batch: int, tried: Sequence[Setting], diverged: Sequence[Setting]) -> list[Setting]:
-    """Return the rates at which the batch could be run next: in the range of those that did not diverge, and a little beyond."""
-    coordinates = surface.coordinates
-    trained = [one for one in tried if one not in diverged]
-    everywhere = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in trained or tried] or [0.0]
-    here = [coordinates.u(batch, one.learning_rate) for one in tried if one.effective_batch_size == batch]
-    low, high = min(everywhere) - REACH, min(max(everywhere) + REACH, surface.highest.get(batch, math.inf))
-    steps = np.arange(math.ceil(low / U_STEP), math.floor(high / U_STEP) + 1) * U_STEP
-    return [
-        Setting(batch, coordinates.rate(batch, u)) for u in steps if all(abs(u - before) >= APART for before in here)
+        u = coordinates.u(one.effective_batch_size, one.learning_rate)
+        below = np.array([max(normal.cdf((place - u) / CLIFF_WIDTH), 1e-9) for place in places])
+        log_chance += np.log(below if one.loss is not None else np.maximum(1 - below, 1e-9))
+    chances = np.exp(log_chance - log_chance.max())
+    shared = random.choice(places, size=NUM_DRAWS, p=chances / chances.sum())
+    ends = [_ends_of(coordinates, observations, batch) for batch in coordinates.batches]
+    columns = [
+        _between(shared + CLIFF_WIDTH * random.standard_normal(NUM_DRAWS), trained, diverged, random)
+        for trained, diverged in ends
     ]
+    return np.stack(columns, axis=1)
 
 
-def _told(surface: Surface, setting: Setting, difference: Array, heard: Array) -> float:
-    """Return by how much a run at the setting is expected to lower the variance of the difference, once others are
-    heard."""
-    loss, noise = _loss_at(surface, setting)
-    left, of_difference = _left(loss, heard), _left(difference, heard)
-    return float(np.mean(left * of_difference)) ** 2 / (float(left.var()) + noise**2)
+def _between(cliff: Array, trained: float, diverged: float, random: np.random.Generator) -> Array:
+    """Return the cliff where it lies between what trained and what diverged at its batch, and elsewhere a place between the two."""
+    low = trained if math.isfinite(trained) else diverged - CLIFF_SPREAD
+    high = diverged if math.isfinite(diverged) else trained + CLIFF_WIDTH
+    if not math.isfinite(high):
+        return cliff  # nothing was run at this batch
+    agrees = (cliff > trained) & (cliff <= diverged)
+    return np.where(agrees, cliff, low + (high - low) * (1 - random.uniform(size=NUM_DRAWS)))
 
 
-def _loss_at(surface: Surface, setting: Setting) -> tuple[Array, float]:
-    """Return what a run at the setting ends at, [draw], and the deviation of its loss from that."""
-    u = surface.coordinates.u(setting.effective_batch_size, setting.learning_rate)
-    loss = surface.loss(setting.effective_batch_size, u)
-    excess = float((loss - surface.best_loss(setting.effective_batch_size)).mean())
-    return loss, math.hypot(surface.seed_deviation, FAR * excess)
-
-
-def _results(surface: Surface, settings: Sequence[Setting]) -> Array:
-    """Return an orthonormal basis of what runs at these settings may be heard to end at: [draw, run]."""
-    random = np.random.default_rng(0)
-    results = []
-    for setting in settings:
-        loss, noise = _loss_at(surface, setting)
-        result = loss + noise * random.standard_normal(loss.size)
-        results.append(result - result.mean())
-    return np.linalg.qr(np.array(results).reshape(len(results), surface.curvature.size).T)[0]
-
-
-def _left(draws: Array, heard: Array) -> Array:
-    """Return what remains unknown of the draws, from their mean, once the results are heard."""
-    centred = draws - draws.mean()
-    return centred - heard @ (heard.T @ centred)
+def _ends_of(coordinates: Coordinates, observations: Sequence[Observation], batch: int) -> tuple[float, float]:
+    """Return the highest u at which the batch trained, and the lowest at which it diverged; infinite where there is none."""
+    mine = [one for one in observations if one.effective_batch_size == batch]
+    diverged = min((coordinates.u(batch, one.learning_rate) for one in mine if one.loss is None), default=math.inf)
+    below = [coordinates.u(batch, one.learning_rate) for one in mine if one.loss is not None]
+    return max((u for u in below if u < diverged), default=-math.inf), diverged

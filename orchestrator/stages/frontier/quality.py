@@ -2,7 +2,7 @@
 
 The run with the knob has the seed, and so the samples in their order, of the first run without it. Two more runs without it differ in
 their seed alone: by how much the three differ is what chance makes, and the knob may end higher than the first by no more than that, or
-by 0.4 % of the loss if that is more, which is what counts as a gain in the train stage.
+by 0.4 % of the loss if that is more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.surface import USEFUL
+from batchscout.orchestrator.stages.estimates.ranking import ALIKE
 from batchscout.orchestrator.stages.frontier.findings import Quality
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import Split
@@ -61,7 +61,7 @@ def quality_of(context: StageContext[Frontier], mode: Mode, ground: Mode) -> Qua
     known = [loss for loss in without if loss is not None]
     if not known or without[0] is None:
         return None
-    return Quality(found, without[0], max(USEFUL * abs(without[0]), max(known) - min(known)))
+    return Quality(found, without[0], max(ALIKE * abs(without[0]), max(known) - min(known)))
 
 
 def _name(mode: Mode, number: int) -> str:

@@ -13,16 +13,18 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.stages.estimates.ranking import Standing, late_gain, standings
 from batchscout.orchestrator.stages.estimates.surface import Array
-from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.horizons.extrapolate import BestRate, Ended, best_of_three, losses_at, rate_at
 from batchscout.orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
 from batchscout.orchestrator.stages.horizons.propose import RATE_FACTOR, Rival, name_of, rivals
-from batchscout.orchestrator.stages.train import ENOUGH, BatchFindings, TrainFindings
+from batchscout.orchestrator.stages.train import BatchFindings, trained
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.units import number_text
 
 NINETY_PERCENT = 1.645
 """The normal quantile of the ends of a 90 % interval."""
+SURE = 0.9
+"""The probability from which on a batch is told to be the better one."""
 
 
 def conclude(context: StageContext[Horizons]) -> Conclusion:
@@ -58,8 +60,8 @@ def curve_of(context: StageContext[Horizons], rival: Rival, ended: dict[str, Sta
 
 
 def _deviation(context: StageContext[Horizons], standing: Standing) -> float:
-    trained = found(context.study, TrainFindings)
-    of_seed = trained.seed_deviation if trained and context.config.objective != "target" else None
+    findings = trained(context.study)
+    of_seed = findings.seed_deviation if findings and context.config.objective != "target" else None
     return (of_seed or surface.PRIOR.seed_deviation * late_gain([standing])) / math.sqrt(len(standing.trials))
 
 
@@ -71,8 +73,8 @@ def _at_length(rival: Rival, draws: Array, number: int) -> BatchAtLength:
 
 def _rate(context: StageContext[Horizons], rival: Rival, ended: dict[str, Standing], length: float) -> BestRate:
     """Return the best learning rate of the study's batch at the real run's length."""
-    trained = found(context.study, TrainFindings)
-    of_batch = trained.of_batch(rival.effective_batch_size) if trained else None
+    findings = trained(context.study)
+    of_batch = findings.of_batch(rival.effective_batch_size) if findings else None
     known = BestRate(1.0, math.log2(rival.learning_rate), _rate_deviation(of_batch))
     share = min(context.stage.shares)
     names = [name_of(rival, share, factor) for factor in (1 / RATE_FACTOR, 1.0, RATE_FACTOR)]
@@ -134,7 +136,7 @@ def _sentence(context: StageContext[Horizons], findings: HorizonsFindings, best:
     )
     sure = (
         f"better than {other.effective_batch_size} with probability {best.p_best:.2f}"
-        if best.p_best >= ENOUGH
+        if best.p_best >= SURE
         else f"undetermined against {other.effective_batch_size} (this one with probability {best.p_best:.2f})"
     )
     crossing = findings.crossing_samples

@@ -9,9 +9,7 @@ from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
-from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.learning_rate import LearningRateFindings
-from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings, trained
 from batchscout.orchestrator.study.trial import Proposal
 
 RATE_FACTOR = 2.0
@@ -36,16 +34,16 @@ class Rival:
 def rivals(context: StageContext[Horizons]) -> list[Rival]:
     """Return the batch that train chose, at its best rate, and the likeliest other one that finished; none where train
     has chosen none."""
-    trained = found(context.study, TrainFindings)
-    if trained is None:
+    findings = trained(context.study)
+    if findings is None:
         return []
     stages = (TrainFindings.STAGE, LearningRateFindings.STAGE)
     ranking = standings([trial for stage in stages for trial in context.study.of_stage(stage)])
     best: dict[int, Rival] = {}
     for standing in ranking:
         best.setdefault(standing.trials[0].config.effective_batch_size, Rival(standing))
-    chosen = context.study.trials[trained.winner].config.effective_batch_size
-    likely = sorted(trained.batches, key=lambda one: -one.p_best)
+    chosen = context.study.trials[findings.winner].config.effective_batch_size
+    likely = sorted(findings.batches, key=lambda one: -one.p_best)
     others = [best[one.effective_batch_size] for one in likely if one.effective_batch_size in best]
     return [best[chosen], *[one for one in others if one.effective_batch_size != chosen][:1]]
 

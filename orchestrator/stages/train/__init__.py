@@ -1,7 +1,7 @@
 """Which batch ends best at equal cost, each at its own learning rate? Full training runs, asked for one after the other.
 
 The first runs are the baseline's and those of a few batches far apart, at the scaling rule's rates. From then on the
-surface over batch and rate says which run would tell most, until the best batch is found with enough probability.
+surface over batch and rate says after which run the choice would waste least, until it wastes little or no run is worth its time.
 
     lineup (which batches, what each may train on) -> propose (run by run) -> choice (by the surface) -> conclude
 """
@@ -14,15 +14,20 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.stage import Stage
-from batchscout.orchestrator.stages.train.choice import ENOUGH as ENOUGH
+from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
+from batchscout.orchestrator.stages.train.choice import compares_as_now as compares_as_now
 from batchscout.orchestrator.stages.train.choice import so_far
 from batchscout.orchestrator.stages.train.conclude import conclude
+from batchscout.orchestrator.stages.train.conclude import train_findings as train_findings
 from batchscout.orchestrator.stages.train.figures import figures
 from batchscout.orchestrator.stages.train.findings import BatchFindings as BatchFindings
-from batchscout.orchestrator.stages.train.findings import Gain as Gain
+from batchscout.orchestrator.stages.train.findings import LearningRateFindings as LearningRateFindings
 from batchscout.orchestrator.stages.train.findings import Ranked as Ranked
+from batchscout.orchestrator.stages.train.findings import TimeGain as TimeGain
 from batchscout.orchestrator.stages.train.findings import TrainFindings as TrainFindings
+from batchscout.orchestrator.stages.train.findings import chosen_run as chosen_run
 from batchscout.orchestrator.stages.train.findings import loss_deviation as loss_deviation
+from batchscout.orchestrator.stages.train.findings import trained as trained
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.stages.train.outlook import why_it_cannot_win
 from batchscout.orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS

@@ -1,26 +1,56 @@
-"""Which batch the runs speak for so far. Pure."""
+"""Which setting the runs speak for so far. Pure."""
 
 from __future__ import annotations
 
-from batchscout.orchestrator.config.stages import Train
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchscout.orchestrator.config.stages import StageKeys, Train
+from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.observed import observations, surface_through
-from batchscout.orchestrator.stages.estimates.ranking import standings
-from batchscout.orchestrator.stages.estimates.surface import Surface
+from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
-ENOUGH = 0.9
-"""The probability of having found the best batch at which no further run is asked for."""
+LIKELY = 0.8
+"""The user's own setting is left for another one only where that is better with this probability. 0.95 would double what
+choices waste on average (benchmarks/recommendation.py)."""
 MOST_TOLD = 3
 """Batches that are named while the stage runs."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What to train with, by now."""
+
+    run: Standing
+    regret: float
+    """The share of the training time that it wastes on average, against the best setting."""
+    own: Standing | None
+    """The user's own batch and learning rate; None where that run did not complete."""
+
+    @property
+    def setting(self) -> Setting:
+        return setting_of(self.run.trials[0])
+
+    @property
+    def is_own(self) -> bool:
+        return self.own is not None and self.own.name == self.run.name
+
+
+def full_runs(context: StageContext[StageKeys]) -> list[Trial]:
+    """Return the full runs that all answers are made of: those of `train`, and those that `learning_rate` adds at its winner."""
+    return [*context.study.of_stage("train"), *context.study.of_stage("learning_rate")]
+
+
 def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
     """Return the surface through what has ended so far; None before anything has completed."""
-    trials = context.trials()
-    lost = {t.config.effective_batch_size for t in trials if _cannot_run(t)}
+    trials = full_runs(context)
+    lost = {trial.config.effective_batch_size for trial in trials if _cannot_run(trial)}
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
@@ -28,12 +58,19 @@ def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
     return surface_through(trials, context.config, kept, timings)
 
 
+def compares_as_now(context: StageContext[Train]) -> bool:
+    """True if every batch that was run is a candidate; in a study of an earlier version, which chose its batches otherwise, it may be
+    none."""
+    candidates = {one.split.effective_batch_size for one in lineup_of(context).candidates}
+    return {trial.config.effective_batch_size for trial in full_runs(context)} <= candidates
+
+
 def _cannot_run(trial: Trial) -> bool:
     return trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
 def so_far(context: StageContext[Train]) -> str:
-    """Return the batches that may be the best, the likeliest first, with the probability that none is better by a useful gain."""
+    """Return the batches that may be the best, the likeliest first, with the probability of each."""
     surface = surface_of(context, lineup_of(context))
     if surface is None or len(surface.p_best) == 1:
         return ""
@@ -41,13 +78,29 @@ def so_far(context: StageContext[Train]) -> str:
     return "P(best): " + ", ".join(f"effective batch {batch} {p:.2f}" for batch, p in likely)
 
 
-def choice_of(context: StageContext[Train], surface: Surface) -> int:
-    """Return the batch to choose by now: the baseline where it is good enough, else the likeliest of those that were
-    run."""
-    ranking = standings(context.trials(), context.config.target_loss)
-    complete = {one.trials[0].config.effective_batch_size for one in ranking}
-    baseline = lineup_of(context).baseline.split.effective_batch_size
-    run = [batch for batch in surface.coordinates.batches if batch in complete]
-    if surface.p_best.get(baseline, 0.0) >= ENOUGH and baseline in run:
-        return baseline
-    return max(run, key=lambda batch: surface.p_best[batch])
+def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
+    """Return the run to choose by now: the one that wastes least on average, but the user's own setting where that one is not
+    better by a useful gain with enough probability."""
+    ranking = standings(full_runs(context), context.config.target_loss)
+    complete = [one for one in ranking if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
+    complete = [one for one in complete if one.reached] or complete
+    own = next((one for one in complete if _is_own(context, one)), None)
+    run = min(complete, key=lambda one: surface.regret(setting_of(one.trials[0])))
+    if own is not None and own is not run and p_better(context, surface, run, own) < LIKELY:
+        run = own
+    return Choice(run, surface.regret(setting_of(run.trials[0])), own)
+
+
+def p_better(context: StageContext[Train], surface: Surface, run: Standing, own: Standing) -> float:
+    """Return the probability that a run saves a useful gain of the training time of the user's own setting."""
+    share = surface.time_share(*(surface.at(setting_of(one.trials[0])) for one in (run, own)))
+    return float(np.mean(share < 1 - context.config.useful_gain))
+
+
+def _is_own(context: StageContext[Train], standing: Standing) -> bool:
+    config = standing.trials[0].config
+    rule = scaled_learning_rate(context.config.optimizer, config.effective_batch_size)
+    return standing.trials[0].protected and abs(config.learning_rate / rule - 1) < SAME_RATE
+
+
+SAME_RATE = 0.01

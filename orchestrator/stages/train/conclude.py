@@ -15,14 +15,15 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
     generalisation_of,
     overfitting_of,
 )
+from batchscout.orchestrator.stages.estimates.observed import setting_of
 from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
 from batchscout.orchestrator.stages.estimates.speeds import is_off, shares_of_plan
-from batchscout.orchestrator.stages.estimates.surface import Array, Surface, runs_to_decide
+from batchscout.orchestrator.stages.estimates.surface import Array, Surface
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
-from batchscout.orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
-from batchscout.orchestrator.stages.train.findings import BatchFindings, Gain, Ranked, TrainFindings
+from batchscout.orchestrator.stages.train.choice import Choice, choice_of, full_runs, p_better, surface_of
+from batchscout.orchestrator.stages.train.findings import BatchFindings, Ranked, TimeGain, TrainFindings
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
@@ -31,34 +32,20 @@ from batchscout.orchestrator.units import counted, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
-    """Conclude with the batch that is likeliest to be the best, and its best run."""
-    lineup, trials = lineup_of(context), context.trials()
-    ranking = standings(trials, context.config.target_loss)
-    surface = surface_of(context, lineup)
+    """Conclude with the run that wastes least on average, or the user's own where none is shown to be better."""
+    trials = context.trials()
     if why := why_none(trials):
         return Conclusion("train", ok=False, reason=why)
-    if surface is None:
+    findings = train_findings(context)
+    if findings is None:
         reason = (
             f"undetermined: no run comes near target_loss ({context.config.target_loss}); raise it, or sample_budget"
         )
         return Conclusion("train", ok=False, reason=reason)
-    choice = choice_of(context, surface)
-    winner = next(one for one in ranking if one.trials[0].config.effective_batch_size == choice)
-    findings = TrainFindings(
-        winner=winner.trials[0].id,
-        val_loss=winner.val_loss,
-        ranking=tuple(Ranked(one.name, one.val_loss, one.score, one.reached) for one in ranking),
-        batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
-        seed_deviation=surface.seed_deviation,
-        seconds=lineup.seconds,
-        expected_regret=surface.expected_regret(choice),
-        gain_over_baseline=_gain_over_baseline(lineup, surface, choice),
-        most_to_gain=_most_to_gain(surface, choice),
-        generalisation=generalisation_of(ranking),
-        off_speed=_off_speed(context),
-    )
+    ranking = standings(trials, context.config.target_loss)
+    winner = next(one for one in ranking if one.trials[0].id == findings.winner)
     notes = (
-        *lineup.left_out,
+        *lineup_of(context).left_out,
         *_repeated(context, ranking),
         *_at_equal_samples(ranking, winner),
         *_off_their_speed(findings),
@@ -68,6 +55,41 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         *_cut(context),
     )
     return concluded(findings, _sentence(context, winner, findings), notes)
+
+
+def train_findings(context: StageContext[Train]) -> TrainFindings | None:
+    """Return what all full runs so far come to; None where none comes near the target."""
+    lineup = lineup_of(context)
+    ranking = standings(full_runs(context), context.config.target_loss)
+    surface = surface_of(context, lineup)
+    if surface is None:
+        return None
+    choice = choice_of(context, surface)
+    return TrainFindings(
+        winner=choice.run.trials[0].id,
+        val_loss=choice.run.val_loss,
+        ranking=tuple(Ranked(one.name, one.val_loss, one.score, one.reached) for one in ranking),
+        batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
+        seed_deviation=surface.seed_deviation,
+        seconds=lineup.seconds,
+        regret_time=choice.regret,
+        time=_time_gain(context, surface, choice),
+        keeps_own=choice.is_own,
+        generalisation=generalisation_of(ranking),
+        off_speed=_off_speed(context),
+    )
+
+
+def _time_gain(context: StageContext[Train], surface: Surface, choice: Choice) -> TimeGain | None:
+    if choice.own is None or choice.is_own:
+        return None
+    ours, theirs = surface.at(choice.setting), surface.at(setting_of(choice.own.trials[0]))
+    low, middle, high = _interval(surface.time_share(ours, theirs))
+    at_best_rate = surface.best_loss(setting_of(choice.own.trials[0]).effective_batch_size)
+    by_rate = float(np.median(surface.time_share(np.minimum(at_best_rate, theirs), theirs)))
+    return TimeGain(
+        choice.own.trials[0].id, middle, low, high, by_rate, p_better(context, surface, choice.run, choice.own)
+    )
 
 
 def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:
@@ -134,8 +156,8 @@ def _overfitting(winner: Standing) -> list[str]:
     return [f"{winner.name} overfits: {found}"] if found else []
 
 
-WINNERS_CUT = 0.03
-"""The share of the studies on recorded worlds in which a rung stopped the run that would have been the best
+WINNERS_CUT = 0.01
+"""The share of the replayed studies in which a rung stopped the run that would have been the best
 (benchmarks/recommendation.py)."""
 
 
@@ -145,7 +167,7 @@ def _cut(context: StageContext[Train]) -> list[str]:
     if not num_cut:
         return []
     runs = "1 run was" if num_cut == 1 else f"{num_cut} runs were"
-    return [f"{runs} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the studies on recorded worlds"]
+    return [f"{runs} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the replayed studies"]
 
 
 def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:
@@ -170,9 +192,9 @@ def _listed(batches: Sequence[int]) -> str:
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
     rates = [surface.coordinates.rate(batch, u) for u in _interval(surface.best_u(batch))]
-    losses = _interval(surface.at_equal_cost(batch))
+    losses = _interval(surface.best_loss(batch))
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
-    runs = {t.candidate for t in context.trials() if t.config.effective_batch_size == batch}
+    runs = {t.candidate for t in full_runs(context) if t.config.effective_batch_size == batch}
     return BatchFindings(
         batch,
         candidate.sample_budget,
@@ -184,23 +206,7 @@ def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surfa
         score_high=losses[2],
         p_best=surface.p_best[batch],
         num_runs=len(runs),
-        num_runs_to_decide=runs_to_decide(surface, batch, len({t.candidate for t in context.trials()})),
     )
-
-
-def _gain_over_baseline(lineup: Lineup, surface: Surface, choice: int) -> Gain | None:
-    baseline = lineup.baseline.split.effective_batch_size
-    if baseline == choice or baseline not in surface.coordinates.batches:
-        return None
-    low, middle, high = _interval(surface.gain(choice, baseline))
-    return Gain(middle, low, high)
-
-
-def _most_to_gain(surface: Surface, choice: int) -> float | None:
-    """Return what the best of the others gains at most; a choice that is likely enough has less than a useful gain to fear."""
-    if len(surface.coordinates.batches) == 1:
-        return None
-    return max(0.0, float(np.quantile(surface.gain_of_another(choice), ENOUGH)))
 
 
 def _interval(draws: Array) -> tuple[float, float, float]:
@@ -222,13 +228,16 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
     ending = f"val loss {winner.val_loss:.3f} at learning rate {config.learning_rate:.3g}"
     if len(findings.batches) == 1:
         return f"{what}, the only batch, ends at {ending}; {tried}"
-    mine = findings.of_batch(config.effective_batch_size)
-    assert mine, "the winner is one of the batches"
     batches = len({t.config.effective_batch_size for t in trials})
     return (
-        f"{what} is the best at equal cost ({_cost(findings)}) with probability {mine.p_best:.2f}: {ending}; "
+        f"{what} ends at {ending}, at equal cost ({_cost(findings)}), {_wasting(findings)}; "
         f"{batches} of {len(findings.batches)} batches were run, in {tried}"
     )
+
+
+def _wasting(findings: TrainFindings) -> str:
+    assert findings.regret_time is not None, "the stage has just found it"
+    return f"and wastes {findings.regret_time:.1%} of the training time on average against the best setting"
 
 
 def _cost(findings: TrainFindings) -> str:

@@ -9,14 +9,14 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import loss_curves
 from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
-from batchscout.orchestrator.stages.findings import found, winner_of
-from batchscout.orchestrator.stages.train.findings import TrainFindings, loss_deviation
+from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.train.findings import TrainFindings, chosen_run, loss_deviation, trained
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
     """Return the surface with the runs on it, what each batch would come to, then the loss curves of all runs."""
-    findings = found(context.study, TrainFindings)
+    findings = trained(context.study)
     deviation = loss_deviation(context.study, context.config.objective)
     curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings), deviation)
     surface = surface_figures(context)
@@ -48,13 +48,14 @@ def _of_gaps(generalisation: Generalisation) -> Figure:
 
 def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure:
     """Return the score of every batch at its best rate, with its interval."""
-    best = max(findings.batches, key=lambda one: one.p_best)
+    winner = chosen_run(context.study) or findings.winner
+    chosen = context.study.trials[winner].config.effective_batch_size
     marks = tuple(
         Mark(
             one.effective_batch_size,
             one.score,
             f"P {one.p_best:.2f}",
-            "chosen" if one is best else "point",
+            "chosen" if one.effective_batch_size == chosen else "point",
             low=one.score_low,
             high=one.score_high,
         )
@@ -67,8 +68,7 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         Axis(f"{what} at equal cost"),
         (Series("", marks),),
         "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
-        "P: the probability that it is the best, or within the seeds' deviation (or 0.4 %) of it: several may be, so they may add "
-        "up to more than 1.",
+        "P: the probability that it is the best of all.",
         width=640,
         height=290,
     )

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
-from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.findings import found, winner_of
 from batchscout.orchestrator.study.state import Study
+
+EARLIER_ENOUGH = 0.9
+"""The probability at which studies of earlier versions stopped."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +41,25 @@ class BatchFindings:
     score_high: float
     """What it would come to with that rate, with the ends of the 90 % interval."""
     p_best: float
-    """The probability that no batch is better by more than a useful gain: the seeds' deviation, or 0.4 % if that is more."""
+    """The probability that it is the best: those of all batches add up to 1."""
     num_runs: int
-    num_runs_to_decide: float | None = 0.0
-    """About how many more runs would tell whether it or its strongest rival is better; None where none would, since their
-    speeds are not known well enough."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """What one batch gains over another at equal cost, each at its best learning rate, in units of the score."""
+class TimeGain:
+    """What the winner saves of the training time of the user's own setting, as shares of that time."""
 
-    middle: float
+    trial: str
+    """The run of the user's own setting: its first seed."""
+    share: float
     low: float
     high: float
-    """The ends of the 90 % interval."""
+    """The share of the time in which the winner ends at the loss that the user's own setting ends at after all of it, with the ends
+    of the 90 % interval; above 1 where it takes longer."""
+    by_rate: float
+    """The share that the user's batch needs with its own best learning rate. What the batch adds is share / by_rate."""
+    p_better: float
+    """The probability that the winner saves a useful gain."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +77,60 @@ class TrainFindings:
     """The deviation of a score from seed to seed."""
     seconds: float | None = None
     """The training time that each could take; None where all trained on the same samples."""
-    expected_regret: float | None = None
-    """What the choice costs on average against the batch that is the best, in units of the score. None in earlier studies."""
-    gain_over_baseline: Gain | None = None
-    """What the winner's batch gains over the baseline's; None where it is the baseline's, and in earlier studies."""
-    most_to_gain: float | None = None
-    """With a probability of 0.9 the best of all other batches gains no more than this over the winner's, in units of the score;
-    None where there is no other, and in earlier studies."""
+    regret_time: float | None = None
+    """The share of the training time that the winner wastes on average, against the setting that is the best. None in earlier
+    studies."""
+    time: TimeGain | None = None
+    """What the winner saves against the user's own setting; None where it is that one, or that one diverged, and in earlier
+    studies."""
+    keeps_own: bool = False
+    """True if the winner is the user's own setting: none is shown to be better by a useful gain."""
     generalisation: Generalisation | None = None
     """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
     off_speed: dict[int, float] = field(default_factory=dict)
     """The batches whose runs did not have the speed that they were timed at, with the share of it that they had, beside what is
     usual among all runs."""
 
+    def is_decided(self, useful_gain: float) -> bool:
+        """True if another setting than the user's is chosen that wastes less than a useful gain on average. Of an earlier study, which
+        told no such share: if its batch is the best with the probability at which it stopped."""
+        if self.regret_time is None:
+            return max((one.p_best for one in self.batches), default=1.0) >= EARLIER_ENOUGH
+        return not self.keeps_own and self.regret_time <= useful_gain
+
     def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
         """Return what is known of a batch; None in a study of version 0.2."""
         return next((one for one in self.batches if one.effective_batch_size == effective_batch_size), None)
+
+
+@dataclass(frozen=True)
+class LearningRateFindings:
+    """Of the stage that adds runs at train's winner: they are evidence of the same kind."""
+
+    STAGE: ClassVar[str] = "learning_rate"
+
+    learning_rate: float
+    winner: str
+    """A trial: the first seed of the best learning rate."""
+    on_edge: bool
+    """True if the best is the last one tried on its side."""
+    losses: dict[str, float]
+    """The validation loss by learning rate, which is written with three digits."""
+    rule: float | None = None
+    """The scaling rule's rate for this batch; None in a study of version 0.2."""
+    train: TrainFindings | None = None
+    """What all full runs come to, these among them; None without a train stage, and in earlier studies."""
+
+
+def trained(study: Study) -> TrainFindings | None:
+    """Return what all full runs come to: as this stage found it once its own have ended, else as train did."""
+    refined = found(study, LearningRateFindings)
+    return refined.train if refined and refined.train else found(study, TrainFindings)
+
+
+def chosen_run(study: Study) -> str | None:
+    """Return the trial that the full runs speak for: the learning_rate stage's choice once it has made one, else train's."""
+    return winner_of(study, LearningRateFindings) or winner_of(study, TrainFindings)
 
 
 def loss_deviation(study: Study, objective: str) -> float | None:

@@ -25,7 +25,7 @@ def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
     surface = surface_of(context, lineup_of(context))
     if surface is None or surface.p_best.get(batch, 1.0) >= CANNOT_WIN:
         return None
-    ends = {one: surface.at_equal_cost(one) for one in surface.coordinates.batches}
+    ends = {one: surface.best_loss(one) for one in surface.coordinates.batches}
     ahead = min(ends, key=lambda one: float(np.median(ends[one])))
     return (
         f"runs of effective batch {batch} trained at {share:.2f} x the speed that they were timed at, beside the others: at equal "

@@ -9,12 +9,14 @@ from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import scaled_learning_rate, warmup_samples
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
 from batchscout.orchestrator.stages.estimates.observed import setting_of
-from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.ranking import ALIKE, Standing, standings
 from batchscout.orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
-from batchscout.orchestrator.stages.estimates.surface import USEFUL, Setting, Surface, next_setting
+from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
-from batchscout.orchestrator.stages.train.choice import ENOUGH, choice_of, surface_of
+from batchscout.orchestrator.stages.rates import rates
+from batchscout.orchestrator.stages.train.choice import SAME_RATE, Choice, choice_of, surface_of
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.stages.train.outlook import CANNOT_WIN
 from batchscout.orchestrator.study.causes import Cause
@@ -23,7 +25,10 @@ from batchscout.orchestrator.study.trial import Proposal, TrialState
 FIRST_RUNS = 3
 BESIDE_THE_RULE = (2.0, 0.5)
 """Times the rule's rate."""
-SAME_RATE = 0.01
+WORTH = 0.002
+"""A run is made if the choice is expected to waste less by so large a share of the training time once it has ended."""
+FEW_RUNS = 5
+"""Before so many runs nothing is taken to be known well enough: the surface is still that of the prior."""
 SNAPSHOT_SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
@@ -79,7 +84,7 @@ def _lowered(context: StageContext[Train], lineup: Lineup, unheard: Sequence[Set
         return None
     if all(trial.cause is not Cause.DIVERGED for trial in here if trial.config.learning_rate == lowest):
         losses = {_rate_of(one): one.val_loss for one in standings(here)}
-        if lowest not in losses or (higher[0] in losses and losses[lowest] > (1 + USEFUL) * losses[higher[0]]):
+        if lowest not in losses or (higher[0] in losses and losses[lowest] > (1 + ALIKE) * losses[higher[0]]):
             return None
     return replace(rule, learning_rate=lowest / LOWERED_BY)
 
@@ -147,22 +152,35 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
 def _next(
     context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting]
 ) -> Setting | None:
-    """Return the run that would tell most about which batch is best; None where that is known well enough."""
+    """Return the run after which the choice is expected to waste least; None where enough is known, or no run is worth its time,
+    and where no speeds say which batches are to be compared."""
     surface = surface_of(context, lineup)
-    if surface is None:
+    if surface is None or not rates(context):
         return None
     choice = choice_of(context, surface)
-    if surface.p_best[choice] >= ENOUGH:
+    if choice.regret <= context.config.useful_gain and len(asked) >= FEW_RUNS:
         return None
     on_surface = surface.coordinates.rule
-    return next_setting(
+    tried = [one for one in asked if one.effective_batch_size in on_surface]
+    found = next_run(
         surface,
-        [one for one in asked if one.effective_batch_size in on_surface],
-        choice,
+        tried,
         [one for one in unheard if one.effective_batch_size in on_surface],
         diverged=[setting_of(trial) for trial in context.trials() if trial.cause is Cause.DIVERGED],
         given_up=_given_up(context, surface),
     )
+    if found is not None and (found.worth >= WORTH or len(asked) < FEW_RUNS):
+        return found.setting
+    return _best_if_not_run(surface, choice, tried)
+
+
+def _best_if_not_run(surface: Surface, choice: Choice, tried: Sequence[Setting]) -> Setting | None:
+    """Return the best setting where no run resembles it, and it wastes less than the choice: only what was run is recommended."""
+    best = surface.best_setting()
+    batch, u = best.effective_batch_size, surface.coordinates.u_of(best)
+    here = [surface.coordinates.u_of(one) for one in tried if one.effective_batch_size == batch]
+    is_new = all(abs(u - one) >= APART for one in here)
+    return best if is_new and choice.regret - surface.regret(best) >= WORTH else None
 
 
 def _given_up(context: StageContext[Train], surface: Surface) -> set[int]:

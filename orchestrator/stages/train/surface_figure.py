@@ -10,10 +10,11 @@ import numpy as np
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.observed import observations, surface_through
-from batchscout.orchestrator.stages.estimates.surface import Observation, Surface
+from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
+from batchscout.orchestrator.stages.estimates.surface import Observation, Setting, Surface
 from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, Mark, Series
-from batchscout.orchestrator.stages.train.choice import surface_of
+from batchscout.orchestrator.stages.train.choice import choice_of, compares_as_now, full_runs, surface_of
+from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.units import number_text
 
@@ -28,7 +29,7 @@ RUNS_COLOUR = 4
 
 def surface_figures(context: StageContext[Train]) -> list[Figure]:
     """Return the surface with the runs on it; nothing before a run has completed."""
-    observed = observations(context.trials(), context.config.target_loss)
+    observed = observations(full_runs(context), context.config.target_loss)
     surface = _surface(context, observed) if observed else None
     if surface is None:
         return []
@@ -39,9 +40,9 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
             Axis("learning rate", log=True),
-            (_best_rates(surface), _runs(observed, what), _diverged(observed)),
+            (_best_rates(surface), _runs(observed, what, _chosen(context, surface)), _diverged(observed)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
-            "the runs came to, with a ~ what one that was cut would have; the lowest of those that ended is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
+            "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=tuple(_cells(surface, observed, what)),
             width=860,
             height=360,
@@ -52,22 +53,29 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
 def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> Surface | None:
     """Return the surface that the stage decides by; through the runs alone in a study of an earlier version, which chose its
     batches otherwise."""
-    lineup, tried = lineup_of(context), {one.effective_batch_size for one in observed}
-    if tried <= {one.split.effective_batch_size for one in lineup.candidates}:
-        return surface_of(context, lineup)
-    return surface_through(context.trials(), context.config, sorted(tried))
+    if compares_as_now(context):
+        return surface_of(context, lineup_of(context))
+    tried = sorted({one.effective_batch_size for one in observed})
+    return surface_through(full_runs(context), context.config, tried)
 
 
-def _runs(observed: Sequence[Observation], what: str) -> Series:
-    """Return the runs that came to something; of those that ended the lowest is ringed."""
+def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
+    """Return the setting that the study recommends, or would by now."""
+    winner = chosen_run(context.study)
+    if winner is not None:
+        return setting_of(context.study.trials[winner])
+    return choice_of(context, surface).setting
+
+
+def _runs(observed: Sequence[Observation], what: str, chosen: Setting) -> Series:
+    """Return the runs that came to something; the chosen one is ringed."""
     ended = [(one, one.loss) for one in observed if one.loss is not None]
-    lowest = min((loss for one, loss in ended if not one.extra_deviation), default=None)
     marks = tuple(
         Mark(
             one.effective_batch_size,
             one.learning_rate,
             f"~{loss:.3f}" if one.extra_deviation else f"{loss:.3f}",
-            "chosen" if loss == lowest else "point",
+            "chosen" if Setting(one.effective_batch_size, one.learning_rate) == chosen else "point",
             told=f"{what} {loss:.4f}" + (" (it was cut, and this is extrapolated)" if one.extra_deviation else ""),
         )
         for one, loss in ended
@@ -103,7 +111,7 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> list
         (i, rung): float(surface.loss(batch, coordinates.u(batch, 2**rung)).mean())
         for i, batch in enumerate(coordinates.batches)
         for rung in rungs
-        if coordinates.u(batch, 2**rung) <= surface.highest.get(batch, math.inf)
+        if coordinates.u(batch, 2**rung) <= _highest(surface, batch)
     }
     lowest = min(losses.values())
     typical = float(np.median([loss - lowest for loss in losses.values()])) or 1.0
@@ -118,6 +126,11 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> list
         )
         for (i, rung), loss in losses.items()
     ]
+
+
+def _highest(surface: Surface, batch: int) -> float:
+    """Return the u up to which the batch trains as likely as not."""
+    return float(np.median(surface.cliffs[:, surface.coordinates.batches.index(batch)]))
 
 
 def _edges(batches: Sequence[int]) -> list[float]:

@@ -15,8 +15,8 @@ from batchscout.orchestrator.stages.estimates.ranking import (
     elasticity,
     goodput,
     late_gain,
+    late_gain_of_scores,
     projected_seconds_to,
-    scale_of,
     seconds_to,
     seed_deviation,
     settle,
@@ -136,11 +136,9 @@ def test_with_one_seed_the_width_is_the_recorded_worlds_share_of_the_late_gain_w
 def test_a_surface_to_a_target_is_held_against_the_seconds_that_a_late_gain_takes() -> None:
     fall = curve(*((seconds, 3.0 * (seconds / 100) ** -0.2) for seconds in (10, 20, 40, 80, 100)))
     half = {"samples_seen": CONFIG.sample_budget / 2, "val_loss": 3.3}
-    scale = scale_of(standings([trial("a", 3.0, history=(*fall, half))], target_loss=3.0))
-    assert scale.late_gain == pytest.approx(
-        5 * 100 * 0.1
-    )  # 10 % of the loss, of which each percent is five of the seconds
-    assert scale.useful == pytest.approx(5 * 100 * 0.004)
+    ranking = standings([trial("a", 3.0, history=(*fall, half))], target_loss=3.0)
+    # 10 % of the loss, of which each percent is five of the seconds
+    assert late_gain_of_scores(ranking) == pytest.approx(5 * 100 * 0.1)
 
 
 def test_with_one_seed_and_no_evaluation_on_the_way_the_width_is_a_share_of_the_loss() -> None:
