@@ -92,6 +92,14 @@ def is_decided(config: StudyConfig, study: Study, winner: Trial) -> bool:
     return compared is None or compared.findings.is_decided(config.useful_gain)
 
 
+def _is_open(config: StudyConfig, findings: TrainFindings) -> bool:
+    """True where another setting than the chosen one may be better by more than a useful gain; the user's own may be as good as that
+    and is still not called decided."""
+    if findings.regret_time is None:
+        return not findings.is_decided(config.useful_gain)
+    return findings.regret_time > config.useful_gain
+
+
 LIKELY_ENOUGH = 0.1
 """A batch that is the best with less probability is not named among those that may be."""
 
@@ -100,7 +108,7 @@ def undecided_between(config: StudyConfig, study: Study, winner: Trial) -> tuple
     """Return the effective batches of which the best is one, as far as the study could tell; none where it could, or where the learning
     rate alone is open."""
     compared = _compared(study, winner)
-    if compared is None or compared.findings.is_decided(config.useful_gain):
+    if compared is None or not _is_open(config, compared.findings):
         return ()
     rivals = [one for one in compared.others if one.p_best >= LIKELY_ENOUGH]
     return tuple(sorted(one.effective_batch_size for one in (compared.mine, *rivals))) if rivals else ()
@@ -109,7 +117,7 @@ def undecided_between(config: StudyConfig, study: Study, winner: Trial) -> tuple
 def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None:
     """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
     compared = _compared(study, winner)
-    if compared is None or compared.findings.is_decided(config.useful_gain) or compared.findings.regret_time is None:
+    if compared is None or compared.findings.regret_time is None or not _is_open(config, compared.findings):
         return None
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
@@ -118,8 +126,6 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:
         return f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds"
-    if runs == 0:  # the user's own setting: it is as good as the best that was found
-        return None
     runs *= len(config.seeds)
     seconds = findings.seconds or winner.metric("train_seconds") or 0.0
     hours = runs * seconds * config.world_size / 3600
@@ -410,7 +416,8 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, compared: _Co
     ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
     if findings.keeps_own:
         assert findings.regret_time is not None, "asked only of studies that know it"
-        so = ", so the batch is not your bottleneck" if findings.regret_time <= config.useful_gain else ""
+        is_good = findings.regret_time <= config.useful_gain and bool(compared.others)
+        so = ", so the batch is not your bottleneck" if is_good else ""
         return (
             f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
             f"{_ending(ours, target)}{_sure(config, study, winner, compared)}"
@@ -539,7 +546,7 @@ def _sure(config: StudyConfig, study: Study, winner: Trial, compared: _Compared)
         else f"{compared.findings.regret_time:.0%}"
     )
     told = f"; choosing it wastes {wasted} of {_the_cost(config)} on average, against the best of all"
-    if compared.findings.is_decided(config.useful_gain):
+    if not _is_open(config, compared.findings):
         return told
     between = undecided_between(config, study, winner)
     mine = compared.mine

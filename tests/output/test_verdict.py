@@ -135,16 +135,24 @@ def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
     assert "choosing it wastes 1.2% of the samples on average" in found.verdict
 
 
+STAYS = "your own setting stays: none of the others is shown to save 3% of the training time"
+
+
 def test_where_none_is_shown_to_be_better_the_users_own_stays_and_it_is_not_called_decided() -> None:
-    found = recommended(batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.4), winner=8)
+    batches = batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.4)
+    found = recommended(*batches, winner=8)
     assert reason(found) == (
-        "your own setting stays: none of the others is shown to save 3% of the training time, so the batch is not your bottleneck; it ends at val "
-        "loss 3.500; choosing it wastes 1.2% of the training time on average, against the best of all; undetermined between effective batches 8 and 32 (this "
-        f"one with probability 0.60). {SMALLEST}"
+        f"{STAYS}, so the batch is not your bottleneck; it ends at val loss 3.500; choosing it wastes 1.2% of the training time on average, "
+        f"against the best of all. {SMALLEST}"
     )
     assert (found.decided, found.effective_batch_size, found.learning_rate) == (False, 8, 6e-4)
-    assert found.would_decide is None, "it is as good as what is known to be the best"
+    assert (found.would_decide, found.undecided_between) == (None, ())
     assert "time" not in found.to_json()
+    unsure = recommended(*batches, winner=8, found={"regret_time": 0.08})
+    assert f"{STAYS}; it ends at val loss 3.500; choosing it wastes 8.0% of the training time" in unsure.verdict
+    assert "undetermined between effective batches 8 and 32 (this one with probability 0.60)" in unsure.verdict
+    alone = recommended(batch_findings(8, 3.5, 1.0), winner=8, runs=(SMALL,))
+    assert f"{STAYS}; it ends at" in alone.verdict, "of one batch nothing is said of batches"
 
 
 def test_the_users_batch_with_a_better_rate_says_what_the_rate_saves() -> None:

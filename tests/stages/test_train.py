@@ -247,6 +247,17 @@ def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path:
     assert recommendation.decided is False
 
 
+def test_what_a_target_is_reached_sooner_by_is_told_against_a_run_that_missed_it(tmp_path: Path) -> None:
+    config, known = played(tmp_path, IDEAL, objective="target", target_loss=2.45)
+    recommendation = recommended(config, known)
+    assert (
+        "your own setting (effective batch 8, learning rate 0.001) ends at val loss 2.521 and would reach"
+        in recommendation.verdict
+    )
+    assert recommendation.time is not None
+    assert 0 < recommendation.time.low <= recommendation.time.share < 1
+
+
 def test_at_equal_samples_the_smallest_is_the_best_in_the_same_world(tmp_path: Path) -> None:
     config, known = played(tmp_path, LossWorld(noise_scale=50, half_speed_batch=16), objective="samples")
     assert chosen(known) == 4

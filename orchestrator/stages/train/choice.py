@@ -83,9 +83,9 @@ def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     better by a useful gain with enough probability."""
     ranking = standings(full_runs(context), context.config.target_loss)
     complete = [one for one in ranking if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
-    complete = [one for one in complete if one.reached] or complete
     own = next((one for one in complete if _is_own(context, one)), None)
-    run = min(complete, key=lambda one: surface.regret(setting_of(one.trials[0])))
+    reached = [one for one in complete if one.reached] or complete
+    run = min(reached, key=lambda one: surface.regret(setting_of(one.trials[0])))
     if own is not None and own is not run and p_better(context, surface, run, own) < LIKELY:
         run = own
     return Choice(run, surface.regret(setting_of(run.trials[0])), own)
