@@ -106,7 +106,7 @@ class StudyOptimizer(OptimizerConfig):
     """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022,
     arXiv 2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), not at all (none), or with a
     power of it, from 0 to 1. auto: linear for sgd, 0.75 for muon (measured: docs/own_model.md), sqrt for all others. The rule
-    is where the learning_rate stage starts to look, and never the answer."""
+    is where the search for the rate begins, and never the answer."""
     warmup: Literal["auto", "short"] | Annotated[int, Field(ge=0)] = "auto"
     """The samples over which the learning rate rises from zero. auto: 1 % of the run's samples, but at least those of
     30 optimizer steps, and at most a fifth of the run. short, which is the default of `regime: finetune`: 6 %, but at
@@ -302,7 +302,7 @@ class StudyConfig(Strict):
     `sample_budget`, so a faster candidate trains on more samples. samples: the lowest validation loss after
     `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,
     evaluating and waiting are not training time."""
-    useful_gain: Fraction = 0.03
+    useful_gain: Annotated[Fraction, Field(gt=0)] = 0.03
     """The share of the training time below which a saving is not worth a change: 0.03 or 3%. The `train` stage ends once its choice
     wastes less than that on average."""
     target_loss: float | None = None

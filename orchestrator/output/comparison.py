@@ -31,7 +31,7 @@ MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds
 
 _WORDS = {
     "p_best": "P(best)",
-    "regret_time": "share of the training time that it wastes on average",
+    "regret_time": "share that it wastes on average",
     "tokens_per_second": "speed, per second",
 }
 """The last counts tokens in one study and samples in another."""

@@ -171,8 +171,8 @@ class Recommendation:
     """The share of the training time of the user's own setting in which this one comes to the same loss, with its 90 % interval. None,
     and not in the file, where it is that one or that one did not complete, and in studies of earlier versions."""
     regret_time: float | None = None
-    """The share of the training time that this setting wastes on average, against the best one. None, and not in the file, where only
-    one batch was tried, and in studies of earlier versions."""
+    """The share of the training time that this setting wastes on average, against the best one. None, and not in the file, where a
+    single run was made, and in studies of earlier versions."""
     p_best: float | None = None
     """The probability that the batch is the best, each at its best rate: those of all batches add up to 1; None where only one was tried."""
     scope: Scope | None = None

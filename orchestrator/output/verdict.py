@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
@@ -122,6 +123,9 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     regret = compared.findings.regret_time
+    train = config.keys_of(Train)
+    if train is not None and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
+        return "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
     runs = runs_to_decide(regret, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:
@@ -393,7 +397,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     baseline, compared = _baseline(study), _compared(study, winner)
     if baseline is None:
         sure = _sure(config, study, winner, compared) if compared else ""
-        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}{sure}"
+        return f"it {_ending(ours, target)}, chosen of what was run{_how_the_baseline_ended(study)}{sure}"
     theirs = _standing(study, baseline, target)
     if compared is not None and compared.findings.regret_time is not None:
         return _against_own(config, study, winner, compared)
@@ -443,7 +447,7 @@ def _the_cost(config: StudyConfig) -> str:
 
 def _is_only_batch(study: Study) -> bool:
     findings = found(study, TrainFindings)
-    return bool(findings and findings.batches)
+    return bool(findings and len(findings.batches) == 1)
 
 
 def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:

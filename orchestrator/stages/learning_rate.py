@@ -141,19 +141,20 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
         return Conclusion("learning_rate", ok=False, reason=why)
     of_all = _with_these(context)
     best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials))
+    winner = of_all.winner if of_all else best.trials[0].id
     tested = sorted({trial.config.learning_rate for trial in trials})
-    on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1])
+    on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1]) and winner == best.trials[0].id
     rule = _rule(context, best.trials[0])
     findings = LearningRateFindings(
-        learning_rate=_rate(best),
-        winner=of_all.winner if of_all else best.trials[0].id,
+        learning_rate=context.study.trials[winner].config.learning_rate,
+        winner=winner,
         on_edge=on_edge,
         losses={f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
         rule=rule,
         train=of_all,
     )
     notes = (_warn(best, tested, trials),) if on_edge else ()
-    return concluded(findings, _sentence(best, ranking, rule), notes)
+    return concluded(findings, _sentence(best, ranking, rule) + _elsewhere(context.study.trials[winner], best), notes)
 
 
 def _with_these(context: StageContext[LearningRate]) -> TrainFindings | None:
@@ -188,11 +189,20 @@ def _rate(standing: Standing) -> float:
     return standing.trials[0].config.learning_rate
 
 
+def _elsewhere(winner: Trial, best: Standing) -> str:
+    """Return what all runs speak for, where that is another batch than the one whose rates were tried."""
+    if winner.id == best.trials[0].id:
+        return ""
+    config = winner.config
+    return f"; all runs together speak for effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}"
+
+
 def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:
     ties = [f"{_rate(one):.3g}" for one in tied_with_best(ranking) if one is not best]
+    chosen = "best" if best.val_loss <= min(one.val_loss for one in ranking) or ties else "chosen"
     tie = f", tied with {', '.join(ties)}" if ties else ""
     return (
-        f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, best of {len(ranking)}{tie}; "
+        f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, {chosen} of {len(ranking)}{tie}; "
         + _how_the_rule_did(best, ranking, rule)
     )
 

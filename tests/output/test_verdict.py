@@ -57,7 +57,8 @@ def recommended(
 
     found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
-    config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}], **changes)
+    stages = [{"type": "train", "max_runs": len(runs)}, {"type": "learning_rate"}]
+    config = example_config(**({"stages": stages} | changes))
     study = Study(config.name, facts=facts or Facts())
     for findings in earlier:
         conclude(study, findings, "")
@@ -201,6 +202,11 @@ def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> Non
     twice = recommended(*batches, found={"regret_time": 0.045}, seeds=[0, 1])
     assert twice.would_decide is not None
     assert twice.would_decide.startswith("about 6 more runs of 1 min 0 s each, 0.1 device-hours"), "each with 2 seeds"
+    stopped = recommended(*batches, found={"regret_time": 0.045}, stages=[{"type": "train"}])
+    assert stopped.would_decide is not None
+    assert stopped.would_decide.startswith(
+        "no further run of this length is worth its time: more seeds, or a longer run (sample_budget)"
+    )
     far = recommended(*batches, found={"regret_time": 0.5})
     assert far.would_decide == "more than 30 further runs (raise stages.train.max_runs), or more seeds"
 
@@ -239,7 +245,7 @@ def test_without_the_users_own_run_it_is_the_best_of_what_was_run() -> None:
     batches = batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0)
     found = recommended(*batches, runs=(LARGE,), found={"time": None})
     assert reason(found) == (
-        "it ends at val loss 3.200, the best of what was run; choosing it wastes 1.2% of the training time on average, against the best of "
+        "it ends at val loss 3.200, chosen of what was run; choosing it wastes 1.2% of the training time on average, against the best of "
         f"all. {LARGEST}"
     )
 

@@ -70,8 +70,8 @@ def _cost(config: StudyConfig) -> str:
 
 
 def _why_nothing_more(r: Recommendation) -> str:
-    if r.p_best is None:
-        return "only one batch was compared"
+    if r.regret_time is None:
+        return "not known: nothing was compared" if r.p_best is None else "not known"
     return "no more runs: it is decided" if r.decided else "no more runs: none is worth its time"
 
 

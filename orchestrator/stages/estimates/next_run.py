@@ -75,7 +75,7 @@ def _heard(surface: Surface, setting: Setting, number: int) -> Array:
     """Return what a run may be heard to end at: [draw]. number: tells runs of the same setting apart."""
     batch = setting.effective_batch_size
     loss = surface.loss(batch, surface.coordinates.u_of(setting))
-    excess = float((loss - surface.best_loss(batch)).mean())
+    excess = float((surface.at(setting) - surface.best_loss(batch)).mean())
     noise = math.hypot(surface.noise_at(batch), FAR * excess)
     return loss + noise * np.random.default_rng(number + 1).standard_normal(loss.size)
 

@@ -37,7 +37,7 @@ def surface_through(
     timings: how well the samples/s of each batch were known when its budget was made of them, as the standard deviation of their
     logarithm.
     """
-    observed = observations(trials, config.target_loss)
+    observed = [one for one in observations(trials, config.target_loss) if one.effective_batch_size in batches]
     if all(one.loss is None for one in observed):
         return None
     ranking = standings(trials, config.target_loss)

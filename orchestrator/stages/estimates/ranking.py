@@ -102,13 +102,15 @@ def tie_width(ranking: Sequence[Standing]) -> float:
 
 def late_gain_of_scores(ranking: Sequence[Standing]) -> float:
     """Return the late gain in units of the score: seconds, for a target loss."""
-    return late_gain(ranking) * _score_per_loss(ranking)
+    return max(late_gain(ranking) * _score_per_loss(ranking), TINY)
 
 
 def _score_per_loss(ranking: Sequence[Standing]) -> float:
     """Return by how much the score of the best changes where its loss changes by 1."""
     best = ranking[0]
-    return elasticity(ranking) * best.score / best.val_loss if best.val_loss else 1.0
+    return (
+        elasticity(ranking) * best.score / abs(best.val_loss) if best.val_loss and best.score != best.val_loss else 1.0
+    )
 
 
 def late_gain(ranking: Sequence[Standing]) -> float:

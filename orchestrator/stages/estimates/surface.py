@@ -75,8 +75,8 @@ DOUBLING, DOUBLING_SPREAD = 0.6, 0.25
 logarithm."""
 EXPONENT, EXPONENT_SPREAD = 0.4, 0.15
 """A loss falls as time^-exponent towards what it cannot fall below (arXiv 2001.08361; what the recorded worlds say)."""
-MOST_TIME = 8.0
-"""A share of the training time that is larger is not told apart."""
+LEAST_TIME, MOST_TIME = 0.001, 8.0
+"""Shares of the training time that are smaller, or larger, are not told apart."""
 
 U_STEP = 0.5
 BEYOND = 3.0
@@ -255,7 +255,7 @@ class Surface:
         """Return the share of the training time in which what ends at `ours` comes to `theirs`: [draw]."""
         if self.law is not None:
             return self.law.time_to_match(theirs - ours)
-        return np.clip(ours / np.maximum(theirs, 1e-12), 0.0, MOST_TIME)
+        return np.clip(np.maximum(ours, 0.0) / np.maximum(theirs, 1e-12), LEAST_TIME, MOST_TIME)
 
     def wasted(self, setting: Setting) -> Array:
         """Return the share of the training time that the setting wastes against the best one: [draw], 0 where it is that one."""

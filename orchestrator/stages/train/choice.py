@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from batchscout.orchestrator.study.trial import Trial, TrialState
 LIKELY = 0.8
 """The user's own setting is left for another one only where that is better with this probability. 0.95 would double what
 choices waste on average (benchmarks/recommendation.py)."""
+SAME_RATE = 0.01
+"""Learning rates that differ by a smaller share are one."""
 MOST_TOLD = 3
 """Batches that are named while the stage runs."""
 
@@ -82,11 +85,13 @@ def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     """Return the run to choose by now: the one that wastes least on average, but the user's own setting where that one is not
     better by a useful gain with enough probability."""
     ranking = standings(full_runs(context), context.config.target_loss)
-    complete = [one for one in ranking if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
+    known = [one for one in ranking if math.isfinite(one.score)]  # one that never nears a target says nothing
+    complete = [one for one in known if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
     own = next((one for one in complete if _is_own(context, one)), None)
     reached = [one for one in complete if one.reached] or complete
     run = min(reached, key=lambda one: surface.regret(setting_of(one.trials[0])))
-    if own is not None and own is not run and p_better(context, surface, run, own) < LIKELY:
+    may_stay = own is not None and own is not run and (own.reached or not run.reached)
+    if own is not None and may_stay and p_better(context, surface, run, own) < LIKELY:
         run = own
     return Choice(run, surface.regret(setting_of(run.trials[0])), own)
 
@@ -101,6 +106,3 @@ def _is_own(context: StageContext[Train], standing: Standing) -> bool:
     config = standing.trials[0].config
     rule = scaled_learning_rate(context.config.optimizer, config.effective_batch_size)
     return standing.trials[0].protected and abs(config.learning_rate / rule - 1) < SAME_RATE
-
-
-SAME_RATE = 0.01

@@ -42,7 +42,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
             f"undetermined: no run comes near target_loss ({context.config.target_loss}); raise it, or sample_budget"
         )
         return Conclusion("train", ok=False, reason=reason)
-    ranking = standings(trials, context.config.target_loss)
+    ranking = standings(full_runs(context), context.config.target_loss)
     winner = next(one for one in ranking if one.trials[0].id == findings.winner)
     notes = (
         *lineup_of(context).left_out,
@@ -230,14 +230,15 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         return f"{what}, the only batch, ends at {ending}; {tried}"
     batches = len({t.config.effective_batch_size for t in trials})
     return (
-        f"{what} ends at {ending}, at equal cost ({_cost(findings)}), {_wasting(findings)}; "
+        f"{what} ends at {ending}, at equal cost ({_cost(findings)}), {_wasting(context, findings)}; "
         f"{batches} of {len(findings.batches)} batches were run, in {tried}"
     )
 
 
-def _wasting(findings: TrainFindings) -> str:
+def _wasting(context: StageContext[Train], findings: TrainFindings) -> str:
     assert findings.regret_time is not None, "the stage has just found it"
-    return f"and wastes {findings.regret_time:.1%} of the training time on average against the best setting"
+    of_what = "samples" if context.config.objective == "samples" else "training time"
+    return f"and wastes {findings.regret_time:.1%} of the {of_what} on average against the best setting"
 
 
 def _cost(findings: TrainFindings) -> str:

@@ -171,7 +171,8 @@ def _next(
     )
     if found is not None and (found.worth >= WORTH or len(asked) < FEW_RUNS):
         return found.setting
-    return _best_if_not_run(surface, choice, tried)
+    best = _best_if_not_run(surface, choice, tried)
+    return None if best is None or best.effective_batch_size in _given_up(context, surface) else best
 
 
 def _best_if_not_run(surface: Surface, choice: Choice, tried: Sequence[Setting]) -> Setting | None:
