@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,6 +40,14 @@ from world_table import load
 from batchscout.orchestrator.stages.train.findings import TimeGain
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT
+
+
+@pytest.fixture(autouse=True)
+def peers_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna comes with the extra `benchmarks` alone."""
+    if find_spec("optuna") is None:
+        monkeypatch.delitem(PEERS, "optuna")
+
 
 NUMBERS = range(4)
 COST = 7.25
@@ -300,6 +309,8 @@ def test_given_tables_alone_are_played_and_studies_are_shared_out_over_their_cas
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_spends_no_more_than_it_may_and_one_run(name: str) -> None:
+    if name not in PEERS:
+        pytest.skip(f"{name} is not installed")
     for world in (made_world("plain", 0), made_world("cliff", 1)):
         asked: dict[tuple[int, float], float] = {}
 
@@ -323,6 +334,7 @@ def test_a_peer_spends_no_more_than_it_may_and_one_run(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_last_line_has_the_promised_figures(table: Path) -> None:
+    pytest.importorskip("optuna")
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "recommendation.py"),
