@@ -18,8 +18,8 @@ from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
 LIKELY = 0.8
-"""The user's own setting is left for another one only where that is better with this probability. 0.95 would double what
-choices waste on average (benchmarks/recommendation.py)."""
+"""The user's own setting is left for another one only where that is better with this probability: the more is asked for,
+the more often a better one is passed over."""
 SAME_RATE = 0.01
 """Learning rates that differ by a smaller share are one."""
 MOST_TOLD = 3
