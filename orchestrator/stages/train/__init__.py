@@ -14,7 +14,6 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.stage import Stage
-from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
 from batchscout.orchestrator.stages.train.choice import compares_as_now as compares_as_now
 from batchscout.orchestrator.stages.train.choice import so_far
 from batchscout.orchestrator.stages.train.conclude import conclude
