@@ -74,13 +74,6 @@ class Made:
     def name(self) -> str:
         return f"{self.kind} {self.number}"
 
-    @property
-    def seconds(self) -> float:
-        return self.budgets[self.reference] / self.speed(self.reference)
-
-    def speed(self, batch: int) -> float:
-        return 1000.0 * batch / (batch + self.hardware)
-
     def user_rate(self, seed: int) -> float:
         """Return the user's rate: it is the world's own, whatever the seed."""
         return self.own_rate

@@ -64,13 +64,6 @@ class Recorded:
     def kind(self) -> str:
         return self.world.name
 
-    @property
-    def seconds(self) -> float:
-        return self.budgets[self.reference] / self.speed(self.reference)
-
-    def speed(self, batch: int) -> float:
-        return 1000.0 * batch / (batch + self.hardware)
-
     def user_rate(self, seed: int) -> float:
         """Return the best rate of the reference batch, off by chance, but within what was recorded."""
         low, high = self.range_of(self.reference)

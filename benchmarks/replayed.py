@@ -66,8 +66,8 @@ class Case(Protocol):
         ...
 
     @property
-    def seconds(self) -> float:
-        """What every batch's run takes."""
+    def hardware(self) -> float:
+        """Samples/s go as B / (B + hardware)."""
         ...
 
     @property
@@ -77,10 +77,6 @@ class Case(Protocol):
 
     def user_rate(self, seed: int) -> float:
         """Return the learning rate that the user has at the reference batch."""
-        ...
-
-    def speed(self, batch: int) -> float:
-        """Return the true samples/s."""
         ...
 
     def range_of(self, batch: int) -> tuple[float, float] | None:
@@ -109,6 +105,16 @@ class Case(Protocol):
     def best(self) -> tuple[int, float]:
         """Return the best batch and its best rate."""
         ...
+
+
+def speed_of(case: Case, batch: int) -> float:
+    """Return the true samples/s."""
+    return 1000.0 * batch / (batch + case.hardware)
+
+
+def seconds_of(case: Case) -> float:
+    """Return what every batch's run takes."""
+    return case.budgets[case.reference] / speed_of(case, case.reference)
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ def _timed(case: Case, seed: int, timing_noise: float) -> ThroughputFindings:
     chance, deviation = random.Random(f"{case.name} {seed} timed"), timing_noise / math.sqrt(ROUNDS)
     rates = []
     for batch in sorted(case.budgets):
-        speed = case.speed(batch) * math.exp(chance.gauss(0, deviation))
+        speed = speed_of(case, batch) * math.exp(chance.gauss(0, deviation))
         width = 1 + 2 * deviation
         rates.append(Rate(batch, 1, batch, MODE, speed, speed / width, speed * width, ROUNDS))
     fastest = max(rates, key=lambda rate: rate.samples_per_second)
@@ -219,7 +225,7 @@ class Player:
         return self.case.loss(batch, config.learning_rate, self.seed, samples / budget, time_share)
 
     def seconds(self, trial: Trial, samples: int) -> float:
-        return samples / self.case.speed(trial.config.effective_batch_size)
+        return samples / speed_of(self.case, trial.config.effective_batch_size)
 
     def _num_held(self, director: Director) -> int:
         """Return how many lanes are busy with a trial that was cut meanwhile."""
@@ -270,8 +276,8 @@ def _answer(case: Case, config: StudyConfig, study: Study, player: Player) -> An
     return Answer(
         (winner.effective_batch_size, winner.learning_rate) if winner else None,
         runs=len(trials),
-        cost=spent / case.seconds,
-        wait=player.now / case.seconds,
+        cost=spent / seconds_of(case),
+        wait=player.now / seconds_of(case),
         saved=saved / (spent + saved) if spent else 0.0,
         cut_best=_cut_best(trials, player),
         p_best={one.effective_batch_size: one.p_best for one in findings.batches} if findings else {},
