@@ -91,7 +91,6 @@ def test_every_line_runs_in_its_order(tmp_path: Path, groups: list[set[str]]) ->
     study = found["a small study, whole"]
     assert study["verdict"].startswith("Train with micro-batch")
     assert "complete" in study["states"]
-    assert study["states"].keys() <= {"complete", "pruned"}, "pruned for its speed, by chance"
     turns = [line["side"] for line in printed if line["line"] == "turn"]
     assert turns[:5] == turns[5:]
     assert found["sides of a step, m=32"]["times_by_hand"].keys() == set(turns[:5])

@@ -311,7 +311,11 @@ class Director:
             return decision
         losses = self._losses[trial.id]
         if trial.config.evaluations:
-            return verdicts.between_rungs(self.study, self.context.config, trial, {**metrics}, losses)
+            config = self.context.config
+            decision = verdicts.on_losses(config, trial, {**metrics}, losses)
+            if decision.action is Action.STOP or self.context.disturbance({**metrics}):
+                return decision
+            return verdicts.on_speed(self.study, config, trial, {**metrics})
         decision = verdicts.on_short_run(losses)
         return decision if decision.action is Action.STOP else self._on_probe(metrics)
 

@@ -119,8 +119,8 @@ def levels_waited_at(study: Study, stage: StageKeys) -> list[int]:
     return sorted({trial.config.rungs.index(min(trial.rungs.keys() - trial.promoted)) for trial in paused})
 
 
-def between_rungs(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
-    """Return stop for a full run that diverges or is too slow; else go on.
+def on_losses(config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
+    """Return stop for a full run that diverges; else go on.
 
     metrics: those of its latest report. losses: the loss of every step that was heard from it.
     """
@@ -128,17 +128,20 @@ def between_rungs(study: Study, config: StudyConfig, trial: Trial, metrics: Metr
     # After a crash of the driver the first losses heard are not those of the start, and a branch's never are.
     num_steps = trial.config.num_steps_at(round(metrics.get("samples_seen") or 0))
     heard_from_start = len(losses) >= num_steps and trial.config.branch_from is None
-    decision = judge_losses(
+    return judge_losses(
         losses,
         math.ceil(trial.config.warmup_samples / batch),
         rules.spike_deviations,
         rules.spike_steps,
         rules.above_start_factor if heard_from_start else None,
     )
-    return decision if decision.action is Action.STOP or trial.protected else _on_rate(study, rules, trial, metrics)
 
 
-def _on_rate(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
+def on_speed(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics) -> Decision:
+    """Return stop for a full run that is too slow, by the metrics of its latest report; else go on, as where time does not count."""
+    rules = config.kill
+    if trial.protected or config.objective == "samples":
+        return GO_ON
     rate, samples = metrics.get("tokens_per_second"), metrics.get("samples_seen") or 0
     if rate is None or samples < STEPS_BEFORE_RATE_IS_JUDGED * trial.config.effective_batch_size:
         return GO_ON

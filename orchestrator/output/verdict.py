@@ -27,6 +27,7 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.device.machine_load import disturbance
 from batchscout.trainers.notices import NoticeKind
 
 
@@ -289,9 +290,12 @@ MUCH_SLOWER = 0.9
 
 
 def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return that the recommended run is slower than the baseline, in numbers; empty where it is not."""
+    """Return that the recommended run is slower than the baseline, in numbers; empty where it is not, or something else had the
+    machine while one of them ran."""
     baseline = _baseline(study)
-    ours, theirs = (trial.metric("tokens_per_second") if trial else None for trial in (winner, baseline))
+    if baseline is None or disturbance(winner.metrics) or disturbance(baseline.metrics):
+        return ""
+    ours, theirs = (trial.metric("tokens_per_second") for trial in (winner, baseline))
     if not ours or not theirs or ours > MUCH_SLOWER * theirs:
         return ""
     counted = (
@@ -437,8 +441,8 @@ def _time_text(config: StudyConfig, time: TimeGain, winner: Trial, own: Trial) -
     total = f"it comes to the same loss in {time.share:.0%} of {_the_cost(config)} ({interval})"
     if winner.config.effective_batch_size == own.config.effective_batch_size:
         return f"{total}, by the learning rate alone"
-    by_batch = time.share / time.by_rate
-    return f"{total}: in {time.by_rate:.0%} by the learning rate alone, in {by_batch:.0%} by the batch alone"
+    parts = f"{time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch"
+    return f"{total} = {parts}" + ("" if config.objective == "samples" else f" x {time.by_speed:.0%} by its speed")
 
 
 def _the_cost(config: StudyConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,7 +17,7 @@ from batchscout.orchestrator.config.trial import (
     warmup_samples,
 )
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.trainers.config import Split, TrialConfig, derive_accumulation
 from batchscout.trainers.device.machine_load import disturbance
 
@@ -36,9 +37,13 @@ class StageContext(Generic[Keys]):
         """Return the stage's own trials, in the order they were proposed."""
         return self.study.of_stage(self.stage.type)
 
-    def disturbance(self, trial: Trial) -> str | None:
-        """Return what else was at work on the machine while the trial's steps were timed; None if nothing was."""
-        return disturbance(trial.metrics, lanes_share=1 - 1 / (self.num_lanes * self.config.world_size))
+    def disturbance(self, metrics: Metrics) -> str | None:
+        """Return what else was at work on the machine while a trial's steps were timed; None if nothing was."""
+        return disturbance(metrics, lanes_share=1 - 1 / (self.study.most_lanes * self.config.world_size))
+
+    def undisturbed(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the trials whose speed is their own."""
+        return [trial for trial in trials if not self.disturbance(trial.metrics)]
 
     def limit_bytes(self) -> int | None:
         """Return the memory that a rank may take: the study file's limit, or its share of the host when the study

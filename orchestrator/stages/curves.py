@@ -17,7 +17,12 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 
 
-SEEDS_BAR = " A bar is the deviation from seed to seed."
+def seeds_bar(trials: Sequence[Trial]) -> str:
+    """Return what a bar is in a figure of these runs."""
+    assumed = "" if len({trial.config.seed for trial in trials}) > 1 else ", which is assumed: all have one seed"
+    return f" A bar is the deviation from seed to seed{assumed}."
+
+
 MOST_CURVES = 50
 """How many curves one figure shows: each is named at its edge, and has a line of text there."""
 
@@ -39,7 +44,7 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
             x_axis,
             Axis("validation loss", top=top),
             tuple(_curve(trial, key, colour, winner, deviation) for colour, trial in enumerate(shown)),
-            f"Dashed: pruned or failed; bold: the winner.{SEEDS_BAR if deviation else ''}{note}",
+            f"Dashed: pruned or failed; bold: the winner.{seeds_bar(shown) if deviation else ''}{note}",
             height=320,
         )
         for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))

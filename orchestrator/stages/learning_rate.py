@@ -15,7 +15,7 @@ from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.curves import SEEDS_BAR, TRAINING_COLUMNS, with_deviation
+from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, seeds_bar, with_deviation
 from batchscout.orchestrator.stages.estimates.observed import surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
 from batchscout.orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
@@ -258,7 +258,7 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
                 Series("", marks, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
             ),
-            f"Ringed: the best.{CROSSES if lost else ''}{SEEDS_BAR if deviation else ''}{edge}",
+            f"Ringed: the best.{CROSSES if lost else ''}{seeds_bar(trials) if deviation else ''}{edge}",
             width=640,
             height=290,
         )

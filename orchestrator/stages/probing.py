@@ -127,7 +127,7 @@ def max_samples(context: StageContext[Equivalence]) -> int | None:
 def disturbed_rounds(context: StageContext[Frontier] | StageContext[Throughput]) -> frozenset[int]:
     """Return the rounds of timings in which something else was at work, or a GPU slowed itself down for its heat or power
     supply."""
-    disturbed = [trial.proposal.round for trial in context.trials() if context.disturbance(trial)]
+    disturbed = [trial.proposal.round for trial in context.trials() if context.disturbance(trial.metrics)]
     return frozenset(number for number in disturbed if number is not None)
 
 

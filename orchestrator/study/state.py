@@ -80,6 +80,8 @@ class Study:
     """The trials of stages that are open again because one before them is, until their stages ask for them."""
     lane_seconds: float = field(default=0.0, init=False, compare=False)
     """How long all trials together have held their lanes, as far as the journal tells."""
+    most_lanes: int = field(default=1, init=False, compare=False)
+    """How many lanes trials have run on."""
     given: dict[str, JsonValue] = field(default_factory=dict, init=False, compare=False)
     """The keys of the study that its file and options gave when it began; none where an earlier version did not write them."""
     began: float | None = field(default=None, init=False, compare=False)
@@ -236,6 +238,8 @@ class Study:
         before = self.trials.get(trial.id)
         self.trials[trial.id] = trial
         self.lane_seconds += trial.seconds - (before.seconds if before else 0.0)
+        for lane in [hold.lane for hold in trial.holds[-1:] if hold.lane]:
+            self.most_lanes = max(self.most_lanes, lane.number + 1)
 
 
 def speed_kind(config: TrialConfig) -> tuple[object, ...]:

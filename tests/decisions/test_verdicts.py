@@ -101,7 +101,7 @@ def verdict_on(losses: list[float], samples_seen: int, **changes: Any) -> str:
     config = BASE.model_copy(update={"micro_batch_size": 8, "warmup_samples": 0, **changes})
     study = Study("s")
     study.apply(proposed(Proposal("run", "train", config, candidate="run")))
-    decision = verdicts.between_rungs(study, study_of(), study.trials["run"], {"samples_seen": samples_seen}, losses)
+    decision = verdicts.on_losses(study_of(), study.trials["run"], {"samples_seen": samples_seen}, losses)
     return str(decision.action)
 
 
@@ -129,13 +129,16 @@ def test_a_run_does_not_lose_for_the_node_that_it_runs_on() -> None:
         study.apply(Started(id=name))
         metrics: dict[str, Any] = {"samples_seen": 400, "step_seconds": seconds, "tokens_per_second": 16 / seconds}
         study.apply(Evaluated(id=name, metrics=metrics, lane=HeldLane(0, node)))
-    config = study_of(kill={"min_relative_throughput": 0.5})
 
-    def verdict(name: str, share: float) -> str:
+    def verdict(name: str, share: float, objective: str = "time") -> str:
+        config = study_of(kill={"min_relative_throughput": 0.5}, objective=objective)
         trial = study.trials[name]
         rates = {key: (trial.metric(key) or 0.0) * share for key in ("tokens_per_second",)}
         metrics: dict[str, Any] = trial.metrics | rates | {"step_seconds": trial.measured("step_seconds") / share}
-        return str(verdicts.between_rungs(study, config, trial, metrics, [1.0]).action)
+        return str(verdicts.on_speed(study, config, trial, metrics).action)
 
     assert {verdict(name, 1.0) for name, _, _ in runs} == {"go on"}
     assert {verdict(name, 0.4) for name, _, _ in runs} == {"stop"}, "what is slow on any node is stopped on each"
+    assert {verdict(name, 0.1, "samples") for name, _, _ in runs} == {"go on"}, (
+        "where samples are compared no run is too slow"
+    )

@@ -154,6 +154,26 @@ def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: P
     assert len(winners) == 1
 
 
+@pytest.mark.parametrize("share", [0.7, 0.3])
+def test_what_else_had_the_machine_is_not_held_against_the_batch_whose_runs_it_slowed(
+    tmp_path: Path, share: float
+) -> None:
+    """Nothing stops such a run, below half its planned speed neither, and the order of the batches is that of a quiet machine."""
+
+    def beside_others(config: TrialConfig, samples: int) -> dict[str, Any]:
+        found = slowed_by(1 / share, 64)(config, samples)
+        return found | ({"other_cpu_share": 0.6} if config.effective_batch_size == 64 else {})
+
+    found = {}
+    for name, world in (("disturbed", beside_others), ("quiet", IDEAL)):
+        (tmp_path / name).mkdir()
+        _, known = played(tmp_path / name, IDEAL, world)
+        assert too_slow(known) == []
+        assert findings_of(known).off_speed == {}
+        found[name] = findings_of(known).winner, [one.p_best for one in findings_of(known).batches]
+    assert found["disturbed"] == found["quiet"]
+
+
 def test_a_passing_load_is_not_held_against_the_batch_whose_run_it_slowed(tmp_path: Path) -> None:
     begun: list[TrialConfig] = []
 

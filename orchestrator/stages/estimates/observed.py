@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.estimates.ranking import Standing, by_candidate, late_gain_of_scores, standings
-from batchscout.orchestrator.stages.estimates.speeds import is_off, shares_of_plan
 from batchscout.orchestrator.stages.estimates.surface import (
     DOUBLING,
     Coordinates,
@@ -30,31 +29,30 @@ UNSURE = 1.6
 
 
 def surface_through(
-    trials: Sequence[Trial], config: StudyConfig, batches: Sequence[int], timings: Mapping[int, float] | None = None
+    trials: Sequence[Trial],
+    config: StudyConfig,
+    batches: Sequence[int],
+    timings: Mapping[int, float] | None = None,
+    off_speed: Mapping[int, float] | None = None,
 ) -> Surface | None:
     """Return the surface over these batches through what the trials came to; None before one of them has completed.
 
     timings: how well the samples/s of each batch were known when its budget was made of them, as the standard deviation of their
-    logarithm.
+    logarithm. off_speed: of a batch whose runs had another speed, the share of that one that they had.
     """
     observed = [one for one in observations(trials, config.target_loss) if one.effective_batch_size in batches]
     if all(one.loss is None for one in observed):
         return None
     ranking = standings(trials, config.target_loss)
     rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
-    late_gain, shares = late_gain_of_scores(ranking), shares_of_plan(trials)
+    late_gain, off = late_gain_of_scores(ranking), off_speed or {}
     worth = DOUBLING * late_gain if config.objective == "time" else 0.0  # seconds to a target are those of the runs
     speeds = {
-        batch: Speed(worth * deviation / math.log(2), worth * _octaves_lost(shares.get(batch, 1.0)))
+        batch: Speed(worth * deviation / math.log(2), -worth * math.log2(off.get(batch, 1.0)))
         for batch, deviation in (timings or {}).items()
         if batch in rule
     }
     return fit(Coordinates(rule), observed, late_gain, speeds, in_seconds=config.target_loss is not None)
-
-
-def _octaves_lost(share: float) -> float:
-    """Return how many times as many samples, in factors of 2, a batch got as its true speed makes of its time."""
-    return -math.log2(share) if is_off(share) else 0.0
 
 
 def setting_of(trial: Trial) -> Setting:

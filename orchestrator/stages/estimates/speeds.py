@@ -18,11 +18,6 @@ SLOW_RUNS = 2
 """One run that was stopped for its speed may have met a passing load: so many speak for their batch."""
 
 
-def is_off(share: float) -> bool:
-    """True of a speed, as a share of the planned one, that is not the planned one."""
-    return abs(math.log(share)) > math.log(1 / AS_PLANNED)
-
-
 def usual_share(trials: Sequence[Trial]) -> float | None:
     """Return the usual speed of the runs that have ended, as a share of the planned one; None before one has."""
     slow = stragglers(trials)
@@ -31,9 +26,9 @@ def usual_share(trials: Sequence[Trial]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def shares_of_plan(trials: Sequence[Trial]) -> dict[int, float]:
-    """Return the speed of each batch's runs as a share of the planned one, beside what is usual: what slows all alike tells
-    nothing about a batch, nor does a node that is slower than the others."""
+def off_plan(trials: Sequence[Trial]) -> dict[int, float]:
+    """Return the batches whose runs did not have the planned speed, with the share of it that they had, beside what is usual: what
+    slows all alike tells nothing about a batch, nor does a node that is slower than the others."""
     usual, stopped, slow = usual_share(trials), num_too_slow(trials), stragglers(trials)
     if usual is None:
         return {}
@@ -42,7 +37,8 @@ def shares_of_plan(trials: Sequence[Trial]) -> dict[int, float]:
         batch, share = trial.config.effective_batch_size, _share(trial, slow)
         if share is not None and (trial.cause is not Cause.LOW_THROUGHPUT or stopped[batch] >= SLOW_RUNS):
             by_batch.setdefault(batch, []).append(share)
-    return {batch: statistics.median(shares) / usual for batch, shares in by_batch.items()}
+    found = {batch: statistics.median(shares) / usual for batch, shares in sorted(by_batch.items())}
+    return {batch: share for batch, share in found.items() if abs(math.log(share)) > math.log(1 / AS_PLANNED)}
 
 
 def num_too_slow(trials: Sequence[Trial]) -> Counter[int]:

@@ -145,7 +145,7 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
             rate,
             max(map(peak_of, done)),
             _samples_per_second(decisive),
-            disturbed=all(known.context.disturbance(trial) for trial in decisive),
+            disturbed=not known.context.undisturbed(decisive),
             input_bound=input_bound(decisive),
         )
     return found

@@ -47,7 +47,7 @@ def disturbed_trials(known: FrontierProgress) -> tuple[str, ...]:
 
 def _disturbed(known: FrontierProgress) -> list[tuple[Trial, str]]:
     """Return the trials during which something else was at work, and what."""
-    found = [(trial, known.context.disturbance(trial)) for trial in known.trials()]
+    found = [(trial, known.context.disturbance(trial.metrics)) for trial in known.trials()]
     return [(trial, why) for trial, why in found if why]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.curves import SEEDS_BAR, with_deviation
+from batchscout.orchestrator.stages.curves import seeds_bar, with_deviation
 from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found
@@ -32,6 +32,6 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
             Axis("length of the run, samples of the baseline", log=True),
             Axis("validation loss at its end"),
             tuple(series),
-            f"Each point is a whole run with its own schedule.{SEEDS_BAR} The last one, with its 90 % interval, is extrapolated.",
+            f"Each point is a whole run with its own schedule.{seeds_bar(context.trials())} The last one, with its 90 % interval, is extrapolated.",
         )
     ]

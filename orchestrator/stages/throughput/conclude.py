@@ -53,7 +53,7 @@ def _fastest_forms(known: ThroughputProgress, timed: Timings[Form]) -> dict[int,
 
 def unrest_of(known: ThroughputProgress, timed: Timings[Form]) -> str | None:
     """Return the signs that something else had the machine, or that it slowed itself down; None if there is none."""
-    found = ((trial, known.context.disturbance(trial)) for trial in known.context.trials())
+    found = ((trial, known.context.disturbance(trial.metrics)) for trial in known.context.trials())
     first = next((f"{trial.id}: {why}" for trial, why in found if why), None)
     return "; ".join(filter(None, [timed.unrest() if timed.busy else None, first])) or None
 

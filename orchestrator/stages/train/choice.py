@@ -12,6 +12,7 @@ from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.speeds import off_plan
 from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
@@ -58,7 +59,15 @@ def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
     timings = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
-    return surface_through(trials, context.config, kept, timings)
+    return surface_through(trials, context.config, kept, timings, off_speed(context))
+
+
+def off_speed(context: StageContext[Train]) -> dict[int, float]:
+    """Return the batches that did not train at the speed that they were timed at, with the share of it that they had; none where time
+    does not count. A run beside which something else had the machine says nothing of it."""
+    if context.config.objective != "time":
+        return {}
+    return off_plan(context.undisturbed(full_runs(context)))
 
 
 def compares_as_now(context: StageContext[Train]) -> bool:

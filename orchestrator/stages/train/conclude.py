@@ -17,12 +17,19 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
 )
 from batchscout.orchestrator.stages.estimates.observed import setting_of
 from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
-from batchscout.orchestrator.stages.estimates.speeds import is_off, shares_of_plan
 from batchscout.orchestrator.stages.estimates.surface import Array, Surface
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.no_answer import why_none
+from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
-from batchscout.orchestrator.stages.train.choice import Choice, choice_of, full_runs, p_better, surface_of
+from batchscout.orchestrator.stages.train.choice import (
+    Choice,
+    choice_of,
+    full_runs,
+    off_speed,
+    p_better,
+    surface_of,
+)
 from batchscout.orchestrator.stages.train.findings import BatchFindings, Ranked, TimeGain, TrainFindings
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
@@ -76,7 +83,7 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
         time=_time_gain(context, surface, choice),
         keeps_own=choice.is_own,
         generalisation=generalisation_of(ranking),
-        off_speed=_off_speed(context),
+        off_speed=off_speed(context),
     )
 
 
@@ -87,9 +94,24 @@ def _time_gain(context: StageContext[Train], surface: Surface, choice: Choice) -
     low, middle, high = _interval(surface.time_share(ours, theirs))
     at_best_rate = surface.best_loss(setting_of(choice.own.trials[0]).effective_batch_size)
     by_rate = float(np.median(surface.time_share(np.minimum(at_best_rate, theirs), theirs)))
-    return TimeGain(
-        choice.own.trials[0].id, middle, low, high, by_rate, p_better(context, surface, choice.run, choice.own)
+    p = p_better(context, surface, choice.run, choice.own)
+    own = choice.own.trials[0]
+    by_speed = _time_for_the_same_samples(
+        context, choice.setting.effective_batch_size, setting_of(own).effective_batch_size
     )
+    return TimeGain(own.id, middle, low, high, by_rate, p, by_speed)
+
+
+def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: int) -> float:
+    """Return the share of the other batch's time that a batch takes for the same samples; 1 where time does not count, or no speeds
+    are known."""
+    off = off_speed(context)
+    known = {
+        rate.effective_batch_size: rate.samples_per_second * off.get(rate.effective_batch_size, 1.0)
+        for rate in rates(context)
+    }
+    comparable = context.config.objective != "samples" and {batch, other} <= known.keys()
+    return known[other] / known[batch] if comparable else 1.0
 
 
 def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:
@@ -118,13 +140,6 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
         f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
     ]
-
-
-def _off_speed(context: StageContext[Train]) -> dict[int, float]:
-    """Return the batches that did not train at the speed that they were timed at, with the share of it that they had."""
-    if context.config.objective != "time":
-        return {}
-    return {batch: share for batch, share in sorted(shares_of_plan(context.trials()).items()) if is_off(share)}
 
 
 def _off_their_speed(findings: TrainFindings) -> list[str]:

@@ -57,9 +57,17 @@ class TimeGain:
     """The share of the time in which the winner ends at the loss that the user's own setting ends at after all of it, with the ends
     of the 90 % interval; above 1 where it takes longer."""
     by_rate: float
-    """The share that the user's batch needs with its own best learning rate. What the batch adds is share / by_rate."""
+    """The share that the user's batch needs with its own best learning rate."""
     p_better: float
     """The probability that the winner saves a useful gain."""
+    by_speed: float = 1.0
+    """The share of the time that the winner's batch takes for the same samples; 1 where all train on the same samples."""
+
+    @property
+    def by_batch(self) -> float:
+        """The share of the samples in which the winner's batch comes to the same loss, each batch at its best learning rate: the three
+        parts multiplied are the whole."""
+        return self.share / (self.by_rate * self.by_speed)
 
 
 @dataclass(frozen=True)

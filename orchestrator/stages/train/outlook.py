@@ -6,8 +6,7 @@ import numpy as np
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.speeds import AS_PLANNED, shares_of_plan
-from batchscout.orchestrator.stages.train.choice import surface_of
+from batchscout.orchestrator.stages.train.choice import off_speed, surface_of
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.study.trial import Trial
 
@@ -19,8 +18,8 @@ def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
     """Return why the batch of a run that trains more slowly than it was timed cannot be the best any more, even at its best
     learning rate; None while it may be."""
     batch = trial.config.effective_batch_size
-    share = shares_of_plan(context.trials()).get(batch)
-    if trial.protected or context.config.objective != "time" or share is None or share >= AS_PLANNED:
+    share = off_speed(context).get(batch)
+    if trial.protected or share is None or share > 1:
         return None
     surface = surface_of(context, lineup_of(context))
     if surface is None or surface.p_best.get(batch, 1.0) >= CANNOT_WIN:
