@@ -69,6 +69,13 @@ class Made:
     has_plateau: bool = False
     """True if what is seen before DROP_BEGINS says nothing of the end."""
     timing_noise: float = TIMING_NOISE
+    rate_drift: float = 0.0
+    """By how many factors of 2 every batch's best rate rises for each factor of 2 of the run's length."""
+    batch_drift: float = 0.0
+    """By how many factors of 2 the best batch grows for each factor of 2 of the run's length."""
+
+    flattens: bool = False
+    """True if what a setting lies above the best one shrinks with what is left to gain, as the length grows."""
 
     @property
     def name(self) -> str:
@@ -95,13 +102,31 @@ class Made:
         batch = min(self.level, key=lambda batch: self.level[batch])
         return batch, self.best_rate(batch)
 
+    def best_at(self, time_share: float) -> tuple[int, float]:
+        """Return the best setting of a run of this length."""
+        settings = [(batch, self.best_rate_at(batch, time_share)) for batch in self.level]
+        return min(settings, key=lambda setting: self.mean_loss(*setting, time_share))
+
+    def best_rate_at(self, batch: int, time_share: float) -> float:
+        return self.best_rate(batch) * time_share**self.rate_drift
+
     def mean_loss(self, batch: int, rate: float, time_share: float = 1.0) -> float:
-        off = math.log2(rate / self.best_rate(batch))
+        off = math.log2(rate / self.best_rate_at(batch, time_share))
         if off > self.cliff:
             return math.inf
         q = self.exponent[batch]
         shorter = self.doubling * (time_share**-q - 1) / (2**q - 1)
-        return self.lowest + self.late_gain * (self.level[batch] + self.curvature * off**2 + shorter)
+        level = self._level_at(batch, self.batch_drift * math.log2(time_share))
+        left = time_share**-q if self.flattens else 1.0
+        return self.lowest + self.late_gain * (left * (level + self.curvature * off**2) + shorter)
+
+    def _level_at(self, batch: int, drift: float) -> float:
+        """Return the level of a batch once all levels have moved so many factors of 2 up; beyond the ends they go on in a line."""
+        batches = sorted(self.level)
+        place = batches.index(batch) - drift
+        below = min(max(math.floor(place), 0), len(batches) - 2)
+        low, high = self.level[batches[below]], self.level[batches[below + 1]]
+        return low + (high - low) * (place - below)
 
     def loss(self, batch: int, rate: float, seed: int, share_of_run: float, time_share: float = 1.0) -> float | None:
         end = self.mean_loss(batch, rate, time_share)
@@ -109,7 +134,7 @@ class Made:
             if share_of_run >= self.diverges_at:
                 return None
             # up to where it diverges it looks like the best that still trains
-            end = self.mean_loss(batch, self.best_rate(batch) * 2 ** (0.99 * self.cliff), time_share)
+            end = self.mean_loss(batch, self.best_rate_at(batch, time_share) * 2 ** (0.99 * self.cliff), time_share)
         noise = self._noise(batch, rate, seed, share_of_run)
         return self._on_the_way(batch, end, share_of_run) + self.late_gain * noise
 
@@ -136,6 +161,23 @@ def made_world(kind: str, number: int) -> Made:
     """Return the world of this kind and number."""
     chance = Random(f"{kind} {number}")
     return KINDS[kind](_plain(kind, number, chance), chance)
+
+
+RATE_DRIFT, RATE_DRIFT_SPREAD = -0.26, 0.29
+"""What the recorded worlds' best rates do for each factor of 2 of the length (horizons.py)."""
+BATCH_DRIFT, BATCH_DRIFT_SPREAD = 0.45, 0.1
+"""Critical batches grow as the 0.4th to 0.5th power of the length (arXiv 2505.13738, 2410.21676)."""
+
+
+def drifting(world: Made) -> Made:
+    """Return the world with a best rate and a best batch that change with the length of the run."""
+    chance = Random(f"{world.name} drifts")
+    return replace(
+        world,
+        rate_drift=chance.gauss(RATE_DRIFT, RATE_DRIFT_SPREAD),
+        batch_drift=chance.gauss(BATCH_DRIFT, BATCH_DRIFT_SPREAD),
+        flattens=True,
+    )
 
 
 def _plain(kind: str, number: int, chance: Random) -> Made:

@@ -87,13 +87,30 @@ class Recorded:
         settings = [(batch, self.best_rate(batch)) for batch in self.budgets]
         return min(settings, key=lambda setting: self.mean_loss(*setting))
 
+    def best_rate_at(self, batch: int, time_share: float) -> float:
+        """Return the best of the rates that were recorded at the budgets around this length, between them by a parabola."""
+        around = _around(self.world.budgets(batch), time_share * self.budgets[batch])
+        rates = sorted(set.intersection(*(set(self._rates(batch, budget)) for budget in around)))
+        fine = [low * (high / low) ** (step / 8) for low, high in itertools.pairwise(rates) for step in range(9)]
+        return min(fine, key=lambda rate: self.mean_loss(batch, rate, time_share))
+
+    def best_at(self, time_share: float) -> tuple[int, float]:
+        """Return the best setting of a run of this length."""
+        settings = [(batch, self.best_rate_at(batch, time_share)) for batch in self.budgets]
+        return min(settings, key=lambda setting: self.mean_loss(*setting, time_share))
+
     def loss(self, batch: int, rate: float, seed: int, share_of_run: float, time_share: float = 1.0) -> float | None:
         low, high = self.range_of(batch)
         if not low * (1 - SAME) <= rate <= high * (1 + SAME):
             raise ValueError(f"{self.name}: learning rate {rate:g} of batch {batch} lies beyond {low:g} to {high:g}")
         seeds = self.world.seeds()
         place, budgets = seed % len(seeds), self.world.budgets(batch)
-        budget = min(max(time_share * self.budgets[batch], budgets[0]), budgets[-1])
+        asked = time_share * self.budgets[batch]
+        budget = min(max(asked, budgets[0]), budgets[-1])
+        if abs(math.log(asked / budget)) > math.log(MARGIN):
+            raise ValueError(
+                f"{self.name}: batch {batch} was recorded with {budgets[0]} to {budgets[-1]} samples, not {asked:.0f}"
+            )
         around = _around(budgets, budget)
         nearest = _nearest(around, budget)
         of_seed = self._losses(batch, nearest, _nearest(self._rates(batch, nearest), rate), share_of_run)

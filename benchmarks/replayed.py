@@ -28,6 +28,7 @@ from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.rates import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train.findings import TimeGain, TrainFindings
@@ -141,16 +142,19 @@ class Answer:
     """The share of the training time that it claims to waste."""
     is_decided: bool = False
     """Whether it calls itself so: another setting than the user's, known well enough."""
+    real_run: HorizonsFindings | None = None
+    """What it says of a longer run, where it was asked for one."""
     num_refused: int = 0
     """Runs that were asked for at rates beyond `range_of`, and failed."""
 
 
-def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1) -> Answer:
+def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1, real_run: float | None = None) -> Answer:
     """Return what a study on so many lanes answers in this case.
 
-    seed: of the user's learning rate, the timings and the runs. timing_noise: the deviation of one timing, relative.
+    seed: of the user's learning rate, the timings and the runs. timing_noise: the deviation of one timing, relative. real_run: the
+    length of the run that the answer is for, in times of the study's.
     """
-    config = _study_of(case, case.user_rate(seed))
+    config = _study_of(case, case.user_rate(seed), real_run)
     player = Player(case, seed, num_lanes)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="replay"))
@@ -160,10 +164,12 @@ def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1) -> An
         return _answer(case, config, journal.study, player)
 
 
-def _study_of(case: Case, rate: float) -> StudyConfig:
+def _study_of(case: Case, rate: float, real_run: float | None) -> StudyConfig:
     """Return the study of a user who has this learning rate at the reference batch."""
+    longer = {} if real_run is None else {"real_run": {"samples": round(real_run * case.budgets[case.reference])}}
     return parse_study(
         {
+            **longer,
             "name": "replayed",
             "model": {"target": "gpt"},
             "data": {"target": "python_stdlib"},
@@ -284,6 +290,7 @@ def _answer(case: Case, config: StudyConfig, study: Study, player: Player) -> An
         time=findings.time if findings else None,
         regret_time=findings.regret_time if findings else None,
         is_decided=bool(findings and findings.is_decided(config.useful_gain)),
+        real_run=found(study, HorizonsFindings),
         num_refused=player.num_refused,
     )
 

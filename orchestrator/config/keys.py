@@ -189,15 +189,11 @@ class Budget(Strict):
     running ones are stopped at their next report; the answer is made from what has ended."""
 
 
-LONGEST_EXTRAPOLATION = 8
-"""How many times as long as the study a real run may be: further, runs at 1/4, 1/2 and 1 say little."""
-
-
 class RealRun(Strict):
     """The run that the recommendation is for, where it is longer than the study."""
 
     samples: PositiveInt
-    """Its length, told as `sample_budget` is: what the baseline trains on. At most 8 times `sample_budget`."""
+    """Its length, told as `sample_budget` is: what the baseline trains on. The longer it is than that, the wider the intervals."""
 
 
 class StudyConfig(Strict):
@@ -312,7 +308,8 @@ class StudyConfig(Strict):
     """What the whole study may cost: `{device_hours: 2}`. null: there is no limit."""
     real_run: RealRun | None = None
     """What the recommendation is for, where that is longer than the study: `{samples: 1_000_000}`. The stage `horizons`,
-    which then follows the others, carries batch and learning rate to that length. null: the study's own length."""
+    which then follows the others, carries the answer to that length, and verdict, recommendation and exports are the real run's. null:
+    the study's own length."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
@@ -383,12 +380,10 @@ class StudyConfig(Strict):
             raise ValueError("real_run compares losses, and objective: target compares seconds; remove one of them")
         if train is None:
             raise ValueError("real_run goes on from what the stage train finds; add that stage or remove real_run")
-        if not budget < samples <= LONGEST_EXTRAPOLATION * budget:
-            least = -(-samples // LONGEST_EXTRAPOLATION)
+        if samples <= budget:
             raise ValueError(
-                f"real_run.samples ({samples}) must be more than sample_budget ({budget}) and at most "
-                f"{LONGEST_EXTRAPOLATION} times that, which is as far as the study's runs carry; "
-                + (f"raise sample_budget to {least}" if samples > budget else "remove real_run")
+                f"real_run.samples ({samples}) must be more than sample_budget ({budget}), which the study's own runs train on; "
+                "lower sample_budget or remove real_run"
             )
 
     def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:

@@ -12,17 +12,13 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
+from batchscout.orchestrator.output.known import known_of, undecided_between
 from batchscout.orchestrator.output.verdict import (
     Scope,
     Verdict,
-    is_decided,
     kept_setting,
     micro_batch_tokens,
-    p_best,
-    regret_time,
     scope_of,
-    time_gain,
-    undecided_between,
     verdict,
     would_decide,
 )
@@ -30,7 +26,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.horizons import HorizonsFindings
+from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended
 from batchscout.orchestrator.stages.train import TimeGain
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -227,8 +223,8 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     winner = _winner(config, study)
     if winner is None:
         return None
-    trial = winner.config
-    parts = verdict(config, study, winner, mode_of(trial).in_words())
+    trial, known = as_recommended(config, study, winner), known_of(config, study, winner)
+    parts = verdict(config, study, winner, trial)
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
         micro_batch_tokens=micro_batch_tokens(study, trial),
@@ -255,12 +251,12 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         seed=trial.seed,
         verdict=str(parts),
         verdict_parts=parts,
-        decided=is_decided(config, study, winner),
-        time=time_gain(study, winner),
-        regret_time=regret_time(study, winner),
-        p_best=p_best(study, winner),
+        decided=known is None or known.is_decided,
+        time=known.time if known else None,
+        regret_time=known.regret_time if known else None,
+        p_best=known.p_best[trial.effective_batch_size] if known and len(known.p_best) > 1 else None,
         scope=scope_of(config, study, winner),
-        undecided_between=undecided_between(config, study, winner),
+        undecided_between=undecided_between(config, known),
         would_decide=would_decide(config, study, winner),
         real_run=found(study, HorizonsFindings),
         complete=all(stage.type in study.conclusions for stage in config.stages),

@@ -7,7 +7,9 @@ import statistics
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.output.known import Known, compared_of, known_of, undecided_between
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
@@ -16,12 +18,12 @@ from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.horizons import HorizonsFindings
+from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
-from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, trained
+from batchscout.orchestrator.stages.train import LearningRateFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -70,64 +72,20 @@ def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
     )
 
 
-def p_best(study: Study, winner: Trial) -> float | None:
-    """Return the probability that the recommended batch is the best, each at its best rate; None where only one was tried."""
-    compared = _compared(study, winner)
-    return compared.mine.p_best if compared and compared.others else None
-
-
-def regret_time(study: Study, winner: Trial) -> float | None:
-    """Return the share of the training time that the recommended setting wastes on average; None where that is not known."""
-    compared = _compared(study, winner)
-    return compared.findings.regret_time if compared else None
-
-
-def time_gain(study: Study, winner: Trial) -> TimeGain | None:
-    """Return what the recommended setting saves of the training time of the user's own; None where it is that one."""
-    compared = _compared(study, winner)
-    return compared.findings.time if compared else None
-
-
-def is_decided(config: StudyConfig, study: Study, winner: Trial) -> bool:
-    """True if nothing was left open: no settings were compared, or the best of them is known well enough."""
-    compared = _compared(study, winner)
-    return compared is None or compared.findings.is_decided(config.useful_gain)
-
-
-def _is_open(config: StudyConfig, findings: TrainFindings) -> bool:
-    """True where another setting than the chosen one may be better by more than a useful gain; the user's own may be as good as that
-    and is still not called decided."""
-    if findings.regret_time is None:
-        return not findings.is_decided(config.useful_gain)
-    return findings.regret_time > config.useful_gain
-
-
-LIKELY_ENOUGH = 0.1
-"""A batch that is the best with less probability is not named among those that may be."""
-
-
-def undecided_between(config: StudyConfig, study: Study, winner: Trial) -> tuple[int, ...]:
-    """Return the effective batches of which the best is one, as far as the study could tell; none where it could, or where the learning
-    rate alone is open."""
-    compared = _compared(study, winner)
-    if compared is None or not _is_open(config, compared.findings):
-        return ()
-    rivals = [one for one in compared.others if one.p_best >= LIKELY_ENOUGH]
-    return tuple(sorted(one.effective_batch_size for one in (compared.mine, *rivals))) if rivals else ()
-
-
 def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None:
     """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
-    compared = _compared(study, winner)
-    if compared is None or compared.findings.regret_time is None or not _is_open(config, compared.findings):
+    known, compared = known_of(config, study, winner), compared_of(study, winner)
+    if known is None or known.regret_time is None or not known.is_open(config.useful_gain):
         return None
+    if carried_to(study, winner):
+        return "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
+    assert compared, "it is known of those"
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
-    regret = compared.findings.regret_time
     train = config.keys_of(Train)
     if train is not None and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
         return "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
-    runs = runs_to_decide(regret, config.useful_gain, num_runs)
+    runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:
         return f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds"
@@ -136,24 +94,6 @@ def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None
     hours = runs * seconds * config.world_size / 3600
     each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
     return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """What the full runs say of the recommended batch and of those that it was compared with."""
-
-    findings: TrainFindings
-    mine: BatchFindings
-    others: tuple[BatchFindings, ...]
-
-
-def _compared(study: Study, winner: Trial) -> _Compared | None:
-    """Return the comparison; None without one: no train stage, a single run, or a study of version 0.2."""
-    findings = trained(study)
-    mine = findings.of_batch(winner.config.effective_batch_size) if findings else None
-    if findings is None or mine is None or sum(one.num_runs for one in findings.batches) < 2:
-        return None
-    return _Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
 
 
 @dataclass(frozen=True)
@@ -179,21 +119,21 @@ class Verdict:
         return (f"{self.answer}.", self.why[0].upper() + self.why[1:], *warnings, self.holds_for)
 
 
-def verdict(config: StudyConfig, study: Study, winner: Trial, mode: str) -> Verdict:
-    """mode: the activation checkpointing, in words."""
+def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> Verdict:
+    """trial: the run that is recommended, which is the winner's or, carried to its length, the real run's."""
     return Verdict(
-        _answer(study, winner, mode),
+        _answer(study, winner, trial),
         _why_with_what_is_open(config, study, winner),
         tuple(_warnings(config, study, winner)),
         _holds_for(config, study, winner),
     )
 
 
-def _answer(study: Study, winner: Trial, mode: str) -> str:
-    trial = winner.config
+def _answer(study: Study, winner: Trial, trial: TrialConfig) -> str:
+    in_tokens = _in_tokens(winner) if trial.split == winner.config.split else ""
     return (
-        f"Train with {_micro_batch(study, winner)}, {_times(trial)}"
-        f"(effective batch {trial.effective_batch_size}{_in_tokens(winner)}), activation checkpointing {mode} "
+        f"Train with {_micro_batch(study, trial)}, {_times(trial)}"
+        f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
     )
 
@@ -207,9 +147,15 @@ def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> 
     return f"{_why(config, study, winner)}.{edge}{_at_an_end(config, study, winner)}{more}{beyond}"
 
 
+LONGER = " For a longer run, give real_run.samples."
+
+
 def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
-    real = study.conclusions.get(HorizonsFindings.STAGE)
-    longer = f" By runs of several lengths, {real.reason}." if real and real.findings else ""
+    known = known_of(config, study, winner)
+    asks = (
+        known is not None and known.regret_time is not None and config.real_run is None and config.objective != "target"
+    )
+    longer = LONGER if asks else ""
     published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
     beside = f" For comparison, {published}." if published else ""
     return f"Measured with {scope_of(config, study, winner)}.{longer}{_of_the_host(study)}{beside}"
@@ -221,8 +167,8 @@ def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:
     return None if trial.micro_batch is None or longest is None else trial.micro_batch_size * longest
 
 
-def _micro_batch(study: Study, winner: Trial) -> str:
-    size, tokens = winner.config.micro_batch_size, micro_batch_tokens(study, winner.config)
+def _micro_batch(study: Study, trial: TrialConfig) -> str:
+    size, tokens = trial.micro_batch_size, micro_batch_tokens(study, trial)
     if tokens is None:
         return f"micro-batch {size}"
     of_longest = "the longest sample has" if size == 1 else f"{size} of the longest samples have"
@@ -354,10 +300,12 @@ def _growing(trial: TrialConfig) -> str:
 def _at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return that the batch is the smallest or the largest of those that were compared, where a further one is possible and
     it is likely to be the best of them."""
-    compared, batch = _compared(study, winner), winner.config.effective_batch_size
-    if compared is None or not compared.others or compared.mine.p_best < 0.5:
+    known = known_of(config, study, winner)
+    if known is None or len(known.p_best) == 1:
         return ""
-    others = [one.effective_batch_size for one in compared.others]
+    batch, *others = known.p_best
+    if known.p_best[batch] < 0.5:
+        return ""
     if config.world_size < batch < min(others):
         return " It is the smallest batch that was compared: a smaller one may be better."
     return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
@@ -397,14 +345,16 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     plain = _without_setting(study, winner)
     if plain is not winner:
         return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
+    if real := carried_to(study, winner):
+        return _for_the_real_run(config, study, winner, real)
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
-    baseline, compared = _baseline(study), _compared(study, winner)
+    baseline, known = _baseline(study), known_of(config, study, winner)
     if baseline is None:
-        sure = _sure(config, study, winner, compared) if compared else ""
+        sure = _sure(config, known) if known else ""
         return f"it {_ending(ours, target)}, chosen of what was run{_how_the_baseline_ended(study)}{sure}"
     theirs = _standing(study, baseline, target)
-    if compared is not None and compared.findings.regret_time is not None:
-        return _against_own(config, study, winner, compared)
+    if known is not None and known.regret_time is not None:
+        return _against_own(config, study, winner, known)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
         alone = (
@@ -416,30 +366,54 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}"
 
 
-def _against_own(config: StudyConfig, study: Study, winner: Trial, compared: _Compared) -> str:
-    """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
-    findings, target = compared.findings, config.target_loss
-    baseline = _baseline(study)
-    assert baseline, "what completed is compared with the baseline"
-    ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
-    if findings.keeps_own:
-        assert findings.regret_time is not None, "asked only of studies that know it"
-        is_good = findings.regret_time <= config.useful_gain and bool(compared.others)
-        so = ", so the batch is not your bottleneck" if is_good else ""
-        return (
-            f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
-            f"{_ending(ours, target)}{_sure(config, study, winner, compared)}"
-        )
-    saved = f"; {_time_text(config, findings.time, winner, baseline)}" if findings.time else ""
+def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:
+    """Return what the setting saves in the real run, how sure that is, and which of the study's own runs it is carried on from."""
+    known, baseline = known_of(config, study, winner), _baseline(study)
+    assert known, "it was carried to that length"
+    mine = next(one for one in real.batches if one.effective_batch_size == real.effective_batch_size)
+    length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
+    if known.keeps_own:
+        saved = f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
+    elif known.time and baseline:
+        saved = f"{_time_text(config, known.time, real.effective_batch_size, baseline)}; it ends at"
+    else:
+        saved = "it ends at"
+    ours = _standing(study, winner, None)
+    against = (
+        f" against {_standing(study, baseline, None).val_loss:.3f} with your own setting"
+        if baseline and baseline is not winner
+        else ""
+    )
+    own = winner.config
     return (
-        f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, study, winner, compared)}"
+        f"{length}{saved} about {mine.val_loss:.3f} ({mine.val_loss_low:.3f} to {mine.val_loss_high:.3f}){_sure(config, known)}. It is carried on "
+        f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
+        f"{own.learning_rate:.3g} ended lowest: val loss {ours.val_loss:.3f}{against}"
     )
 
 
-def _time_text(config: StudyConfig, time: TimeGain, winner: Trial, own: Trial) -> str:
+def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known) -> str:
+    """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
+    target, baseline = config.target_loss, _baseline(study)
+    assert baseline, "what completed is compared with the baseline"
+    ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
+    if known.keeps_own:
+        assert known.regret_time is not None, "asked only of studies that know it"
+        is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
+        so = ", so the batch is not your bottleneck" if is_good else ""
+        return (
+            f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
+            f"{_ending(ours, target)}{_sure(config, known)}"
+        )
+    batch = winner.config.effective_batch_size
+    saved = f"; {_time_text(config, known.time, batch, baseline)}" if known.time else ""
+    return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, known)}"
+
+
+def _time_text(config: StudyConfig, time: TimeGain, batch: int, own: Trial) -> str:
     interval = f"{time.low:.0%} to {time.high:.0%} with probability 0.9"
     total = f"it comes to the same loss in {time.share:.0%} of {_the_cost(config)} ({interval})"
-    if winner.config.effective_batch_size == own.config.effective_batch_size:
+    if batch == own.config.effective_batch_size:
         return f"{total}, by the learning rate alone"
     parts = f"{time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch"
     return f"{total} = {parts}" + ("" if config.objective == "samples" else f" x {time.by_speed:.0%} by its speed")
@@ -544,23 +518,18 @@ def _ended(trial: Trial) -> str:
     return "diverged" if trial.cause is Cause.DIVERGED else f"did not finish ({trial.explanation})"
 
 
-def _sure(config: StudyConfig, study: Study, winner: Trial, compared: _Compared) -> str:
+def _sure(config: StudyConfig, known: Known) -> str:
     """Return how far the setting may lie from the best one, and what is left open; nothing in a study that does not know it."""
-    if compared.findings.regret_time is None:
+    if known.regret_time is None:
         return ""
-    wasted = (
-        f"{compared.findings.regret_time:.1%}"
-        if compared.findings.regret_time < 0.1
-        else f"{compared.findings.regret_time:.0%}"
-    )
+    wasted = f"{known.regret_time:.1%}" if known.regret_time < 0.1 else f"{known.regret_time:.0%}"
     told = f"; choosing it wastes {wasted} of {_the_cost(config)} on average, against the best of all"
-    if not _is_open(config, compared.findings):
+    if not known.is_open(config.useful_gain):
         return told
-    between = undecided_between(config, study, winner)
-    mine = compared.mine
+    between, (mine, *_) = undecided_between(config, known), known.p_best
     if not between:
-        return f"{told}; undetermined at which learning rate ({mine.learning_rate_low:.2g} to {mine.learning_rate_high:.2g})"
-    return f"{told}; undetermined between effective batches {_listed(between)} (this one with probability {mine.p_best:.2f})"
+        return f"{told}; undetermined at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
+    return f"{told}; undetermined between effective batches {_listed(between)} (this one with probability {known.p_best[mine]:.2f})"
 
 
 MOST_GROWTH = 1.1

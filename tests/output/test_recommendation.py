@@ -91,7 +91,7 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     )
     seconds = [trial.config.effective_batch_size / trial.measured("step_seconds") for trial in (baseline, winner)]
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])
-    assert found.verdict.endswith(f"Measured with {found.scope}.")
+    assert found.verdict.endswith(f"Measured with {found.scope}. For a longer run, give real_run.samples.")
 
 
 def test_evidence_names_the_trial_the_memory_left_and_what_every_stage_found(tmp_path: Path) -> None:

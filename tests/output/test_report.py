@@ -353,7 +353,9 @@ def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: Stud
                 bars = [mark for series in figure.series for mark in series.marks if mark.low is not None]
                 assert len(bars) >= 3
                 assert all(mark.low == mark.y - 0.25 and mark.high == mark.y + 0.25 for mark in bars)
-                assert "A bar is the deviation from seed to seed, which is assumed: all have one seed." in figure.caption
+                assert (
+                    "A bar is the deviation from seed to seed, which is assumed: all have one seed." in figure.caption
+                )
 
 
 @pytest.mark.parametrize(

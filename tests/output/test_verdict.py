@@ -66,7 +66,9 @@ def recommended(
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
     own: dict[str, Any] = (
-        {"keeps_own": True} if winner == 8 else {"time": TimeGain("train-m8k1", 0.36, 0.25, 0.52, 0.6, 0.98, by_speed=0.5)}
+        {"keeps_own": True}
+        if winner == 8
+        else {"time": TimeGain("train-m8k1", 0.36, 0.25, 0.52, 0.6, 0.98, by_speed=0.5)}
     )
     told: dict[str, Any] = {"regret_time": 0.012, **own, **(found or {})}
     train = TrainFindings(f"train-m{winner}k1", loss, batches=batches, seconds=seconds, **told)
@@ -112,7 +114,7 @@ def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what
     assert found.verdict == (
         "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
         f"0.0006: val loss 3.200 against 3.500 {OWN} {SAME_TIME}; {SAVED}; choosing it wastes 1.2% of the training time on average, "
-        f"against the best of all. {LARGEST} {SCOPE}"
+        f"against the best of all. {LARGEST} {SCOPE} For a longer run, give real_run.samples."
     )
     assert (found.decided, found.p_best, found.undecided_between, found.would_decide) == (True, 0.98, (), None)
     tree = found.to_json()

@@ -17,6 +17,8 @@ from batchscout.orchestrator.stages.horizons.conclude import conclude
 from batchscout.orchestrator.stages.horizons.figures import figures
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings as HorizonsFindings
 from batchscout.orchestrator.stages.horizons.propose import propose
+from batchscout.orchestrator.stages.horizons.real_run import as_recommended as as_recommended
+from batchscout.orchestrator.stages.horizons.real_run import carried_to as carried_to
 from batchscout.orchestrator.stages.stage import Stage
 
 

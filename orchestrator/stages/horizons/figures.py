@@ -5,27 +5,28 @@ from __future__ import annotations
 from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import seeds_bar, with_deviation
-from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.horizons.conclude import curve_of
+from batchscout.orchestrator.stages.horizons.conclude import ended
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
-from batchscout.orchestrator.stages.horizons.propose import rivals
+from batchscout.orchestrator.stages.horizons.propose import batch_of, rivals
+from batchscout.orchestrator.stages.train import loss_deviation
 
 
 def figures(context: StageContext[Horizons]) -> list[Figure]:
-    ended = {one.name: one for one in standings(context.trials())}
-    findings = found(context.study, HorizonsFindings)
-    budget = context.config.sample_budget
+    """Return what each batch's runs ended at over their lengths, and what it would end at after the real run."""
+    findings, budget = found(context.study, HorizonsFindings), context.config.sample_budget
+    deviation, runs = loss_deviation(context.study, context.config.objective), ended(context)
+    foretold = {one.effective_batch_size: one for one in findings.batches} if findings else {}
+    whole = {batch_of(one): one.val_loss for one in rivals(context)}
     series = []
-    for colour, rival in enumerate(rivals(context)):
-        curve = curve_of(context, rival, ended)
-        marks = [with_deviation(Mark(one.length * budget, one.loss), one.deviation) for one in curve]
-        for one in findings.batches if findings else ():
-            if findings and one.effective_batch_size == rival.effective_batch_size:
-                low, high = one.val_loss_low, one.val_loss_high
-                marks.append(Mark(findings.samples, one.val_loss, low=low, high=high))
-        series.append(Series(f"batch {rival.effective_batch_size}", tuple(marks), colour))
+    for colour, batch in enumerate(sorted(whole.keys() | foretold.keys())):
+        lengths = [(2**run.octaves * budget, run.loss) for run in runs if run.setting.effective_batch_size == batch]
+        lengths += [(float(budget), whole[batch])] if batch in whole else []
+        marks = [with_deviation(Mark(length, loss), deviation) for length, loss in lengths]
+        if findings and (one := foretold.get(batch)):
+            marks.append(Mark(findings.samples, one.val_loss, low=one.val_loss_low, high=one.val_loss_high))
+        series.append(Series(f"batch {batch}", tuple(marks), colour))
     return [
         Figure(
             "horizons",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from batchscout.orchestrator.stages.train import TimeGain
+
 
 @dataclass(frozen=True)
 class BatchAtLength:
-    """What a batch would come to at the real run's length."""
+    """What a batch would come to at the real run's length, at its best learning rate there."""
 
     effective_batch_size: int
     val_loss: float
@@ -16,7 +18,7 @@ class BatchAtLength:
     val_loss_high: float
     """With the ends of the 90 % interval."""
     p_best: float
-    """The probability that the other batch ends no lower."""
+    """The probability that it is the best: those of all batches add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,23 @@ class HorizonsFindings:
     samples: int
     """The samples of the real run: what the baseline would train on."""
     effective_batch_size: int
-    """The batch that is likelier to end lower there."""
+    """The batch to train with there."""
     learning_rate: float
     learning_rate_low: float
     learning_rate_high: float
-    """The best rate of the study's batch there, with the ends of the 90 % interval. Another batch has the scaling rule's
-    share of it."""
+    """The learning rate to train with there, and between what the batch's best one lies, with probability 0.9."""
     batches: tuple[BatchAtLength, ...]
     """The smallest first."""
     crossing_samples: float | None = None
-    """Where the curves of the two batches cross, in samples of the baseline; None if they do not within the real run."""
+    """From which length on, in samples of the baseline, this batch is likelier the best than the study's own answer; None where both are
+    one."""
+    regret_time: float | None = None
+    """The share of the real run's training time that this wastes on average, against the best setting; None in earlier studies."""
+    time: TimeGain | None = None
+    """What it saves there against the user's own setting; None where it is that one, or that one diverged, and in earlier studies."""
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    sample_budget: int | None = None
+    """How the batch is split, and the samples that it trains on in the real run's training time. None in earlier studies."""
+    keeps_own: bool = False
+    """True if it is the user's own setting: nothing else is shown to be better by a useful gain."""

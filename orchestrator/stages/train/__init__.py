@@ -14,9 +14,16 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
+from batchscout.orchestrator.stages.train.choice import Choice as Choice
+from batchscout.orchestrator.stages.train.choice import choice_of as choice_of
 from batchscout.orchestrator.stages.train.choice import compares_as_now as compares_as_now
+from batchscout.orchestrator.stages.train.choice import full_runs as full_runs
 from batchscout.orchestrator.stages.train.choice import so_far
+from batchscout.orchestrator.stages.train.choice import surface_of as surface_of
 from batchscout.orchestrator.stages.train.conclude import conclude
+from batchscout.orchestrator.stages.train.conclude import gain_over as gain_over
+from batchscout.orchestrator.stages.train.conclude import interval as interval
 from batchscout.orchestrator.stages.train.conclude import train_findings as train_findings
 from batchscout.orchestrator.stages.train.figures import figures
 from batchscout.orchestrator.stages.train.findings import BatchFindings as BatchFindings
@@ -27,7 +34,7 @@ from batchscout.orchestrator.stages.train.findings import TrainFindings as Train
 from batchscout.orchestrator.stages.train.findings import chosen_run as chosen_run
 from batchscout.orchestrator.stages.train.findings import loss_deviation as loss_deviation
 from batchscout.orchestrator.stages.train.findings import trained as trained
-from batchscout.orchestrator.stages.train.lineup import lineup_of
+from batchscout.orchestrator.stages.train.lineup import lineup_of as lineup_of
 from batchscout.orchestrator.stages.train.outlook import why_it_cannot_win
 from batchscout.orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
 from batchscout.orchestrator.stages.train.propose import propose

@@ -100,14 +100,18 @@ def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     reached = [one for one in complete if one.reached] or complete
     run = min(reached, key=lambda one: surface.regret(setting_of(one.trials[0])))
     may_stay = own is not None and own is not run and (own.reached or not run.reached)
-    if own is not None and may_stay and p_better(context, surface, run, own) < LIKELY:
+    if own is not None and may_stay and p_better(context, surface, _setting(run), _setting(own)) < LIKELY:
         run = own
     return Choice(run, surface.regret(setting_of(run.trials[0])), own)
 
 
-def p_better(context: StageContext[Train], surface: Surface, run: Standing, own: Standing) -> float:
-    """Return the probability that a run saves a useful gain of the training time of the user's own setting."""
-    share = surface.time_share(*(surface.at(setting_of(one.trials[0])) for one in (run, own)))
+def _setting(standing: Standing) -> Setting:
+    return setting_of(standing.trials[0])
+
+
+def p_better(context: StageContext[Train], surface: Surface, setting: Setting, own: Setting) -> float:
+    """Return the probability that a setting saves a useful gain of the training time of the user's own."""
+    share = surface.time_share(surface.at(setting), surface.at(own))
     return float(np.mean(share < 1 - context.config.useful_gain))
 
 

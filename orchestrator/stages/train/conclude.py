@@ -17,13 +17,12 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
 )
 from batchscout.orchestrator.stages.estimates.observed import setting_of
 from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
-from batchscout.orchestrator.stages.estimates.surface import Array, Surface
+from batchscout.orchestrator.stages.estimates.surface import Array, Setting, Surface
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 from batchscout.orchestrator.stages.train.choice import (
-    Choice,
     choice_of,
     full_runs,
     off_speed,
@@ -80,26 +79,22 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,
         regret_time=choice.regret,
-        time=_time_gain(context, surface, choice),
+        time=None if choice.own is None or choice.is_own else gain_over(context, surface, choice.setting, choice.own),
         keeps_own=choice.is_own,
         generalisation=generalisation_of(ranking),
         off_speed=off_speed(context),
     )
 
 
-def _time_gain(context: StageContext[Train], surface: Surface, choice: Choice) -> TimeGain | None:
-    if choice.own is None or choice.is_own:
-        return None
-    ours, theirs = surface.at(choice.setting), surface.at(setting_of(choice.own.trials[0]))
-    low, middle, high = _interval(surface.time_share(ours, theirs))
-    at_best_rate = surface.best_loss(setting_of(choice.own.trials[0]).effective_batch_size)
-    by_rate = float(np.median(surface.time_share(np.minimum(at_best_rate, theirs), theirs)))
-    p = p_better(context, surface, choice.run, choice.own)
-    own = choice.own.trials[0]
-    by_speed = _time_for_the_same_samples(
-        context, choice.setting.effective_batch_size, setting_of(own).effective_batch_size
-    )
-    return TimeGain(own.id, middle, low, high, by_rate, p, by_speed)
+def gain_over(context: StageContext[Train], surface: Surface, setting: Setting, own: Standing) -> TimeGain:
+    """Return what a setting saves of the training time of the user's own, by the surface of runs of their length."""
+    run = own.trials[0]
+    theirs, batch = surface.at(setting_of(run)), run.config.effective_batch_size
+    low, middle, high = interval(surface.time_share(surface.at(setting), theirs))
+    by_rate = float(np.median(surface.time_share(np.minimum(surface.best_loss(batch), theirs), theirs)))
+    by_speed = _time_for_the_same_samples(context, setting.effective_batch_size, batch)
+    p = p_better(context, surface, setting, setting_of(run))
+    return TimeGain(run.id, middle, low, high, by_rate, p, by_speed)
 
 
 def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: int) -> float:
@@ -206,8 +201,8 @@ def _listed(batches: Sequence[int]) -> str:
 
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
-    rates = [surface.coordinates.rate(batch, u) for u in _interval(surface.best_u(batch))]
-    losses = _interval(surface.best_loss(batch))
+    rates = [surface.coordinates.rate(batch, u) for u in interval(surface.best_u(batch))]
+    losses = interval(surface.best_loss(batch))
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
     runs = {t.candidate for t in full_runs(context) if t.config.effective_batch_size == batch}
     return BatchFindings(
@@ -224,7 +219,7 @@ def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surfa
     )
 
 
-def _interval(draws: Array) -> tuple[float, float, float]:
+def interval(draws: Array) -> tuple[float, float, float]:
     """Return the 5th, 50th and 95th percentile."""
     low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
     return float(low), float(middle), float(high)

@@ -1,0 +1,93 @@
+"""What is known of the recommended setting: facts for the verdict and the recommendation, which put them into words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages.horizons import carried_to
+from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the recommended setting, for runs as long as the one that it is recommended for."""
+
+    p_best: Mapping[int, float]
+    """Of every effective batch that was compared, its own first, the probability that it is the best at its best rate."""
+    rates: tuple[float, float]
+    """Between what the best learning rate of its batch lies, with probability 0.9."""
+    is_decided: bool
+    regret_time: float | None = None
+    """The share of the training time that it wastes on average, against the best setting; None in earlier studies."""
+    time: TimeGain | None = None
+    """What it saves of the training time of the user's own; None where it is that one."""
+    keeps_own: bool = False
+
+    def is_open(self, useful_gain: float) -> bool:
+        """True where another setting may be better by more than a useful gain; the user's own may be as good as that and is still not
+        called decided."""
+        return not self.is_decided if self.regret_time is None else self.regret_time > useful_gain
+
+
+def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
+    """Return what is known of the setting: of the real run's, where there is one; None where nothing was compared."""
+    real = carried_to(study, winner)
+    if real is not None:
+        assert real.regret_time is not None, "it came with the setting"
+        batches = sorted(real.batches, key=lambda one: one.effective_batch_size != real.effective_batch_size)
+        return Known(
+            {one.effective_batch_size: one.p_best for one in batches},
+            (real.learning_rate_low, real.learning_rate_high),
+            not real.keeps_own and real.regret_time <= config.useful_gain,
+            real.regret_time,
+            real.time,
+            real.keeps_own,
+        )
+    compared = compared_of(study, winner)
+    if compared is None:
+        return None
+    findings, mine = compared.findings, compared.mine
+    return Known(
+        {one.effective_batch_size: one.p_best for one in (mine, *compared.others)},
+        (mine.learning_rate_low, mine.learning_rate_high),
+        findings.is_decided(config.useful_gain),
+        findings.regret_time,
+        findings.time,
+        findings.keeps_own,
+    )
+
+
+LIKELY_ENOUGH = 0.1
+"""A batch that is the best with less probability is not named among those that may be."""
+
+
+def undecided_between(config: StudyConfig, known: Known | None) -> tuple[int, ...]:
+    """Return the effective batches of which the best is one, as far as the study could tell; none where it could, or where the learning
+    rate alone is open."""
+    if known is None or not known.is_open(config.useful_gain):
+        return ()
+    mine, *others = known.p_best
+    rivals = [batch for batch in others if known.p_best[batch] >= LIKELY_ENOUGH]
+    return tuple(sorted((mine, *rivals))) if rivals else ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the full runs say of the recommended batch and of those that it was compared with."""
+
+    findings: TrainFindings
+    mine: BatchFindings
+    others: tuple[BatchFindings, ...]
+
+
+def compared_of(study: Study, winner: Trial) -> Compared | None:
+    """Return the comparison; None without one: no train stage, a single run, or a study of version 0.2."""
+    findings = trained(study)
+    mine = findings.of_batch(winner.config.effective_batch_size) if findings else None
+    if findings is None or mine is None or sum(one.num_runs for one in findings.batches) < 2:
+        return None
+    return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))

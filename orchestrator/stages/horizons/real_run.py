@@ -1,0 +1,44 @@
+"""The real run itself, as it is recommended. Pure."""
+
+from __future__ import annotations
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.trial import evenly_spaced, optimizer_at, warmup_samples
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
+from batchscout.orchestrator.stages.regularization import RegularizationFindings
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.trainers.config import TrialConfig
+
+
+def carried_to(study: Study, winner: Trial) -> HorizonsFindings | None:
+    """Return what holds for the real run; None where the study has none, or its answer lets the batch grow, which is carried to no other
+    length."""
+    findings = found(study, HorizonsFindings)
+    is_known = findings is not None and findings.sample_budget is not None
+    return findings if is_known and not winner.config.ramp else None
+
+
+def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialConfig:
+    """Return the run to make: the winner's, at the length, batch and learning rate of the real run where there is one. What the study adds
+    to its winner stays."""
+    real = carried_to(study, winner)
+    if real is None:
+        return winner.config
+    batch, budget = real.effective_batch_size, real.sample_budget
+    assert budget is not None, "asked of what is known alone"
+    optimizer = optimizer_at(config.optimizer, batch, real.learning_rate)
+    added = found(study, RegularizationFindings)
+    if added and added.winner == winner.id and added.kept and added.kept.regularizer == "weight_decay":
+        optimizer = optimizer.model_copy(update={"weight_decay": added.kept.value})
+    changes = {
+        "micro_batch_size": real.micro_batch_size,
+        "gradient_accumulation_steps": real.gradient_accumulation_steps,
+        "learning_rate": real.learning_rate,
+        "optimizer": optimizer,
+        "sample_budget": budget,
+        "warmup_samples": warmup_samples(config.optimizer, batch, budget),
+        "evaluations": evenly_spaced(budget, config.evaluations),
+    }
+    return winner.config.model_copy(update=changes)
