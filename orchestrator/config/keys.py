@@ -375,6 +375,12 @@ class StudyConfig(Strict):
             if horizons:
                 raise ValueError("the stage horizons needs real_run: {samples: ...}; add it or remove the stage")
             return
+        kinds = [stage.type for stage in self.stages]
+        late = next((kind for kind in kinds[kinds.index("horizons") :] if kind in ("train", "learning_rate")), None)
+        if late:
+            raise ValueError(
+                f"horizons carries on what {late} finds, and stands before it in stages; move it behind {late}"
+            )
         samples, budget = self.real_run.samples, self.sample_budget
         if self.objective == "target":
             raise ValueError("real_run compares losses, and objective: target compares seconds; remove one of them")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.stages import AshaPruner, KillRules, StageKeys, pruner_of
+from batchscout.orchestrator.config.stages import AshaPruner, StageKeys, pruner_of
 from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
 from batchscout.orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
+from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.estimates.node_speeds import slowness, stragglers
 from batchscout.orchestrator.stages.estimates.speeds import usual_share
 from batchscout.orchestrator.study.causes import Cause
@@ -151,7 +152,7 @@ def on_speed(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics) 
     if decision.action is Action.STOP:  # it must not lose for the node that it runs on
         rate *= _slowness(study, trial)
         decision = judge_throughput(rate, best, rules.min_relative_throughput, study.facts.rate_unit)
-    return decision if decision.action is Action.STOP else _on_plan(study, rules, trial, metrics)
+    return decision if decision.action is Action.STOP else _on_plan(study, config, trial, metrics)
 
 
 def _slowness(study: Study, trial: Trial) -> float:
@@ -159,7 +160,8 @@ def _slowness(study: Study, trial: Trial) -> float:
     return slowness(trial, stragglers(study.trials.values()))
 
 
-def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> Decision:
+def _on_plan(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics) -> Decision:
+    rules = config.kill
     planned, step_seconds = trial.proposal.expected.get(PLANNED_RATE), metrics.get("step_seconds")
     if planned is None or not step_seconds:
         return GO_ON
@@ -169,7 +171,8 @@ def _on_plan(study: Study, rules: KillRules, trial: Trial, metrics: Metrics) -> 
     decision = judge_plan(rate, planned, rules.min_relative_throughput)
     if decision.action is not Action.STOP:
         return decision
-    usual = min(1.0, usual_share(study.of_stage(trial.stage)) or 1.0)
+    quiet = [one for one in study.of_stage(trial.stage) if not disturbance_in(study, config, one.metrics)]
+    usual = min(1.0, usual_share(quiet) or 1.0)
     return judge_plan(rate, planned, rules.min_relative_throughput, usual)
 
 

@@ -24,7 +24,7 @@ from batchscout.trainers.metrics import metric_of
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
     "activation_checkpointing", "compile",
-    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "ramp", "model_changes", "p_best", "regret_time",
+    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "sample_budget", "ramp", "model_changes", "p_best", "regret_time",
 )  # fmt: skip
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 

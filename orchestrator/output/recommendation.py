@@ -26,7 +26,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended
+from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended, nearest_run
 from batchscout.orchestrator.stages.train import TimeGain
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -50,8 +50,8 @@ BatchNorm = Literal["micro-batch", "all ranks"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured of the recommended configuration. A figure that was not measured is None, and not in the
-    file."""
+    """What was measured of the recommended configuration: for a longer real run, of the study's own run that is most like it. A figure
+    that was not measured is None, and not in the file."""
 
     trial: str
     val_loss: float | None = None
@@ -224,6 +224,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     if winner is None:
         return None
     trial, known = as_recommended(config, study, winner), known_of(config, study, winner)
+    nearest = nearest_run(study, winner, trial)
     parts = verdict(config, study, winner, trial)
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
@@ -260,8 +261,8 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         would_decide=would_decide(config, study, winner),
         real_run=found(study, HorizonsFindings),
         complete=all(stage.type in study.conclusions for stage in config.stages),
-        evidence=_evidence(study, winner),
-        alternatives=_alternatives(config, study, winner),
+        evidence=_evidence(study, nearest),
+        alternatives=_alternatives(config, study, nearest),
         ruled_out=_ruled_out(study),
     )
 

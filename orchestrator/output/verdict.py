@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
@@ -12,13 +12,14 @@ from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.output.known import Known, compared_of, known_of, undecided_between
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
+from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
+from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
@@ -29,7 +30,6 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device.machine_load import disturbance
 from batchscout.trainers.notices import NoticeKind
 
 
@@ -124,7 +124,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig
     return Verdict(
         _answer(study, winner, trial),
         _why_with_what_is_open(config, study, winner),
-        tuple(_warnings(config, study, winner)),
+        tuple(_warnings(config, study, nearest_run(study, winner, trial), trial)),
         _holds_for(config, study, winner),
     )
 
@@ -134,7 +134,7 @@ def _answer(study: Study, winner: Trial, trial: TrialConfig) -> str:
     return (
         f"Train with {_micro_batch(study, trial)}, {_times(trial)}"
         f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
-        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner)}"
+        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner, trial)}"
     )
 
 
@@ -199,7 +199,7 @@ FEW_PASSES = 4
 _OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
 
 
-def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
+def _warnings(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
     """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
     meets few of them often."""
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
@@ -208,7 +208,9 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
-    if slow := _slower_than_the_baseline(config, study, winner):
+    if carried := _not_carried(config, study, nearest):
+        warnings.append(carried)
+    if slow := _slower_than_the_baseline(config, study, nearest):
         warnings.append(slow)
     findings = trained(study)
     if findings and findings.off_speed:
@@ -218,17 +220,31 @@ def _warnings(config: StudyConfig, study: Study, winner: Trial) -> list[str]:
             "was planned; the probability counts with what it would have been"
         )
     warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
-    if waits := input_bound([winner]):
+    if waits := input_bound([nearest]):
         warnings.append(f"the recommended run is {waits}")
-    if overfitting := overfitting_of(winner):
+    if overfitting := overfitting_of(nearest):
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
-    num_samples, budget = study.facts.num_train_samples, winner.config.sample_budget
+    num_samples, budget = study.facts.num_train_samples, trial.sample_budget
     if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
         warnings.append(
             f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
             f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
         )
     return warnings
+
+
+def _not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return why the answer is that of the study's own length where a real run was asked for; empty where it is the real run's."""
+    if config.real_run is None or carried_to(study, winner):
+        return ""
+    concluded = study.conclusions.get(HorizonsFindings.STAGE)
+    why = concluded.reason if concluded else "horizons has yet to conclude"
+    if winner.config.ramp:
+        why = "a batch that grows is carried to no other length"
+    return (
+        f"this holds for a run of {number_text(config.sample_budget)} samples, the study's own, and not for the real run's "
+        f"{number_text(config.real_run.samples)}: {why}"
+    )
 
 
 MUCH_SLOWER = 0.9
@@ -239,7 +255,7 @@ def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) 
     """Return that the recommended run is slower than the baseline, in numbers; empty where it is not, or something else had the
     machine while one of them ran."""
     baseline = _baseline(study)
-    if baseline is None or disturbance(winner.metrics) or disturbance(baseline.metrics):
+    if baseline is None or any(disturbance_in(study, config, one.metrics) for one in (winner, baseline)):
         return ""
     ours, theirs = (trial.metric("tokens_per_second") for trial in (winner, baseline))
     if not ours or not theirs or ours > MUCH_SLOWER * theirs:
@@ -269,8 +285,10 @@ def kept_setting(study: Study, winner: Trial) -> Setting | None:
     return findings.kept if findings and findings.winner == winner.id else None
 
 
-def _with_setting(study: Study, winner: Trial) -> str:
+def _with_setting(study: Study, winner: Trial, trial: TrialConfig) -> str:
     setting = kept_setting(study, winner)
+    if setting and setting.regularizer == "weight_decay":  # it may follow batch and rate
+        setting = replace(setting, value=trial.optimizer.weight_decay)
     return f", and {setting}" if setting else ""
 
 
@@ -340,13 +358,13 @@ def _is_on_edge(study: Study, winner: Trial) -> bool:
 def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return what it wins against the baseline, and how sure that is; a ramp, what it wins against the run whose batch
     stays."""
+    if real := carried_to(study, winner):
+        return _for_the_real_run(config, study, winner, real)
     if winner.config.ramp:
         return _against_constant(config, study, winner)
     plain = _without_setting(study, winner)
     if plain is not winner:
         return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
-    if real := carried_to(study, winner):
-        return _for_the_real_run(config, study, winner, real)
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline, known = _baseline(study), known_of(config, study, winner)
     if baseline is None:
@@ -379,16 +397,14 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     else:
         saved = "it ends at"
     ours = _standing(study, winner, None)
-    against = (
-        f" against {_standing(study, baseline, None).val_loss:.3f} with your own setting"
-        if baseline and baseline is not winner
-        else ""
-    )
+    against = _how_the_baseline_ended(study) if baseline is None else ""
+    if baseline and baseline is not winner:
+        against = f" against {_standing(study, baseline, None).val_loss:.3f} with your own setting"
     own = winner.config
     return (
         f"{length}{saved} about {mine.val_loss:.3f} ({mine.val_loss_low:.3f} to {mine.val_loss_high:.3f}){_sure(config, known)}. It is carried on "
         f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
-        f"{own.learning_rate:.3g} ended lowest: val loss {ours.val_loss:.3f}{against}"
+        f"{own.learning_rate:.3g} was chosen at this study's: val loss {ours.val_loss:.3f}{against}"
     )
 
 
@@ -415,8 +431,8 @@ def _time_text(config: StudyConfig, time: TimeGain, batch: int, own: Trial) -> s
     total = f"it comes to the same loss in {time.share:.0%} of {_the_cost(config)} ({interval})"
     if batch == own.config.effective_batch_size:
         return f"{total}, by the learning rate alone"
-    parts = f"{time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch"
-    return f"{total} = {parts}" + ("" if config.objective == "samples" else f" x {time.by_speed:.0%} by its speed")
+    by_speed = "" if time.by_speed is None else f" x {time.by_speed:.0%} by its speed"
+    return f"{total} = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
 
 
 def _the_cost(config: StudyConfig) -> str:

@@ -24,6 +24,11 @@ from batchscout.trainers.device.machine_load import disturbance
 Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
 
 
+def disturbance_in(study: Study, config: StudyConfig, metrics: Metrics) -> str | None:
+    """Return what else was at work on the machine while a trial's steps were timed; None if nothing was but the study's other lanes."""
+    return disturbance(metrics, lanes_share=1 - 1 / (study.most_lanes * config.world_size))
+
+
 @dataclass(frozen=True)
 class StageContext(Generic[Keys]):
     stage: Keys
@@ -39,7 +44,7 @@ class StageContext(Generic[Keys]):
 
     def disturbance(self, metrics: Metrics) -> str | None:
         """Return what else was at work on the machine while a trial's steps were timed; None if nothing was."""
-        return disturbance(metrics, lanes_share=1 - 1 / (self.study.most_lanes * self.config.world_size))
+        return disturbance_in(self.study, self.config, metrics)
 
     def undisturbed(self, trials: Iterable[Trial]) -> list[Trial]:
         """Return the trials whose speed is their own."""

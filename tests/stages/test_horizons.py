@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from batchscout.orchestrator.output.recommendation import Recommendation, recomm
 from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
-from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried
+from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried, room_for
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.state import Study
@@ -34,22 +36,24 @@ RULE = {batch: 1e-3 * (batch / 16) ** 0.5 for batch in BATCHES}
 # The laws
 
 
-def true_loss(batch: int, rate: float, octaves: float, rate_drift: float = -0.4, batch_drift: float = 0.4) -> float:
-    """A world of late gain 0.1, with its best batch at 16 and its best rates at the rule's, at the study's own length."""
-    u, x = math.log2(rate / RULE[batch]), math.log2(batch / 16)
+def true_loss(
+    batch: int, rate: float, octaves: float, rate_drift: float = -0.4, batch_drift: float = 0.4, best: int = 16
+) -> float:
+    """A world of late gain 0.1, whose best rates are the rule's at the study's own length. best: its best batch there."""
+    u, x = math.log2(rate / RULE[batch]), math.log2(batch / best)
     left = 2 ** (-0.4 * octaves)
     off = 0.25 * (u - octaves * rate_drift) ** 2 + 0.1 * (x - octaves * batch_drift) ** 2
     return 3.0 + LATE_GAIN * (left * off - 0.6 * (1 - left) / (2**0.4 - 1))
 
 
-def own_length() -> Surface:
+def own_length(best: int = 16) -> Surface:
     """What twelve runs with little noise tell."""
     runs = [
-        Observation(batch, RULE[batch] * 2.0**u, true_loss(batch, RULE[batch] * 2.0**u, 0.0))
+        Observation(batch, RULE[batch] * 2.0**u, true_loss(batch, RULE[batch] * 2.0**u, 0.0, best=best))
         for batch in BATCHES
         for u in (-1, 0, 1)
     ]
-    return fit(Coordinates(RULE), runs, LATE_GAIN)
+    return fit(Coordinates(RULE), runs, LATE_GAIN, room=room_for(6.0, -2.0))
 
 
 def shorter_runs(rate_drift: float) -> list[Ended]:
@@ -96,6 +100,15 @@ def test_a_longer_run_has_a_larger_best_batch_and_a_lower_best_rate_before_any_r
     assert best_u_at(law, 4.0) < best_u_at(law, 0.0) - 0.5
 
 
+def test_the_best_batch_grows_where_the_smallest_that_was_run_is_the_best_of_the_study() -> None:
+    """What a longer run at that batch comes to is what a still smaller one comes to here: worse, though none was run."""
+    law = carried(own_length(best=8), [])
+    p_best = [law.at(octaves).p_best[8] for octaves in (0.0, 2.0, 4.0, 6.0)]
+    assert p_best[0] > 0.9
+    assert p_best == sorted(p_best, reverse=True)
+    assert p_best[2] < 0.6
+
+
 def test_the_further_away_the_less_is_known() -> None:
     law = carried(own_length(), shorter_runs(-0.4))
     widths = [np.ptp(np.quantile(law.at(octaves).lowest, (0.05, 0.95))) for octaves in (0.0, 1.0, 3.0, 6.0)]
@@ -129,7 +142,12 @@ def test_the_same_runs_give_the_same_draws() -> None:
 
 
 def played(
-    path: Path, truth: LossWorld, factor: int = 4, batches: Sequence[int] = (8, 64), **changes: Any
+    path: Path,
+    truth: LossWorld,
+    factor: int = 4,
+    batches: Sequence[int] = (8, 64),
+    rates: ThroughputFindings | None = None,
+    **changes: Any,
 ) -> tuple[StudyConfig, Study]:
     """Train, then the horizons of a real run that is so many times as long."""
     config = study_of(
@@ -137,7 +155,7 @@ def played(
     )
     with Journal(path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="first"))
-        know(journal, [truth.rates(batches)])
+        know(journal, [rates or truth.rates(batches)])
         for stage in config.stages:
             Player(director_of(config, journal, stage.type), truth).play()
         return config, journal.study
@@ -189,7 +207,7 @@ def test_the_real_runs_answer_is_the_answer_everywhere(tmp_path: Path) -> None:
     assert text.startswith("Train with micro-batch 64, no accumulation (effective batch 64)")
     assert f"learning rate {findings.learning_rate:.3g}: for the real run of 32.8k samples, 4 x this study's, " in text
     assert (
-        f"of which effective batch {own.effective_batch_size} at learning rate {own.learning_rate:.3g} ended lowest"
+        f"of which effective batch {own.effective_batch_size} at learning rate {own.learning_rate:.3g} was chosen"
         in text
     )
     assert json.loads(export(recommendation, "nanogpt").split("max_iters = ")[1].splitlines()[0]) == budget // batch
@@ -204,6 +222,29 @@ def test_a_study_that_does_not_know_how_long_its_run_is_says_so(tmp_path: Path) 
         recommendation = recommend(config, journal.study)
     assert recommendation is not None
     assert recommendation.verdict.endswith(" For a longer run, give real_run.samples.")
+
+
+def test_it_is_recommended_in_the_mode_that_its_batch_was_timed_in(tmp_path: Path) -> None:
+    """The small batch was timed without activation checkpointing, the large one with: without it it need not fit."""
+    timed = IDEAL.rates((8, 64))
+    full = replace(timed.rates[1].mode, activation_checkpointing="full")
+    timed = replace(timed, rates=(timed.rates[0], replace(timed.rates[1], mode=full)))
+    config, study = played(tmp_path, IDEAL, rates=timed)
+    recommendation = answer(config, study)[1]
+    assert recommendation.effective_batch_size == 64
+    assert recommendation.activation_checkpointing == "full"
+
+
+def test_where_nothing_could_be_carried_the_answer_says_that_it_is_the_studys_own_length(tmp_path: Path) -> None:
+    config, study = played(tmp_path, IDEAL)
+    study.conclusions.pop("horizons")
+    recommendation = recommend(config, study)
+    assert recommendation is not None
+    assert recommendation.sample_budget < 4 * BUDGET
+    assert (
+        "Warning: this holds for a run of 8.19k samples, the study's own, and not for the real run's 32.8k: horizons has yet to conclude."
+        in recommendation.verdict
+    )
 
 
 def test_its_runs_are_whole_ones_of_shares_of_the_length_and_cost_what_the_plan_says(tmp_path: Path) -> None:
@@ -256,6 +297,10 @@ def test_a_real_run_brings_its_stage_and_the_stored_study_is_the_same() -> None:
         ({"real_run": {"samples": 2000}, "objective": "target", "target_loss": 3.0}, "real_run compares losses"),
         ({"real_run": {"samples": 2000}, "stages": [{"type": "frontier"}]}, "goes on from what the stage train finds"),
         ({"stages": [{"type": "train"}, {"type": "horizons"}]}, "the stage horizons needs real_run"),
+        (
+            {"real_run": {"samples": 2000}, "stages": [{"type": t} for t in ("train", "horizons", "learning_rate")]},
+            "horizons carries on what learning_rate finds, and stands before it in stages; move it behind learning_rate",
+        ),
     ],
 )
 def test_what_cannot_be_carried_that_far_is_refused_with_the_remedy(changes: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from batchscout.orchestrator.stages.estimates.surface import (
     DOUBLING,
     Coordinates,
     Observation,
+    Room,
     Setting,
     Speed,
     Surface,
@@ -34,11 +35,13 @@ def surface_through(
     batches: Sequence[int],
     timings: Mapping[int, float] | None = None,
     off_speed: Mapping[int, float] | None = None,
+    room: Room | None = None,
 ) -> Surface | None:
     """Return the surface over these batches through what the trials came to; None before one of them has completed.
 
     timings: how well the samples/s of each batch were known when its budget was made of them, as the standard deviation of their
-    logarithm. off_speed: of a batch whose runs had another speed, the share of that one that they had.
+    logarithm. off_speed: of a batch whose runs had another speed, the share of that one that they had. room: how far it is also drawn
+    beyond these batches.
     """
     observed = [one for one in observations(trials, config.target_loss) if one.effective_batch_size in batches]
     if all(one.loss is None for one in observed):
@@ -52,7 +55,7 @@ def surface_through(
         for batch, deviation in (timings or {}).items()
         if batch in rule
     }
-    return fit(Coordinates(rule), observed, late_gain, speeds, in_seconds=config.target_loss is not None)
+    return fit(Coordinates(rule), observed, late_gain, speeds, in_seconds=config.target_loss is not None, room=room)
 
 
 def setting_of(trial: Trial) -> Setting:

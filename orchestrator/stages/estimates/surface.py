@@ -131,6 +131,15 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How far the surface is drawn beyond the candidates and the rates that were tried, in factors of 2."""
+
+    smaller: int = 0
+    larger: int = 0
+    rates: float = 0.0
+
+
+@dataclass(frozen=True)
 class Speed:
     """A batch's sample budget was made of a measured speed. This is what an error of that speed changes in its loss."""
 
@@ -177,6 +186,10 @@ class Surface:
     """[draw, batch]: the u from which on a batch diverges."""
     law: PowerLaw | None = None
     """None where what is observed is itself a training time: the seconds to a target loss."""
+    around: Array | None = None
+    """[draw, place, rate]: the same as of_rate at every place in `around_x`; None where that is the candidates alone."""
+    around_x: Array | None = None
+    """[place]: log2 of a batch from the middle of the candidates, rising: the candidates, and those beyond them one factor of 2 apart."""
     of_speed: dict[int, Array] = field(default_factory=dict)
     """For each batch, how much higher its loss is at equal cost than what its runs ended at: [draw], in units of the loss."""
 
@@ -265,9 +278,9 @@ class Surface:
         """Return the share of the training time that the setting wastes on average, should it train."""
         return float(self.wasted(setting).mean())
 
-    def best_setting(self) -> Setting:
-        """Return the setting that wastes least on average, of those that train as likely as not."""
-        options = [one for one in self.settings(U_STEP / 2) if self.p_trains(one) >= SAFE]
+    def best_setting(self, safe: float = SAFE) -> Setting:
+        """Return the setting that wastes least on average, of those that train with this probability."""
+        options = [one for one in self.settings(U_STEP / 2) if self.p_trains(one) >= safe]
         return min(options or self.settings(U_STEP / 2), key=self.regret)
 
     def settings(self, step: float) -> list[Setting]:
@@ -283,13 +296,14 @@ def fit(
     speeds: Mapping[int, Speed] | None = None,
     *,
     in_seconds: bool = False,
+    room: Room | None = None,
     seed: int = 0,
 ) -> Surface:
     """Return the surface given what was observed, of which at least one must be finite.
 
     late_gain: what the loss of a run falls by over the second half of its samples, in the unit of the losses.
     speeds: what is known of the batches' speeds; one that is not here has just the speed that its budget was made of.
-    in_seconds: what is observed is the training time to a target loss.
+    in_seconds: what is observed is the training time to a target loss. room: how far it is also drawn beyond the candidates.
     seed: of the draws. The same observations in the same order give the same surface.
     """
     finite = [one for one in observations if one.loss is not None]
@@ -298,7 +312,9 @@ def fit(
     losses = np.array([one.loss for one in finite], dtype=float) / late_gain
     typical = float(np.median(losses))
     runs = _Runs(coordinates, tuple(finite), losses - typical, late_gain)
-    drawn = _drawn(runs, _grid(coordinates, observations), random)
+    beyond = room or Room()
+    places = _places(coordinates, beyond)
+    drawn = _drawn(runs, places, _grid(coordinates, observations, beyond.rates), random)
     cliffs = _cliffs(coordinates, observations, random)
     law = None if in_seconds else _law(late_gain, random)
     of_speed = {
@@ -309,14 +325,23 @@ def fit(
         coordinates,
         late_gain,
         u=drawn.u,
-        of_rate=drawn.of_rate + typical,
+        of_rate=drawn.of_rate[:, beyond.smaller : beyond.smaller + len(coordinates.batches)] + typical,
         curvature=drawn.curvature,
         noise=drawn.noise,
         noise_tilt=drawn.noise_tilt,
         cliffs=cliffs,
         law=law,
+        around=drawn.of_rate + typical if room else None,
+        around_x=places if room else None,
         of_speed=of_speed,
     )
+
+
+def _places(coordinates: Coordinates, room: Room) -> Array:
+    """Return where the surface is drawn, as log2 of a batch from the middle of the candidates."""
+    candidates = np.array([coordinates.x(batch) for batch in coordinates.batches])
+    smaller = candidates[0] - np.arange(room.smaller, 0, -1)
+    return np.concatenate([smaller, candidates, candidates[-1] + np.arange(1, room.larger + 1)])
 
 
 def _law(late_gain: float, random: np.random.Generator) -> PowerLaw:
@@ -325,10 +350,10 @@ def _law(late_gain: float, random: np.random.Generator) -> PowerLaw:
     return PowerLaw(late_gain * doubling, np.maximum(exponent, 0.1))
 
 
-def _grid(coordinates: Coordinates, observations: Sequence[Observation]) -> Array:
+def _grid(coordinates: Coordinates, observations: Sequence[Observation], beyond: float) -> Array:
     """Return the u at which the surface is drawn: around those that were tried, on multiples of U_STEP."""
     tried = [coordinates.u(one.effective_batch_size, one.learning_rate) for one in observations]
-    low, high = math.floor((min(tried) - BEYOND) / U_STEP), math.ceil((max(tried) + BEYOND) / U_STEP)
+    low, high = math.floor((min(tried) - BEYOND - beyond) / U_STEP), math.ceil((max(tried) + BEYOND + beyond) / U_STEP)
     return np.arange(low, high + 1, dtype=np.float64) * U_STEP
 
 
@@ -400,8 +425,8 @@ class _Drawn:
     noise_tilt: Array
 
 
-def _drawn(runs: _Runs, u: Array, random: np.random.Generator) -> _Drawn:
-    """Return draws of the surface at every batch and rate, given the runs.
+def _drawn(runs: _Runs, places: Array, u: Array, random: np.random.Generator) -> _Drawn:
+    """Return draws of the surface at every place (log2 of a batch) and rate, given the runs.
 
     Draws of the prior are moved by what the runs say against them (Matheron's rule; Wilson et al. 2021, arXiv 2011.04026).
     """
@@ -409,9 +434,8 @@ def _drawn(runs: _Runs, u: Array, random: np.random.Generator) -> _Drawn:
     fitted = _fitted(runs, cells)
     chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
     chosen = np.sort(random.choice(chances.size, size=NUM_DRAWS, p=chances / chances.sum()))
-    coordinates, batches = runs.coordinates, runs.coordinates.batches
-    x = np.concatenate([runs.x, np.repeat([coordinates.x(batch) for batch in batches], len(u))])
-    v = np.concatenate([runs.u, np.tile(u, len(batches))])
+    x = np.concatenate([runs.x, np.repeat(places, len(u))])
+    v = np.concatenate([runs.u, np.tile(u, len(places))])
     rows, alike = _rows(x, v), _alike(x, v)
     root = np.linalg.cholesky(alike + 1e-8 * np.eye(len(x)))
     deviations = random.standard_normal((NUM_DRAWS, len(x))) @ root.T
@@ -425,7 +449,7 @@ def _drawn(runs: _Runs, u: Array, random: np.random.Generator) -> _Drawn:
         of_cell = chosen == cell
         across = (rows[n:] * fitted.prior[cell]) @ rows[:n].T + alike[n:, :n]
         drawn[of_cell] += surprise[of_cell] @ fitted.precision[cell] @ across.T
-    of_rate = drawn.reshape(NUM_DRAWS, len(batches), len(u))
+    of_rate = drawn.reshape(NUM_DRAWS, len(places), len(u))
     return _Drawn(u, of_rate, cells.curvature[chosen], cells.noise[chosen], cells.noise_tilt[chosen])
 
 

@@ -19,6 +19,7 @@ from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings as
 from batchscout.orchestrator.stages.horizons.propose import propose
 from batchscout.orchestrator.stages.horizons.real_run import as_recommended as as_recommended
 from batchscout.orchestrator.stages.horizons.real_run import carried_to as carried_to
+from batchscout.orchestrator.stages.horizons.real_run import nearest_run as nearest_run
 from batchscout.orchestrator.stages.stage import Stage
 
 

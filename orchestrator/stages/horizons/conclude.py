@@ -13,8 +13,7 @@ from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.estimates.surface import Surface
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
-from batchscout.orchestrator.stages.horizons.longer import Carried, Ended, carried
-from batchscout.orchestrator.stages.horizons.propose import batch_of, rivals
+from batchscout.orchestrator.stages.horizons.longer import Carried, Ended, carried, room_for
 from batchscout.orchestrator.stages.train import (
     LIKELY,
     Choice,
@@ -28,6 +27,8 @@ from batchscout.orchestrator.stages.train import (
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.units import number_text
 
+SAFE = 0.9
+"""The probability with which a setting must train to be recommended where it need not have been run."""
 NUM_LENGTHS = 9
 """At so many lengths, from the study's to the real run's, it is asked which batch is the best."""
 
@@ -38,7 +39,8 @@ def conclude(context: StageContext[Horizons]) -> Conclusion:
     if not runs or not compares_as_now(as_train):
         reason = "undetermined: no run of another length finished; see the trials' reasons"
         return Conclusion("horizons", ok=True, reason=reason)
-    own_length = surface_of(as_train, lineup_of(as_train))
+    room = room_for(math.log2(length_of(context)), runs[0].octaves)
+    own_length = surface_of(as_train, lineup_of(as_train), room)
     assert own_length, "runs of other lengths are those of one that completed"
     findings = _findings(context, carried(own_length, runs), choice_of(as_train, own_length))
     return concluded(findings, _sentence(context, findings))
@@ -46,10 +48,13 @@ def conclude(context: StageContext[Horizons]) -> Conclusion:
 
 def ended(context: StageContext[Horizons]) -> list[Ended]:
     """Return what the stage's runs ended at, the shortest first."""
-    whole = {batch_of(one): one.trials[0].config.sample_budget for one in rivals(context)}
+    candidates = lineup_of(_as_train(context)).candidates
+    whole = {one.split.effective_batch_size: one.sample_budget for one in candidates}
     found = []
     for one in standings(context.trials()):
         config = one.trials[0].config
+        if config.effective_batch_size not in whole:
+            continue  # a study of an earlier version, which chose its batches otherwise
         octaves = math.log2(config.sample_budget / whole[config.effective_batch_size])
         found.append(Ended(setting_of(one.trials[0]), octaves, one.val_loss, len(one.trials)))
     return sorted(found, key=lambda one: one.octaves)
@@ -71,9 +76,9 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
     assert context.config.real_run, "a study with this stage has a real run"
     as_train = _as_train(context)
     surface = law.at(math.log2(length_of(context)))
-    best, own = surface.best_setting(), choice.own
+    best, own = surface.best_setting(SAFE), choice.own
     gain = gain_over(as_train, surface, best, own) if own else None
-    if own and gain and gain.p_better < LIKELY:
+    if own and gain and gain.p_better < LIKELY and choice.is_own:
         best, gain = setting_of(own.trials[0]), None
     batch = best.effective_batch_size
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)
@@ -91,6 +96,7 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
         time=gain,
         micro_batch_size=split.micro_batch_size,
         gradient_accumulation_steps=split.gradient_accumulation_steps,
+        mode=candidate.mode,
         sample_budget=round(length_of(context) * candidate.sample_budget / batch) * batch,
         keeps_own=own is not None and gain is None,
     )

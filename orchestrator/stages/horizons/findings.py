@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.train import TimeGain
 
 
@@ -44,7 +45,9 @@ class HorizonsFindings:
     """What it saves there against the user's own setting; None where it is that one, or that one diverged, and in earlier studies."""
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
+    mode: Mode | None = None
     sample_budget: int | None = None
-    """How the batch is split, and the samples that it trains on in the real run's training time. None in earlier studies."""
+    """How the batch is split, in which mode it was timed, and the samples that it trains on in the real run's training time. None in
+    earlier studies."""
     keeps_own: bool = False
     """True if it is the user's own setting: nothing else is shown to be better by a useful gain."""

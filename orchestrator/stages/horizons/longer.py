@@ -12,13 +12,14 @@ of other lengths: of the surface's draws and of these laws, those that explain t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscout.orchestrator.stages.estimates.surface import NUM_DRAWS, U_STEP, Array, PowerLaw, Setting, Surface
+from batchscout.orchestrator.stages.estimates.surface import NUM_DRAWS, U_STEP, Array, PowerLaw, Room, Setting, Surface
 
 RATE_DRIFT, RATE_DRIFT_SPREAD = -0.26, 0.29
 BATCH_DRIFT, BATCH_DRIFT_SPREAD = 0.4, 0.3
@@ -29,8 +30,12 @@ MISFIT = 0.35
 """For each factor of 2 of the length the losses are off the law by this share of what the last doubling lowered them by."""
 DEGREES = 4.0
 """Of the Student t distribution of what a run is off by: one that the law cannot explain tells little."""
-LAWS_A_DRAW = 10
+LAWS_A_DRAW = 5
 """Each draw of the surface is held against the runs of other lengths under so many laws."""
+
+
+LIKELY_DRIFTS = 2.0
+"""The surface is drawn as far as laws of so many standard deviations lead."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Carried:
         of_rate = losses.reshape(surface.of_rate.shape) / surface.late_gain - curvature[:, None, None] * surface.u**2
         slower = {batch: left * higher for batch, higher in surface.of_speed.items()}
         law = PowerLaw(law.doubling * left, law.exponent)
-        return replace(surface, of_rate=of_rate, curvature=curvature, law=law, of_speed=slower)
+        return replace(
+            surface, of_rate=of_rate, curvature=curvature, law=law, around=None, around_x=None, of_speed=slower
+        )
 
     def losses(self, octaves: float, setting: Setting) -> Array:
         """Return what a run that is 2^octaves times as long ends at by the law alone: [draw]."""
@@ -89,10 +96,18 @@ class Carried:
             noise=surface.noise[draws],
             noise_tilt=surface.noise_tilt[draws],
             cliffs=surface.cliffs[draws],
+            around=None if surface.around is None else surface.around[draws],
             of_speed={batch: higher[draws] for batch, higher in surface.of_speed.items()},
         )
         law = PowerLaw(law.doubling[draws], law.exponent[draws])
         return Carried(taken, law, self.rate_drift[draws], self.batch_drift[draws], self.misfit[draws])
+
+
+def room_for(octaves: float, shortest: float) -> Room:
+    """Return how far the surface must reach for runs of these lengths, told as log2: a longer run is what a smaller batch is."""
+    most = max(BATCH_DRIFT + LIKELY_DRIFTS * BATCH_DRIFT_SPREAD, 0.0)
+    rates = (abs(RATE_DRIFT) + LIKELY_DRIFTS * RATE_DRIFT_SPREAD) * max(octaves, -shortest)
+    return Room(math.ceil(octaves * most), math.ceil(-shortest * most), rates)
 
 
 def carried(surface: Surface, runs: Sequence[Ended], seed: int = 0) -> Carried:
@@ -128,18 +143,19 @@ def _any_law(surface: Surface, random: np.random.Generator, number: int) -> Carr
 
 
 def _loss_between(surface: Surface, x: Array, u: Array) -> Array:
-    """Return what a run between the batches and rates of the draws ends at: [draw]. Beyond the smallest and the largest batch the
-    surface goes on as a line, beyond the lowest and the highest rate as its parabola."""
-    draws, xs = np.arange(len(x)), np.array([surface.coordinates.x(batch) for batch in surface.coordinates.batches])
-    left = np.clip(np.searchsorted(xs, x) - 1, 0, max(0, len(xs) - 2))
-    right = np.minimum(left + 1, len(xs) - 1)
-    apart = np.where(right > left, xs[right] - xs[left], 1.0)
-    share = (x - xs[left]) / apart
-    place = np.clip((u - surface.u[0]) / U_STEP, 0.0, len(surface.u) - 1.0)
+    """Return what a run between the batches and rates of the draws ends at: [draw]; the nearest one where it lies beyond them."""
+    assert surface.around is not None, "it was drawn with room around"
+    assert surface.around_x is not None, "as this was"
+    draws, places = np.arange(len(x)), np.arange(len(surface.around_x))
+    at = np.interp(x, surface.around_x, places)
+    left = np.minimum(at.astype(int), max(0, len(places) - 2))
+    right, share = np.minimum(left + 1, len(places) - 1), at - left
+    rate = np.clip(u, surface.u[0], surface.u[-1])
+    place = (rate - surface.u[0]) / U_STEP
     below = np.minimum(place.astype(int), len(surface.u) - 2)
     rest = place - below
     ends = [
-        (1 - rest) * surface.of_rate[draws, one, below] + rest * surface.of_rate[draws, one, below + 1]
+        (1 - rest) * surface.around[draws, one, below] + rest * surface.around[draws, one, below + 1]
         for one in (left, right)
     ]
-    return surface.late_gain * ((1 - share) * ends[0] + share * ends[1] + surface.curvature * u**2)
+    return surface.late_gain * ((1 - share) * ends[0] + share * ends[1] + surface.curvature * rate**2)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import evenly_spaced, optimizer_at, warmup_samples
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
 from batchscout.orchestrator.stages.regularization import RegularizationFindings
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig
 
 
@@ -31,8 +33,10 @@ def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialCon
     optimizer = optimizer_at(config.optimizer, batch, real.learning_rate)
     added = found(study, RegularizationFindings)
     if added and added.winner == winner.id and added.kept and added.kept.regularizer == "weight_decay":
-        optimizer = optimizer.model_copy(update={"weight_decay": added.kept.value})
+        times = added.kept.value / study.trials[added.source].config.optimizer.weight_decay
+        optimizer = optimizer.model_copy(update={"weight_decay": times * optimizer.weight_decay})
     changes = {
+        **(real.mode.changes(winner.config) if real.mode else {}),
         "micro_batch_size": real.micro_batch_size,
         "gradient_accumulation_steps": real.gradient_accumulation_steps,
         "learning_rate": real.learning_rate,
@@ -40,5 +44,22 @@ def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialCon
         "sample_budget": budget,
         "warmup_samples": warmup_samples(config.optimizer, batch, budget),
         "evaluations": evenly_spaced(budget, config.evaluations),
+        "rungs": (),
+        "noise_snapshots": (),
     }
-    return winner.config.model_copy(update=changes)
+    return TrialConfig.model_validate(dict(winner.config) | changes)
+
+
+def nearest_run(study: Study, winner: Trial, recommended: TrialConfig) -> Trial:
+    """Return the study's own run that is most like the recommended one: the winner where it has that batch, else the full run of that
+    batch with the nearest learning rate; the winner again where none of it completed."""
+    if winner.config.effective_batch_size == recommended.effective_batch_size:
+        return winner
+    alike = [
+        trial
+        for trial in [*study.of_stage("train"), *study.of_stage("learning_rate")]
+        if trial.state is TrialState.COMPLETE and trial.config.effective_batch_size == recommended.effective_batch_size
+    ]
+    return min(
+        alike, key=lambda trial: abs(math.log(trial.config.learning_rate / recommended.learning_rate)), default=winner
+    )

@@ -13,7 +13,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.estimates.speeds import off_plan
-from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
+from batchscout.orchestrator.stages.estimates.surface import Room, Setting, Surface
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -51,15 +51,16 @@ def full_runs(context: StageContext[StageKeys]) -> list[Trial]:
     return [*context.study.of_stage("train"), *context.study.of_stage("learning_rate")]
 
 
-def surface_of(context: StageContext[Train], lineup: Lineup) -> Surface | None:
-    """Return the surface through what has ended so far; None before anything has completed."""
+def surface_of(context: StageContext[Train], lineup: Lineup, room: Room | None = None) -> Surface | None:
+    """Return the surface through what has ended so far; None before anything has completed. room: how far it is drawn beyond the
+    candidates."""
     trials = full_runs(context)
     lost = {trial.config.effective_batch_size for trial in trials if _cannot_run(trial)}
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
     timings = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
-    return surface_through(trials, context.config, kept, timings, off_speed(context))
+    return surface_through(trials, context.config, kept, timings, off_speed(context), room)
 
 
 def off_speed(context: StageContext[Train]) -> dict[int, float]:

@@ -97,8 +97,8 @@ def gain_over(context: StageContext[Train], surface: Surface, setting: Setting, 
     return TimeGain(run.id, middle, low, high, by_rate, p, by_speed)
 
 
-def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: int) -> float:
-    """Return the share of the other batch's time that a batch takes for the same samples; 1 where time does not count, or no speeds
+def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: int) -> float | None:
+    """Return the share of the other batch's time that a batch takes for the same samples; None where time does not count, or no speeds
     are known."""
     off = off_speed(context)
     known = {
@@ -106,7 +106,7 @@ def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: 
         for rate in rates(context)
     }
     comparable = context.config.objective != "samples" and {batch, other} <= known.keys()
-    return known[other] / known[batch] if comparable else 1.0
+    return known[other] / known[batch] if comparable else None
 
 
 def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:

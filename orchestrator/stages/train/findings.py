@@ -60,14 +60,15 @@ class TimeGain:
     """The share that the user's batch needs with its own best learning rate."""
     p_better: float
     """The probability that the winner saves a useful gain."""
-    by_speed: float = 1.0
-    """The share of the time that the winner's batch takes for the same samples; 1 where all train on the same samples."""
+    by_speed: float | None = None
+    """The share of the time that the winner's batch takes for the same samples. None where time does not count or no speeds are known, and
+    in earlier studies: then it is part of what the batch makes."""
 
     @property
     def by_batch(self) -> float:
         """The share of the samples in which the winner's batch comes to the same loss, each batch at its best learning rate: the three
         parts multiplied are the whole."""
-        return self.share / (self.by_rate * self.by_speed)
+        return self.share / (self.by_rate * (self.by_speed or 1.0))
 
 
 @dataclass(frozen=True)
