@@ -158,7 +158,21 @@ def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
     longer = LONGER if asks else ""
     published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
     beside = f" For comparison, {published}." if published else ""
-    return f"Measured with {scope_of(config, study, winner)}.{longer}{_of_the_host(study)}{beside}"
+    return f"Measured with {scope_of(config, study, winner)}.{_pays_from(config, study, known)}{longer}{_of_the_host(study)}{beside}"
+
+
+def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
+    """Return what the study cost, and the length of the run from which on it saves more than that; nothing where no time is saved."""
+    if (
+        known is None
+        or known.time is None
+        or known.time.share >= 1
+        or config.objective == "samples"
+        or not study.lane_seconds
+    ):
+        return ""
+    pays = training_time_text(study.lane_seconds / (1 - known.time.share))
+    return f" The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays from a run of {pays} on."
 
 
 def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:

@@ -18,6 +18,7 @@ from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.units import training_time_text
 from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, know, study_of
@@ -91,7 +92,11 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     )
     seconds = [trial.config.effective_batch_size / trial.measured("step_seconds") for trial in (baseline, winner)]
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])
-    assert found.verdict.endswith(f"Measured with {found.scope}. For a longer run, give real_run.samples.")
+    pays = training_time_text(study.lane_seconds / (1 - time.share))
+    assert found.verdict.endswith(
+        f"Measured with {found.scope}. The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays from a run "
+        f"of {pays} on. For a longer run, give real_run.samples."
+    )
 
 
 def test_evidence_names_the_trial_the_memory_left_and_what_every_stage_found(tmp_path: Path) -> None:

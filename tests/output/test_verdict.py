@@ -101,6 +101,7 @@ def reason(found: Recommendation) -> str:
     return why
 
 
+PAYS = "The study held its lanes for 2 min 0 s in all, and pays from a run of 3 min 8 s on."
 OWN = "with your own setting (effective batch 8, learning rate 0.0006)"
 SAME_TIME = "after the same training time (1 min 0 s)"
 SAVED = (
@@ -114,7 +115,7 @@ def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what
     assert found.verdict == (
         "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
         f"0.0006: val loss 3.200 against 3.500 {OWN} {SAME_TIME}; {SAVED}; choosing it wastes 1.2% of the training time on average, "
-        f"against the best of all. {LARGEST} {SCOPE} For a longer run, give real_run.samples."
+        f"against the best of all. {LARGEST} {SCOPE} {PAYS} For a longer run, give real_run.samples."
     )
     assert (found.decided, found.p_best, found.undecided_between, found.would_decide) == (True, 0.98, (), None)
     tree = found.to_json()

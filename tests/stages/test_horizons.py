@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import warmup_samples
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
@@ -209,6 +211,10 @@ def test_the_real_runs_answer_is_the_answer_everywhere(tmp_path: Path) -> None:
     assert (
         f"of which effective batch {own.effective_batch_size} at learning rate {own.learning_rate:.3g} was chosen"
         in text
+    )
+    pasted = yaml.safe_load(paste_text(recommendation, config.optimizer).split("# or one")[0])
+    assert (pasted["sample_budget"], pasted["real_run"]) == (budget, None), (
+        "and a grid goes without what comes after train"
     )
     assert json.loads(export(recommendation, "nanogpt").split("max_iters = ")[1].splitlines()[0]) == budget // batch
 

@@ -168,6 +168,7 @@ def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> st
         "batch": _batch_keys(r),
         **({"memory_knobs": list(r.memory_knobs)} if r.memory_knobs else {}),
         **({"model": {"kwargs": _model_keys(r)}} if _model_keys(r) else {}),
+        **({"sample_budget": r.sample_budget, "real_run": None} if r.real_run else {}),
         "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
@@ -209,6 +210,7 @@ def _trial_command(r: Recommendation, optimizer_keys: dict[str, JsonValue]) -> s
         "precision": r.precision,
         "world_size": r.world_size,
         **({"memory_knobs": f"[{', '.join(r.memory_knobs)}]"} if r.memory_knobs else {}),
+        **({"sample_budget": r.sample_budget, "real_run": "null"} if r.real_run else {}),
     }
     overrides |= {f"model.kwargs.{key}": value for key, value in _model_keys(r).items()}
     flags = "".join(f" \\\n  --set {shlex.quote(f'{key}={value}')}" for key, value in overrides.items())

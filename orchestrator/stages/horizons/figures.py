@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import seeds_bar, with_deviation
+from batchscout.orchestrator.stages.estimates.observed import setting_of
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.conclude import ended
@@ -14,15 +15,16 @@ from batchscout.orchestrator.stages.train import loss_deviation
 
 
 def figures(context: StageContext[Horizons]) -> list[Figure]:
-    """Return what each batch's runs ended at over their lengths, and what it would end at after the real run."""
+    """Return what the runs at both rivals' rates ended at over their lengths, and what each batch would after the real run."""
     findings, budget = found(context.study, HorizonsFindings), context.config.sample_budget
     deviation, runs = loss_deviation(context.study, context.config.objective), ended(context)
     foretold = {one.effective_batch_size: one for one in findings.batches} if findings else {}
-    whole = {batch_of(one): one.val_loss for one in rivals(context)}
+    whole = {batch_of(one): one for one in rivals(context)}
     series = []
     for colour, batch in enumerate(sorted(whole.keys() | foretold.keys())):
-        lengths = [(2**run.octaves * budget, run.loss) for run in runs if run.setting.effective_batch_size == batch]
-        lengths += [(float(budget), whole[batch])] if batch in whole else []
+        mine = [setting_of(whole[batch].trials[0])] if batch in whole else []
+        lengths = [(2**run.octaves * budget, run.loss) for run in runs if run.setting in mine]
+        lengths += [(float(budget), whole[batch].val_loss)] if mine else []
         marks = [with_deviation(Mark(length, loss), deviation) for length, loss in lengths]
         if findings and (one := foretold.get(batch)):
             marks.append(Mark(findings.samples, one.val_loss, low=one.val_loss_low, high=one.val_loss_high))
