@@ -140,7 +140,7 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     if why := why_none(trials):
         return Conclusion("learning_rate", ok=False, reason=why)
     of_all = _with_these(context)
-    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials))
+    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials) or _rate(ranking[0]))
     winner = of_all.winner if of_all else best.trials[0].id
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1]) and winner == best.trials[0].id
@@ -171,14 +171,14 @@ def _chosen(ranking: list[Standing], of_all: TrainFindings | None) -> Standing |
     return next((one for one in ranking if of_all and one.trials[0].id == of_all.winner), None)
 
 
-def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float:
-    """Return the rate at the minimum of the curve through all that was run: it errs less than the best of a few runs."""
+def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float | None:
+    """Return the rate at the minimum of the curve through all that was run: it errs less than the best of a few runs. None where no
+    run comes near the target loss."""
     winner, batch = _winner(context.study), trials[0].config.effective_batch_size
     known = [*(context.study.of_stage(winner.stage) if winner else ()), *context.trials()]
     batches = sorted({trial.config.effective_batch_size for trial in known})
     surface = surface_through(known, context.config, batches)
-    assert surface is not None, "a candidate has completed"
-    return surface.coordinates.rate(batch, float(np.median(surface.best_u(batch))))
+    return None if surface is None else surface.coordinates.rate(batch, float(np.median(surface.best_u(batch))))
 
 
 def _settle(ranking: list[Standing], fitted: float) -> Standing:

@@ -155,6 +155,14 @@ def test_no_rate_that_finished_is_undetermined() -> None:
     assert known.conclude().reason.startswith("undetermined:")
 
 
+def test_where_no_run_comes_near_the_target_the_lowest_one_is_the_best() -> None:
+    known = Known({"type": "learning_rate", **NO_PRUNER}, objective="target", target_loss=1.0)
+    for loss, name in enumerate(known.ids(), start=3):
+        known.end(name, val_loss=float(loss))
+    found = known.found(LearningRateFindings)
+    assert known.study.trials[found.winner].metric("val_loss") == 3.0
+
+
 def test_while_every_rate_diverges_it_is_lowered_until_one_trains() -> None:
     known = Known({"type": "learning_rate"})
     first = min(proposal.config.learning_rate for proposal in known.propose())
