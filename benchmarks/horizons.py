@@ -83,12 +83,18 @@ def judged(study: Study) -> Judged:
     ends = {one.effective_batch_size: _best_end(case, one.effective_batch_size, study.times) for one in said.batches}
     return Judged(
         wastes,
-        ours.val_loss_low <= comes_to <= ours.val_loss_high,
+        _holds(said.val_loss_low, comes_to, said.val_loss_high),
         said.learning_rate_low <= best_rate <= said.learning_rate_high,
-        (ours.val_loss_high - ours.val_loss_low) / falls_by if falls_by > 0 else None,
+        ((said.val_loss_high or 0.0) - (said.val_loss_low or 0.0)) / falls_by if falls_by > 0 else None,
         ours.p_best if len(ends) > 1 else None,
         ends[ours.effective_batch_size] <= min(ends.values()) if len(ends) > 1 else None,
     )
+
+
+def _holds(low: float | None, true: float, high: float | None) -> bool:
+    assert low is not None, "a study of this version tells it"
+    assert high is not None, "as it does both ends"
+    return low <= true <= high
 
 
 def _said(answer: Answer) -> Setting | None:

@@ -203,7 +203,10 @@ def _outcome(loaded: LoadedStudy, trial: Trial) -> Iterator[str]:
     study, config = loaded.replayed, loaded.config
     chosen = loaded.recommendation.evidence.trial if loaded.recommendation else None
     if chosen == trial.id:
-        yield "the study recommends this run"
+        is_longer = (
+            loaded.recommendation is not None and loaded.recommendation.sample_budget > trial.config.sample_budget
+        )
+        yield "of the study's runs the one most like the real run" if is_longer else "the study recommends this run"
     keys = next((one for one in config.stages if one.type == trial.stage), None)
     if keys is not None and stage_of(keys).winner(StageContext(keys, config, study)) == trial.id:
         yield f"the stage {trial.stage} chose it"

@@ -402,7 +402,6 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     """Return what the setting saves in the real run, how sure that is, and which of the study's own runs it is carried on from."""
     known, baseline = known_of(config, study, winner), _baseline(study)
     assert known, "it was carried to that length"
-    mine = next(one for one in real.batches if one.effective_batch_size == real.effective_batch_size)
     length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
     if known.keeps_own:
         saved = f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
@@ -416,7 +415,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
         against = f" against {_standing(study, baseline, None).val_loss:.3f} with your own setting"
     own = winner.config
     return (
-        f"{length}{saved} about {mine.val_loss:.3f} ({mine.val_loss_low:.3f} to {mine.val_loss_high:.3f}){_sure(config, known)}. It is carried on "
+        f"{length}{saved} about {real.val_loss:.3f} ({real.val_loss_low:.3f} to {real.val_loss_high:.3f}){_sure(config, known)}. It is carried on "
         f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
         f"{own.learning_rate:.3g} was chosen at this study's: val loss {ours.val_loss:.3f}{against}"
     )

@@ -62,7 +62,11 @@ def _losses(first: Side, second: Side) -> Figure:
     curves = [_curve(side, colour) for colour, side in enumerate((first, second))]
     longest = max((mark.x for curve in curves for mark in curve.marks), default=0.0)
     return Figure(
-        "losses", time_axis("training time", longest), Axis("validation loss"), tuple(curves), "The recommended runs."
+        "losses",
+        time_axis("training time", longest),
+        Axis("validation loss"),
+        tuple(curves),
+        "The recommended runs, and for a longer real run the study's own that is most like it.",
     )
 
 

@@ -84,6 +84,7 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)
     split = candidate.split
     low, _, high = interval(surface.coordinates.rule[batch] * 2 ** surface.best_u(batch))
+    ends = interval(surface.at(best))
     return HorizonsFindings(
         context.config.real_run.samples,
         batch,
@@ -91,6 +92,9 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
         learning_rate_low=low,
         learning_rate_high=high,
         batches=tuple(_at_length(surface, batch) for batch in surface.coordinates.batches),
+        val_loss=ends[1],
+        val_loss_low=ends[0],
+        val_loss_high=ends[2],
         crossing_samples=_crossing(context, law, choice.setting.effective_batch_size, batch),
         regret_time=surface.regret(best),
         time=gain,
@@ -126,7 +130,7 @@ def _crossing(context: StageContext[Horizons], law: Carried, now: int, then: int
 def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> str:
     mine = next(one for one in findings.batches if one.effective_batch_size == findings.effective_batch_size)
     rate = f"learning rate {findings.learning_rate:.2g} [{findings.learning_rate_low:.2g}, {findings.learning_rate_high:.2g}]"
-    loss = f"about {mine.val_loss:.3f} [{mine.val_loss_low:.3f}, {mine.val_loss_high:.3f}]"
+    loss = f"about {findings.val_loss:.3f} [{findings.val_loss_low:.3f}, {findings.val_loss_high:.3f}]"
     assert findings.regret_time is not None, "the stage has just found it"
     told = (
         f"for {number_text(findings.samples)} samples ({number_text(length_of(context))} x this study's): effective batch "

@@ -36,6 +36,10 @@ class HorizonsFindings:
     """The learning rate to train with there, and between what the batch's best one lies, with probability 0.9."""
     batches: tuple[BatchAtLength, ...]
     """The smallest first."""
+    val_loss: float | None = None
+    val_loss_low: float | None = None
+    val_loss_high: float | None = None
+    """What the setting ends at there, with the ends of the 90 % interval; None in earlier studies."""
     crossing_samples: float | None = None
     """From which length on, in samples of the baseline, this batch is likelier the best than the study's own answer; None where both are
     one."""

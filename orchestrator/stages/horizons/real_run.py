@@ -18,7 +18,7 @@ def carried_to(study: Study, winner: Trial) -> HorizonsFindings | None:
     """Return what holds for the real run; None where the study has none, or its answer lets the batch grow, which is carried to no other
     length."""
     findings = found(study, HorizonsFindings)
-    is_known = findings is not None and findings.sample_budget is not None
+    is_known = findings is not None and findings.val_loss is not None
     return findings if is_known and not winner.config.ramp else None
 
 
