@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 from made_worlds import Made, drifting, made_world
 from recorded_worlds import HARDWARE, WORLDS, Recorded, case_of
 from replayed import Answer, replay
@@ -29,6 +30,8 @@ from batchscout.orchestrator.stages.horizons.longer import RATE_DRIFT
 
 KINDS = "plain", "rate_too_low", "noise_by_batch", "spikes", "flat", "two_optima", "edge", "other_exponent"
 MADE_TIMES = 2, 8, 64
+SHORTER = 1, 2, 4, 8, 16
+"""The lengths at which the best batch is looked up, in parts of what was recorded."""
 RECORDED_TIMES = {4: (2, 4), 8: (2, 4, 8)}
 """How much longer the real run is, by how much shorter than recorded the study is: its own shorter runs must be recorded, too."""
 CLOSE = 0.10
@@ -141,6 +144,42 @@ def _case(world: Any, hardware: int, length: int) -> Recorded | None:
         return None
 
 
+def drifts() -> dict[str, tuple[float, float]]:
+    """Return by how many factors of 2 the best rate of a batch, and the best batch, change for each factor of 2 of the length in the
+    recorded worlds: the mean and the deviation, of rates over worlds and batches, of batches over worlds and hardware."""
+    rates, batches = list[float](), list[float]()
+    for world in (load(path) for path in sorted(WORLDS.glob("*.jsonl"))):
+        for batch in world.batches():
+            best = [(budget, _lowest(world.final_losses(batch, budget))) for budget in world.budgets(batch)]
+            rates += _slope([(budget, rate) for budget, rate in best if rate is not None])
+        for hardware in HARDWARE:
+            cases = [case for length in SHORTER if (case := _case(world, hardware, length)) and len(case.budgets) > 2]
+            ends = [(case, {b: case.mean_loss(b, case.best_rate(b)) for b in case.budgets}) for case in cases]
+            places = [(1 / case.length, batch) for case, losses in ends if (batch := _lowest(losses)) is not None]
+            batches += _slope(places)
+    return {name: (fmean(found), stdev(found)) for name, found in (("best rate", rates), ("best batch", batches))}
+
+
+def _lowest(losses: Mapping[Any, float]) -> float | None:
+    """Return where a parabola through the lowest loss and both beside it, over the log, has its minimum; None at an end."""
+    places = sorted(losses)
+    at = min(range(len(places)), key=lambda one: losses[places[one]])
+    if not 0 < at < len(places) - 1 or any(math.isinf(losses[one]) for one in places[at - 1 : at + 2]):
+        return None
+    curve = np.polyfit(
+        [math.log2(one) for one in places[at - 1 : at + 2]], [losses[one] for one in places[at - 1 : at + 2]], 2
+    )
+    return float(2 ** (-curve[1] / (2 * curve[0])))
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Return how the log of the second goes with that of the first; nothing of a single point."""
+    if len(points) < 2:
+        return []
+    x, y = ([math.log2(point[place]) for point in points] for place in (0, 1))
+    return [float(np.polyfit(x, y, 1)[0])]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="nothing is trained: no difference")
@@ -159,7 +198,12 @@ def main() -> None:
             its = [found for study, found in results if is_its(study) and study.times == times]
             line[kind][f"{times:g}"] = figures = summary(its)
             print(f"| {kind} | {times:g} | {' | '.join(_cell(key, figures[key]) for key in HEADINGS.values())} |")
-    print(json.dumps({group: line[group] for group in GROUPS}))
+    found = {what: {"mean": round(mean, 2), "deviation": round(off, 2)} for what, (mean, off) in drifts().items()}
+    for what, one in found.items():
+        print(
+            f"recorded: the {what} changes by {one['mean']} +- {one['deviation']} factors of 2 for each one of the length"
+        )
+    print(json.dumps({group: line[group] for group in GROUPS} | {"drifts": found}))
 
 
 GROUPS: dict[str, Callable[[Study], bool]] = {

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from batchscout.orchestrator.stages.estimates.surface import NUM_DRAWS, U_STEP, Array, PowerLaw, Room, Setting, Surface
 
-RATE_DRIFT, RATE_DRIFT_SPREAD = -0.26, 0.29
-BATCH_DRIFT, BATCH_DRIFT_SPREAD = 0.4, 0.3
+RATE_DRIFT, RATE_DRIFT_SPREAD = -0.3, 0.3
+BATCH_DRIFT, BATCH_DRIFT_SPREAD = 0.45, 0.4
+"""By how many factors of 2 best rates and best batches change for each factor of 2 of the length: in the recorded worlds
+by -0.35 +- 0.37 and 0.46 +- 0.39 (benchmarks/horizons.py)."""
 EXPONENT, EXPONENT_SPREAD = 0.4, 0.3
-"""What the recorded worlds make of these laws (benchmarks/horizons.py), each for a factor of 2 of the length."""
 LEAST_EXPONENT = 0.05
 MISFIT = 0.35
 """For each factor of 2 of the length the losses are off the law by this share of what the last doubling lowered them by."""
@@ -32,8 +33,6 @@ DEGREES = 4.0
 """Of the Student t distribution of what a run is off by: one that the law cannot explain tells little."""
 LAWS_A_DRAW = 5
 """Each draw of the surface is held against the runs of other lengths under so many laws."""
-
-
 LIKELY_DRIFTS = 2.0
 """The surface is drawn as far as laws of so many standard deviations lead."""
 
