@@ -18,7 +18,7 @@ def rivals(context: StageContext[Horizons]) -> list[Standing]:
     findings, winner = trained(context.study), chosen_run(context.study)
     if findings is None or winner is None:
         return []
-    ranking = standings(full_runs(context))
+    ranking = standings(full_runs(context.study))
     chosen = next(one for one in ranking if one.trials[0].id == winner)
     best = {batch_of(one): one for one in reversed(ranking)}
     likely = sorted(findings.batches, key=lambda one: -one.p_best)

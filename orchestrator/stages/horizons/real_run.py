@@ -9,6 +9,7 @@ from batchscout.orchestrator.config.trial import evenly_spaced, optimizer_at, wa
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
 from batchscout.orchestrator.stages.regularization import RegularizationFindings
+from batchscout.orchestrator.stages.train import full_runs
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig
@@ -57,7 +58,7 @@ def nearest_run(study: Study, winner: Trial, recommended: TrialConfig) -> Trial:
         return winner
     alike = [
         trial
-        for trial in [*study.of_stage("train"), *study.of_stage("learning_rate")]
+        for trial in full_runs(study)
         if trial.state is TrialState.COMPLETE and trial.config.effective_batch_size == recommended.effective_batch_size
     ]
     return min(

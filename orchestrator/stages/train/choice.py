@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchscout.orchestrator.config.stages import StageKeys, Train
+from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
@@ -16,6 +16,7 @@ from batchscout.orchestrator.stages.estimates.speeds import off_plan
 from batchscout.orchestrator.stages.estimates.surface import Room, Setting, Surface
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
+from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
 LIKELY = 0.8
@@ -46,15 +47,15 @@ class Choice:
         return self.own is not None and self.own.name == self.run.name
 
 
-def full_runs(context: StageContext[StageKeys]) -> list[Trial]:
+def full_runs(study: Study) -> list[Trial]:
     """Return the full runs that all answers are made of: those of `train`, and those that `learning_rate` adds at its winner."""
-    return [*context.study.of_stage("train"), *context.study.of_stage("learning_rate")]
+    return [*study.of_stage("train"), *study.of_stage("learning_rate")]
 
 
 def surface_of(context: StageContext[Train], lineup: Lineup, room: Room | None = None) -> Surface | None:
     """Return the surface through what has ended so far; None before anything has completed. room: how far it is drawn beyond the
     candidates."""
-    trials = full_runs(context)
+    trials = full_runs(context.study)
     lost = {trial.config.effective_batch_size for trial in trials if _cannot_run(trial)}
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
@@ -68,14 +69,14 @@ def off_speed(context: StageContext[Train]) -> dict[int, float]:
     does not count. A run beside which something else had the machine says nothing of it."""
     if context.config.objective != "time":
         return {}
-    return off_plan(context.undisturbed(full_runs(context)))
+    return off_plan(context.undisturbed(full_runs(context.study)))
 
 
 def compares_as_now(context: StageContext[Train]) -> bool:
     """True if every batch that was run is a candidate; in a study of an earlier version, which chose its batches otherwise, it may be
     none."""
     candidates = {one.split.effective_batch_size for one in lineup_of(context).candidates}
-    return {trial.config.effective_batch_size for trial in full_runs(context)} <= candidates
+    return {trial.config.effective_batch_size for trial in full_runs(context.study)} <= candidates
 
 
 def _cannot_run(trial: Trial) -> bool:
@@ -94,7 +95,7 @@ def so_far(context: StageContext[Train]) -> str:
 def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     """Return the run to choose by now: the one that wastes least on average, but the user's own setting where that one is not
     better by a useful gain with enough probability."""
-    ranking = standings(full_runs(context), context.config.target_loss)
+    ranking = standings(full_runs(context.study), context.config.target_loss)
     known = [one for one in ranking if math.isfinite(one.score)]  # one that never nears a target says nothing
     complete = [one for one in known if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
     own = next((one for one in complete if _is_own(context, one)), None)

@@ -48,7 +48,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
             f"undetermined: no run comes near target_loss ({context.config.target_loss}); raise it, or sample_budget"
         )
         return Conclusion("train", ok=False, reason=reason)
-    ranking = standings(full_runs(context), context.config.target_loss)
+    ranking = standings(full_runs(context.study), context.config.target_loss)
     winner = next(one for one in ranking if one.trials[0].id == findings.winner)
     notes = (
         *lineup_of(context).left_out,
@@ -66,7 +66,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
 def train_findings(context: StageContext[Train]) -> TrainFindings | None:
     """Return what all full runs so far come to; None where none comes near the target."""
     lineup = lineup_of(context)
-    ranking = standings(full_runs(context), context.config.target_loss)
+    ranking = standings(full_runs(context.study), context.config.target_loss)
     surface = surface_of(context, lineup)
     if surface is None:
         return None
@@ -204,7 +204,7 @@ def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surfa
     rates = [surface.coordinates.rate(batch, u) for u in interval(surface.best_u(batch))]
     losses = interval(surface.best_loss(batch))
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
-    runs = {t.candidate for t in full_runs(context) if t.config.effective_batch_size == batch}
+    runs = {t.candidate for t in full_runs(context.study) if t.config.effective_batch_size == batch}
     return BatchFindings(
         batch,
         candidate.sample_budget,

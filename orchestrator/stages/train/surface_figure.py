@@ -29,7 +29,7 @@ RUNS_COLOUR = 4
 
 def surface_figures(context: StageContext[Train]) -> list[Figure]:
     """Return the surface with the runs on it; nothing before a run has completed."""
-    observed = observations(full_runs(context), context.config.target_loss)
+    observed = observations(full_runs(context.study), context.config.target_loss)
     surface = _surface(context, observed) if observed else None
     if surface is None:
         return []
@@ -56,7 +56,7 @@ def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> S
     if compares_as_now(context):
         return surface_of(context, lineup_of(context))
     tried = sorted({one.effective_batch_size for one in observed})
-    return surface_through(full_runs(context), context.config, tried)
+    return surface_through(full_runs(context.study), context.config, tried)
 
 
 def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
