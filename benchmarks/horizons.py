@@ -109,6 +109,14 @@ def _best_end(case: Made | Recorded, batch: int, times: float) -> float:
     return case.mean_loss(batch, case.best_rate_at(batch, times), times)
 
 
+def best_at(case: Made | Recorded, share: float) -> Setting:
+    """Return the best setting of a run whose length is this share of the study's."""
+    return min(
+        ((batch, case.best_rate_at(batch, share)) for batch in case.budgets),
+        key=lambda setting: case.mean_loss(*setting, share),
+    )
+
+
 def waste_at(case: Made | Recorded, setting: Setting, times: float) -> float:
     """Return the share of the training time of a run so many times as long that a setting wastes: the best one comes to its loss in
     the rest."""
@@ -117,7 +125,7 @@ def waste_at(case: Made | Recorded, setting: Setting, times: float) -> float:
     for _ in range(24):
         middle = (low + high) / 2
         share = times * 2**middle
-        low, high = (low, middle) if case.mean_loss(*case.best_at(share), share) <= loss else (middle, high)
+        low, high = (low, middle) if case.mean_loss(*best_at(case, share), share) <= loss else (middle, high)
     return 1 - 2**high
 
 

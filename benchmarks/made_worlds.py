@@ -102,11 +102,6 @@ class Made:
         batch = min(self.level, key=lambda batch: self.level[batch])
         return batch, self.best_rate(batch)
 
-    def best_at(self, time_share: float) -> tuple[int, float]:
-        """Return the best setting of a run of this length."""
-        settings = [(batch, self.best_rate_at(batch, time_share)) for batch in self.level]
-        return min(settings, key=lambda setting: self.mean_loss(*setting, time_share))
-
     def best_rate_at(self, batch: int, time_share: float) -> float:
         return self.best_rate(batch) * time_share**self.rate_drift
 

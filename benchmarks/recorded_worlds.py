@@ -94,11 +94,6 @@ class Recorded:
         fine = [low * (high / low) ** (step / 8) for low, high in itertools.pairwise(rates) for step in range(9)]
         return min(fine, key=lambda rate: self.mean_loss(batch, rate, time_share))
 
-    def best_at(self, time_share: float) -> tuple[int, float]:
-        """Return the best setting of a run of this length."""
-        settings = [(batch, self.best_rate_at(batch, time_share)) for batch in self.budgets]
-        return min(settings, key=lambda setting: self.mean_loss(*setting, time_share))
-
     def loss(self, batch: int, rate: float, seed: int, share_of_run: float, time_share: float = 1.0) -> float | None:
         low, high = self.range_of(batch)
         if not low * (1 - SAME) <= rate <= high * (1 + SAME):

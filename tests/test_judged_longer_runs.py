@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from horizons import Study, judged, waste_at
+from horizons import Study, best_at, judged, waste_at
 from made_worlds import Made, drifting, made_world
 
 NUMBERS = range(3)
@@ -27,7 +27,7 @@ def test_at_the_studys_own_length_a_drifting_world_is_the_one_that_it_was(number
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_best_rate_of_a_length_is_that_world_s_lowest(number: int) -> None:
     drifts = world(number)
-    batch, rate = drifts.best_at(8.0)
+    batch, rate = best_at(drifts, 8.0)
     lowest = drifts.mean_loss(batch, rate, 8.0)
     assert rate == pytest.approx(drifts.best_rate(batch) * 8.0**drifts.rate_drift)
     assert all(drifts.mean_loss(batch, rate * 2**u, 8.0) > lowest for u in (-0.5, 0.5))
@@ -37,9 +37,9 @@ def test_the_best_rate_of_a_length_is_that_world_s_lowest(number: int) -> None:
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_a_waste_is_the_share_of_the_time_that_the_best_setting_does_not_need(share: float) -> None:
     drifts = world(0)
-    batch, rate = drifts.best_at(8.0)
+    batch, rate = best_at(drifts, 8.0)
     assert waste_at(drifts, (batch, rate), 8.0) == pytest.approx(0.0, abs=1e-4)
-    aim = drifts.mean_loss(*drifts.best_at(8.0 * share), 8.0 * share)
+    aim = drifts.mean_loss(*best_at(drifts, 8.0 * share), 8.0 * share)
     off = math.sqrt(
         (aim - drifts.mean_loss(batch, rate, 8.0))
         / (drifts.late_gain * drifts.curvature * 8.0 ** -drifts.exponent[batch])
