@@ -88,10 +88,16 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
 
 
 def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:
-    """Return what a candidate that was cut at a rung would have come to, by its distance to the best that went on."""
+    """Return what a candidate that was cut at a rung would have come to, by its distance to the best of its batch that went on, or to the
+    best of all where none of its batch did: on the way a larger batch still catches up."""
+    of_batch = [
+        one
+        for one in ranking.values()
+        if setting_of(one.trials[0]).effective_batch_size == setting.effective_batch_size
+    ]
     for level in reversed(range(len(seeds[0].config.rungs))):
         ours = _mean_at(seeds, level)
-        rivals = [(one, _mean_at(one.trials, level)) for one in ranking.values()]
+        rivals = [(one, _mean_at(one.trials, level)) for one in of_batch or ranking.values()]
         ahead = next(((one, value) for one, value in rivals if value is not None), None)
         if ours is not None and ahead is not None:
             behind, config = ours - ahead[1], seeds[0].config
